@@ -13,10 +13,13 @@ import msgspec
 
 from schemas.blobs import BlobRef
 from schemas.campaigns import CampaignState, RolloutRequest
+from schemas.datasets import DatasetBuilt, TrajectoryImported
 from schemas.identity import shard
 from schemas.llm_calls import LLMCall, ModelKind
 from schemas.messages import MessageNode
 from schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from schemas.values import ANNOTATION_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
 
 EVENTS_PREFIX = "orchard.events"
 
@@ -251,6 +254,14 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "attempt.superseded": AttemptSuperseded,
     "request.dead_lettered": RequestDeadLettered,
     "request.requeued": RequestRequeued,
+    "value.annotated": ValueAnnotated,
+    "annotation.failed": AnnotationFailed,
+    "value.measured": ValueMeasured,
+    "trajectory.imported": TrajectoryImported,
+    "dataset.built": DatasetBuilt,
+    "training.started": TrainingStarted,
+    "training.step": TrainingStep,
+    "training.finished": TrainingFinished,
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
 
@@ -334,12 +345,19 @@ def event_subject(event: Event) -> str:
         return done_subject(event.rollout_id)
     if event.type == STARTED_TYPE and event.rollout_id:
         return started_subject(event.rollout_id)
+    if event.type in ANNOTATION_TYPES:
+        return annotated_subject(event.id)
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
 
 
 def started_subject(rollout_id: str) -> str:
     """The subject of a rollout's `rollout.started` events: the newest one names its latest attempt."""
     return f"{EVENTS_PREFIX}.started.{rollout_id}"
+
+
+def annotated_subject(event_id: str) -> str:
+    """The subject of one annotation's result, by the id of its event: whether it was asked is one look."""
+    return f"{EVENTS_PREFIX}.annotated.{event_id}"
 
 
 def done_subject(rollout_id: str) -> str:

@@ -1,0 +1,64 @@
+"""Training runs in the log: what was trained on what, each optimizer step, and what came of it."""
+
+import msgspec
+
+from schemas.blobs import BlobRef
+
+
+class TrainingStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A run began, or went on from a checkpoint (`resumed_step` > 0)."""
+
+    run: str
+    config_hash: str
+    dataset_sha256: str
+    """Of the canonical rows, as in the dataset's manifest."""
+    model: str
+    """Name or architecture of what is trained, for example `Qwen/Qwen3-30B-A3B` or `qwen3-tiny`."""
+    parameters: int
+    steps: int
+    """Optimizer steps planned for the whole run."""
+    code_version: str = ""
+    device: str = "cpu"
+    dtype: str = "float32"
+    world_size: int = 1
+    global_batch: int = 1
+    """Examples in one optimizer step."""
+    context: int = 0
+    """Tokens of one packed sequence."""
+    seed: int = 0
+    resumed_step: int = 0
+
+
+class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step; `step` counts from 1."""
+
+    run: str
+    step: int
+    loss: float
+    """Mean negative log-likelihood over the step's trained tokens, in nats."""
+    lr: float
+    grad_norm: float
+    """Before clipping."""
+    tokens: int
+    """Of this step, padding excluded."""
+    trained_tokens: int
+    seconds: float
+    epoch: float = 0.0
+    examples: int = 0
+    memory_bytes: int = 0
+    """Peak of the device, where it is known."""
+
+
+class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
+    """The run reached its last step; `checkpoint` names the result."""
+
+    run: str
+    checkpoint: str
+    """Directory or name of the last checkpoint, without a machine's own path."""
+    checkpoint_sha256: str = ""
+    steps: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    final_loss: float = 0.0
+    manifest: BlobRef | None = None

@@ -1,0 +1,108 @@
+"""Values of unfinished work: what an annotator, or a measurement, says about the steps of a trajectory.
+
+Steps count from 0: step t is the rollout's assistant message of turn t + 1. p[t] is the chance to resolve
+after the result of action t has been seen (learning.md, section 2).
+"""
+
+import msgspec
+
+from schemas.campaigns import ModelSpec
+from schemas.llm_calls import ModelKind
+
+
+class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One trajectory for one annotator, as it travels on the annotate queue."""
+
+    rollout_id: str
+    attempt: int
+    campaign: str
+    annotator: str
+    """Name of the layer that the annotation belongs to."""
+    model: ModelSpec
+    prompt_version: str
+    max_tries: int = 3
+    """Replies that may be asked for before the annotation has failed."""
+    context_characters: int = 200_000
+    """Of the prompt; a longer trajectory is cut by the rule that the prompt version states."""
+    timeout_seconds: float = 600.0
+    """Of one model call."""
+
+
+class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What the annotator said of one step."""
+
+    step: int
+    p_resolve: float
+    reasoning: str = ""
+
+
+class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Who was asked what, and what it cost. The event's id is a digest of the rollout, `annotator`,
+    `prompt_version` and `input_hash`, so that asking the same twice is recognized."""
+
+    annotator: str
+    model: str
+    served_model: str
+    model_kind: ModelKind
+    endpoint: str
+    prompt_version: str
+    input_hash: str
+    """64 hexadecimal digits over the first prompt, as it was sent."""
+    steps: int
+    """Of the trajectory."""
+    omitted_steps: int = 0
+    """Left out of the prompt so that it fits the annotator's context."""
+    tries: int = 1
+    """Replies that were asked for."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+
+
+class ValueAnnotated(AnnotationFacts, frozen=True, kw_only=True):
+    """An accepted value curve."""
+
+    base: float
+    """p[-1]: the chance before any action."""
+    key_steps: tuple[KeyStep, ...]
+    """As the annotator gave them, by step, with the final clamp applied."""
+    curve: tuple[float, ...]
+    """p[0] .. p[steps - 1], interpolated between the key steps."""
+    flags: tuple[str, ...] = ()
+    """`base_default`, `percent`, `final_clamped`."""
+
+
+class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
+    """No reply kept the rules; nothing of this trajectory trains by this annotator."""
+
+    fault: str
+    """The rule that the last reply broke, as `pipelines.values.replies` names it, or `context_exceeded`."""
+    detail: str = ""
+
+
+class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    """V(s_t) by trial: the recorded commands up to step t were executed again, then the policy went on."""
+
+    at: int
+    """Steps executed again; the state is the one after step `at` - 1."""
+    model: str
+    model_kind: ModelKind
+    samples: int
+    """Continuations that were graded."""
+    resolved: int
+    value: float
+    """resolved / samples."""
+    low: float
+    high: float
+    """95 % Wilson interval."""
+    aborted: int = 0
+    """Continuations that infrastructure ended; in no denominator."""
+    replayed: int = 0
+    """Commands executed again."""
+    diverged: tuple[int, ...] = ()
+    """Steps whose output was not the recorded one."""
+    seconds: float = 0.0
+
+
+ANNOTATION_TYPES = frozenset({"value.annotated", "annotation.failed"})
