@@ -1,0 +1,70 @@
+"""The manifest: what a dataset was made from, what is in it, and the hash that proves it."""
+
+from pathlib import Path
+
+import msgspec
+
+from pipelines.datasets.errors import DatasetError
+
+MANIFEST = "manifest.json"
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One Parquet file of rows."""
+
+    file: str
+    rows: int
+    tokens: int
+    sha256: str
+    """Over the digests of its rows, in order."""
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences of the event log, both inclusive."""
+
+    first: int
+    last: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`range`, `code_version` and `config` determine `sha256`; nothing here tells of time or machine."""
+
+    name: str
+    sha256: str
+    """Over the digests of all rows, in order, however they are cut into shards."""
+    range: Range
+    code_version: str
+    config_hash: str
+    config: str
+    """JSON text of the whole configuration, defaults included."""
+    tokenizer: str
+    tokenizer_sha256: str
+    rows: int
+    tokens: int
+    trained_tokens: int
+    resolved: int
+    counts: dict[str, int]
+    """Trajectories and examples by what filters and selection decided."""
+    shards: tuple[Shard, ...]
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a dataset; DatasetError when there is none, as before a build has ended."""
+    path = directory / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise DatasetError(
+            f"{directory} holds no finished dataset (no {MANIFEST}): build it with `orchard dataset build`"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise DatasetError(
+            f"{path} is not a dataset's manifest ({error}): build the dataset again"
+        ) from error
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """The last file of a build, put in place at once: with it the dataset is whole."""
+    temporary = directory / f".{MANIFEST}"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    temporary.replace(directory / MANIFEST)

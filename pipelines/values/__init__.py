@@ -1,0 +1,1 @@
+"""Values of unresolved trajectories: curves, credits, rise segments, and the annotators that give them."""
