@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-"""A DNS label, short enough that `sandbox-<id>` is one too."""
+SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$(?!\n)"
+"""A DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line end pass."""
 
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024

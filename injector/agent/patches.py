@@ -13,7 +13,8 @@ _GIT_ENVIRONMENT = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_SYSTEM": "/dev/null",
 }
-_PATCH = ["patch", "-p1", "--batch", "--forward"]
+# Only options that busybox knows too. Nothing is asked, because there is no terminal.
+_PATCH = ["patch", "-p1", "-N"]
 
 
 async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""The contract on the local backend: two orchestrators in front of one agent."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from injector.agent.local.archives import import_image
+from tests.contract.points import *  # noqa: F403
+from tests.injector.conftest import Archives, Service
+
+KEY = "the-key-of-the-suite"
+BARE = "contract/bare:1"
+
+
+class LocalDeployment:
+    """See Deployment."""
+
+    image = "host"
+    bare_image = BARE
+    missing_image = "contract/missing:1"
+    isolates_networks = True
+    api_key = KEY
+
+    def __init__(self, replicas: list[Service]) -> None:
+        self._replicas = replicas
+        self.urls = [replica.url for replica in replicas]
+
+    async def kill_sandbox(self, sandbox_id: str) -> None:
+        """SIGKILL its first process."""
+        os.kill(_first_process(sandbox_id), signal.SIGKILL)
+
+    async def replace_replica(self, index: int) -> None:
+        """On the same port."""
+        self._replicas[index].kill()
+        self._replicas[index].start()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+    place = tmp_path_factory.mktemp("contract")
+    keys = {"SANDBOX_API_KEY": KEY}
+    first = Service(place / "state", env=keys)
+    second = Service(place / "state", env=keys)
+    import_image(place / "state", _bare_image(place))
+    yield LocalDeployment([first, second])
+    second.kill()
+    first.stop()
+
+
+def _bare_image(place: Path) -> Path:
+    """One static program, and links to it by the names of what it can do."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None, "install a static busybox (Debian: `apt-get install busybox-static`)"
+    program = Path(busybox).read_bytes()
+    names = ("sh", "ls", "echo", "sleep", "cat", "patch", "env")
+    archives = Archives(place)
+    layer = archives.layer(("bin", None, 0o755), *((f"bin/{name}", program, 0o755) for name in names))
+    return archives.docker(BARE, layer)
+
+
+def _first_process(sandbox_id: str) -> int:
+    """Found from outside by the name of its host."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            parent_command = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if command.startswith(b"/proc/self/fd/") and f"sandbox-{sandbox_id}".encode() in parent_command:
+            return int(path.name)
+    raise AssertionError(f"no process of {sandbox_id}")
