@@ -1,0 +1,1 @@
+"""Language models on disk: tiny ones from scratch, any Hugging Face causal model by loading. Needs torch."""

@@ -1,0 +1,64 @@
+"""Hugging Face model directories: loaded by `transformers`, written so that everything else loads them."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from pipelines.models.errors import ModelError
+
+
+def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal model in a directory, or of that name on the Hub. Raises ModelError when there is none."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no causal language model can be loaded from {name}: {first_line(error)}"
+        ) from error
+    return model
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a directory, or of that name on the Hub. Raises ModelError when there is none."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no tokenizer can be loaded from {name}: {first_line(error)}") from error
+    return tokenizer
+
+
+def save_model(
+    model: PreTrainedModel,
+    directory: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Write a model, and its tokenizer when given, as a directory that appears whole or not at all.
+
+    `state` replaces the model's own weights, where these are sharded over processes.
+    """
+    temporary = directory.with_name(f".{directory.name}.partial")
+    temporary.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(temporary, state_dict=state)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(temporary)
+    replace_directory(temporary, directory)
+
+
+def replace_directory(new: Path, place: Path) -> None:
+    """Put the directory `new` where `place` is; what was there before is deleted afterwards."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first sentence of an error of `transformers`, which writes several."""
+    return str(error).strip().partition("\n")[0]
