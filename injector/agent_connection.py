@@ -6,15 +6,21 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from yarl import URL
 
-from injector.errors import SandboxUnavailable, error_for
+from injector.agent.seal import LINE, STREAM, Seal, SealBroken, SealedRequest
+from injector.errors import SandboxFailed, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
+INTRODUCTION = "/introduction"
+NOT_INTRODUCED = "not_introduced"
+AGENT_REPLACED = "agent_replaced"
 
 T = TypeVar("T")
+Parameters = Mapping[str, str] | list[tuple[str, str]]
 
 
 class AgentUnreachable(SandboxUnavailable):
@@ -24,19 +30,57 @@ class AgentUnreachable(SandboxUnavailable):
 
 
 class AgentConnection:
-    """Calls over one aiohttp connector (a unix socket here, an address elsewhere)."""
+    """Calls over one aiohttp connector (a unix socket, or an address).
 
-    def __init__(self, connector: aiohttp.BaseConnector) -> None:
+    With a seal every request is sealed and every answer must be: one that is not by the agent which was given
+    the key raises SandboxFailed (`agent_replaced`).
+    """
+
+    def __init__(
+        self,
+        connector: aiohttp.BaseConnector,
+        address: str = "http://agent",
+        seal: Seal | None = None,
+        owns_connector: bool = True,
+    ) -> None:
+        self._address = URL(address)
+        self._seal = seal
         self._session = aiohttp.ClientSession(
-            "http://agent",
             connector=connector,
+            connector_owner=owns_connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
+            ws_response_class=_Line,
         )
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, those of a connector that others use excepted."""
         await self._session.close()
+
+    async def introduce(self) -> None:
+        """Give the agent its key, which it proves to have by its answer. Harmless to repeat.
+
+        The key goes over the network as it is: only for an agent in whose sandbox no command can have run
+        yet, since what took an agent's place would learn the key; `proves_itself` is for all others. Raises
+        SandboxFailed (`agent_replaced`) when the agent has another key or its answer proves nothing.
+        """
+        assert self._seal is not None, "an introduction needs a key"
+        body = msgspec.json.encode({"key": self._seal.key.hex(), "time": self._seal.now()})
+        await self.call(dict[str, Any], "POST", INTRODUCTION, body=body)
+
+    async def proves_itself(self) -> bool:
+        """Whether the agent has the key; False when it says that nobody has given it any.
+
+        Raises SandboxFailed (`agent_replaced`) when it claims to have one and cannot prove it.
+        """
+        try:
+            await self.call(dict[str, Any], "GET", INTRODUCTION)
+        except _NotSealed as error:
+            if error.reason_given == NOT_INTRODUCED:
+                return False
+            raise
+        return True
 
     async def call(
         self,
@@ -45,7 +89,7 @@ class AgentConnection:
         path: str,
         *,
         body: Any = None,
-        params: Mapping[str, str] | list[tuple[str, str]] | None = None,
+        params: Parameters | None = None,
         key: str | None = None,
     ) -> T:
         """Send `body` (bytes or pieces of bytes), decode the JSON answer as `kind`.
@@ -53,46 +97,140 @@ class AgentConnection:
         Raises what the agent's answer stands for; AgentUnreachable when it could not be asked and
         SandboxUnavailable when it vanished before it answered.
         """
+        url = self._url(path, params)
         headers = {} if key is None else {KEY_HEADER: key}
+        sealed = self._sealed(method, url, headers, body)
+        if sealed is not None and not isinstance(body, bytes | None):
+            body = sealed.frames(body)
         with _explained():
             async with self._session.request(
-                method, path, data=body, params=params, headers=headers
+                method, url, data=body, headers=headers, allow_redirects=False
             ) as reply:
                 data = await reply.read()
+        _check_whole(sealed, reply, data)
         if reply.status >= 400:
             raise error_for(reply.status, _detail(data), reply.headers.get(REASON_HEADER))
         return msgspec.json.decode(data, type=kind)
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The answer of a GET in pieces; the same errors."""
+        """The answer of a GET in pieces; the same errors, also while it is read."""
+        url = self._url(path, params)
+        headers: dict[str, str] = {}
+        sealed = self._sealed("GET", url, headers, None)
         with _explained():
-            reply = await self._session.get(path, params=params)
+            reply = await self._session.get(url, headers=headers, allow_redirects=False)
         async with reply:
-            if reply.status >= 400:
-                raise error_for(reply.status, _detail(await reply.read()), reply.headers.get(REASON_HEADER))
-            yield _pieces(reply)
+            if sealed is None and reply.status < 400:
+                yield _pieces(reply.content.iter_any())
+            elif sealed is not None and _checked(sealed, reply) == STREAM:
+                yield _pieces(sealed.opened(reply.content))
+            else:
+                with _explained():
+                    data = await reply.read()
+                _check_whole(sealed, reply, data)
+                if reply.status >= 400:
+                    raise error_for(reply.status, _detail(data), reply.headers.get(REASON_HEADER))
+                yield _whole(data)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the agent; the same errors, but without the agent's sentence."""
+        """A WebSocket to the agent; the same errors, but without the agent's sentence.
+
+        Its handshake is sealed, its messages are not: they come over a connection that nobody can take over.
+        """
+        url = self._url(path, None)
+        headers: dict[str, str] = {}
+        sealed = self._sealed("GET", url, headers, None)
         try:
             with _explained():
-                return await self._session.ws_connect(path, max_msg_size=FRAME_LIMIT)
+                line = await self._session.ws_connect(url, headers=headers, max_msg_size=FRAME_LIMIT)
         except aiohttp.WSServerHandshakeError as error:
-            reason = None if error.headers is None else error.headers.get(REASON_HEADER)
+            given = {} if error.headers is None else error.headers
+            reason = given.get(REASON_HEADER)
+            if sealed is not None:
+                _head(sealed, error.status, given)
             raise error_for(error.status, f"the sandbox agent refuses {path}", reason) from error
+        if sealed is not None:
+            assert isinstance(line, _Line)
+            try:
+                if _head(sealed, 101, line.handshake) != LINE:
+                    raise _NotSealed("it did not answer with a WebSocket", None)
+            except _NotSealed:
+                await line.close()
+                raise
+        return line
+
+    def _url(self, path: str, params: Parameters | None) -> URL:
+        url = self._address.join(URL(path))
+        return url if params is None else url.extend_query(params)
+
+    def _sealed(self, method: str, url: URL, headers: dict[str, str], body: Any) -> SealedRequest | None:
+        """Seal a request, adding to its headers."""
+        if self._seal is None:
+            return None
+        content = body or b"" if isinstance(body, bytes | None) else None
+        sealed = self._seal.request(
+            method, url.raw_path_qs, body=content, idempotency_key=headers.get(KEY_HEADER)
+        )
+        headers.update(sealed.headers)
+        return sealed
 
 
-async def _pieces(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+class _NotSealed(SandboxFailed):
+    """An answer that the agent with the key did not make."""
+
+    default_reason = AGENT_REPLACED
+
+    def __init__(self, why: str, reason_given: str | None) -> None:
+        super().__init__(f"the agent of the sandbox was replaced: {why}")
+        self.reason_given = reason_given
+
+
+class _Line(aiohttp.ClientWebSocketResponse):
+    """One that remembers how the server answered the handshake."""
+
+    @property
+    def handshake(self) -> Mapping[str, str]:
+        return self._response.headers
+
+
+def _head(sealed: SealedRequest, status: int, headers: Mapping[str, str]) -> str:
+    try:
+        return sealed.check(status, headers)
+    except SealBroken as error:
+        raise _NotSealed(str(error), headers.get(REASON_HEADER)) from error
+
+
+def _checked(sealed: SealedRequest, reply: aiohttp.ClientResponse) -> str:
+    return _head(sealed, reply.status, reply.headers)
+
+
+def _check_whole(sealed: SealedRequest | None, reply: aiohttp.ClientResponse, data: bytes) -> None:
+    if sealed is None:
+        return
+    try:
+        sealed.check_whole(reply.status, reply.headers, data)
+    except SealBroken as error:
+        raise _NotSealed(str(error), reply.headers.get(REASON_HEADER)) from error
+
+
+async def _pieces(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     with _explained():
-        async for piece in reply.content.iter_any():
+        async for piece in pieces:
             yield piece
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    if data:
+        yield data
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
     try:
         yield
+    except SealBroken as error:
+        raise _NotSealed(str(error), None) from error
     except aiohttp.WSServerHandshakeError:
         raise
     except aiohttp.ClientConnectorError as error:
