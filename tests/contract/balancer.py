@@ -48,7 +48,7 @@ class Balancer:
             loop.stop()
 
     def lose(self, answers: int) -> None:
-        """From now on, let so many requests other than GET be handled, and cut the line instead of answering."""
+        """Let the next so many requests other than GET be handled, and cut the line instead of answering."""
         self.lost.clear()
         self._to_lose = answers
 

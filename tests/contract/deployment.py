@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Deployment(Protocol):
-    """Two or more orchestrators in front of the same sandboxes; a fixture `service` of each backend's tests."""
+    """Two or more orchestrators in front of the same sandboxes: fixture `service` of a backend's tests."""
 
     @property
     def urls(self) -> Sequence[str]:

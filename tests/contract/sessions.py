@@ -134,6 +134,7 @@ if __name__ == "__main__":
         ("os.kill(os.getpid(), signal.SIGTERM)", "-15"),
         ("sys.exit(0)", "0"),
         ("client.close()", "0"),
+        ("client.cleanup_all()", "0"),
         ("sandbox.stop_heartbeat()", "0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The blocking client, and what either client does at the end of its process (point 15 of section 2)."""
+"""The blocking client, and what either client does at the end of its process."""
 
 import os
 import signal
@@ -207,42 +207,3 @@ def test_a_service_that_is_gone_does_not_hold_the_end_of_a_process(
         assert (bool(left), status) == (True, -signal.SIGTERM)
     finally:
         own.stop()
-
-
-FORKING = """
-import multiprocessing, os, signal, sys
-from orchard import SandboxClient
-def work(client, sandbox, pipe):
-    pipe.send(sandbox.exec("echo from the child").stdout)
-    pipe.recv()
-    {ending}
-if __name__ == "__main__":
-    client = SandboxClient()
-    sandbox = client.create_sandbox("host")
-    sandbox.start_heartbeat(0.05)
-    ours, theirs = multiprocessing.Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=work, args=(client, sandbox, theirs))
-    worker.start()
-    print(ours.recv(), end="")
-    ours.send("go on")
-    worker.join()
-    print(sandbox.exec("echo still here").stdout, end="")
-    print(worker.exitcode, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("ending", "status"),
-    [
-        (ENDINGS["terminated"], "-15"),
-        ("sys.exit(0)", "0"),
-        ("client.close()", "0"),
-        ("client.cleanup_all()", "0"),
-        ("sandbox.stop_heartbeat()", "0"),
-    ],
-)
-def test_the_end_of_a_forked_worker_leaves_its_parents_sandboxes(
-    service: "Service", ending: str, status: str
-) -> None:
-    told, _ = _run(service, FORKING, ending)
-    assert told.split("\n") == ["from the child", "still here", status]

@@ -32,34 +32,6 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
-async def test_an_orchestrator_killed_in_the_middle_of_a_command_is_invisible(own_service: "Service") -> None:
-    async with own_service.client() as client:
-        sandbox = await client.create_sandbox("host")
-        await sandbox.exec("mkfifo begun gate")
-        running = asyncio.create_task(
-            sandbox.exec("echo ran >> count; echo > begun; read line < gate; echo $line")
-        )
-        await sandbox.exec("read line < begun")
-        own_service.kill()
-        own_service.start()
-        await sandbox.exec("echo open > gate")
-        job = await running
-        assert (job.stdout, job.exit_code) == ("open\n", 0)
-        assert (await sandbox.exec("cat count")).stdout == "ran\n"
-
-
-async def test_two_orchestrators_serve_the_same_sandboxes(
-    own_service: "Service", start_service: "type[Service]"
-) -> None:
-    second = start_service(own_service.state)
-    try:
-        async with own_service.client() as one, second.client() as two:
-            sandbox = await one.create_sandbox("host")
-            assert (await (await two.get_sandbox(sandbox.sandbox_id)).exec("echo both")).stdout == "both\n"
-    finally:
-        second.kill()
-
-
 async def test_a_service_that_is_away_is_an_error_after_the_deadline(own_service: "Service") -> None:
     own_service.kill()
     async with own_service.client(retry_seconds=0.3, auto_cleanup=False) as client:
