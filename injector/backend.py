@@ -12,6 +12,7 @@ from schemas.sandboxes import (
     ExecRequest,
     FileList,
     FileWritten,
+    ForkSandbox,
     Health,
     Job,
     JobQueued,
@@ -87,6 +88,17 @@ class Backend(Protocol):
 
     async def list_files(self, sandbox_id: str, path: str) -> FileList:
         """The entries of a directory, by name; SandboxFileMissing."""
+
+    def read_archive(self, sandbox_id: str, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """A directory as a tar stream in pieces, names relative to it; SandboxFileMissing."""
+
+    async def write_archive(
+        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
+    ) -> FileWritten:
+        """Unpack a tar stream into a directory, made where it is missing; nothing lands outside of it."""
+
+    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
+        """Begin to create copies of a sandbox. Raises SandboxUnsupported where the backend cannot."""
 
     async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:
         """Make the sandbox's file system, as it is now, an image."""

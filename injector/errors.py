@@ -55,6 +55,13 @@ class SandboxRequestInvalid(SandboxError):
     default_reason = "request_invalid"
 
 
+class SandboxUnsupported(SandboxRequestInvalid):
+    """This backend cannot do it; the sentence names another way."""
+
+    default_status = 501
+    default_reason = "unsupported"
+
+
 class SandboxWaitTimeout(SandboxError):
     """A wait ended before what it waited for."""
 
@@ -76,6 +83,7 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
     408: SandboxWaitTimeout,
     409: SandboxConflict,
     410: SandboxFailed,
+    501: SandboxUnsupported,
     503: SandboxUnavailable,
 }
 

@@ -15,6 +15,9 @@ TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
 """Bytes kept of each of stdout and stderr unless the request says otherwise."""
 
+FORK_LIMIT = 1000
+"""Copies made by one request."""
+
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 3600)]
 
 
@@ -178,6 +181,29 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     layers: int
     size: int
+
+
+class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Independent sandboxes start from the file system that this one has now. What is None is inherited."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    sandbox_ids: list[Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)]] | None = None
+    """As many as `count`; None: the server makes them."""
+    block_network: bool | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    timeout: Seconds | None = None
+    labels: dict[str, str] | None = None
+    ttl_seconds: Seconds | None = None
+    pids: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of a sandbox: its file system as it is now, its limits, network and labels; none of its processes."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=FORK_LIMIT)] = 1
+    sandbox_ids: list[Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)]] | None = None
+    """Of the copies, `count` different ones; None leaves them to the service."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
