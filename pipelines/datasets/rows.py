@@ -5,6 +5,7 @@ Every exporter is a projection of it. Arrays are numpy: `torch.from_numpy(row.in
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,4 +209,4 @@ def _arrays(batch: pa.RecordBatch, name: str) -> list[npt.NDArray[Any]]:
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
     values = column.values.to_numpy(zero_copy_only=False)
-    return [values[start:end].copy() for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [values[start:end].copy() for start, end in pairwise(offsets)]
