@@ -15,9 +15,6 @@ TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
 """Bytes kept of each of stdout and stderr unless the request says otherwise."""
 
-FORK_LIMIT = 1000
-"""Copies made by one request."""
-
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 3600)]
 
 
@@ -196,14 +193,6 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] | None = None
     ttl_seconds: Seconds | None = None
     pids: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-
-class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies of a sandbox: its file system as it is now, its limits, network and labels; none of its processes."""
-
-    count: Annotated[int, msgspec.Meta(ge=1, le=FORK_LIMIT)] = 1
-    sandbox_ids: list[Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)]] | None = None
-    """Of the copies, `count` different ones; None leaves them to the service."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
