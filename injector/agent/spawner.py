@@ -38,6 +38,9 @@ MAX_DESCRIPTORS = 16
 DESCRIPTOR_MARK = "@fd:"
 """`@fd:N` at the end of a launch's argument becomes the number that the N-th descriptor has there."""
 
+OOM_SCORE_OF_COMMANDS = 500
+"""How much more willingly the kernel kills a command than the agent, from 0 to 1000."""
+
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh")
 
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31})
@@ -55,10 +58,14 @@ _JOINED = (
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
-def start(die_with_agent: bool = True) -> tuple[int, socket.socket, socket.socket]:
+def start(
+    die_with_agent: bool = True, *, among_tasks: bool = False
+) -> tuple[int, socket.socket, socket.socket]:
     """Fork the spawner. Returns its pid, the socket for requests and the socket of reports.
 
-    Call it before threads exist and before anything large is imported.
+    Call it before threads exist and before anything large is imported. `among_tasks`: commands see this very
+    process, so none may look into it; it takes in their orphans, and the kernel prefers its children to the
+    agent when memory runs out.
     """
     requests, requests_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     reports, reports_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,6 +82,10 @@ def start(die_with_agent: bool = True) -> tuple[int, socket.socket, socket.socke
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != agent:
                 os._exit(1)
+        if among_tasks:
+            _write("/proc/self/oom_score_adj", str(_worse_score()).encode())
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         _Spawner(requests_there, reports_there).serve()
     finally:
         os._exit(1)
@@ -141,8 +152,11 @@ class _Spawner:
         self._reports.send(json.dumps(report).encode())
 
     def _reap(self) -> None:
-        while self._running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
             name = self._running.pop(pid, None)
@@ -192,7 +206,9 @@ class _Spawner:
         try:
             pid = self._fork(descriptors[3] if request["namespaces"] else None)
         except OSError as error:
-            self._report({"id": request["id"], "failed": f"the sandbox is gone: {error.strerror}"})
+            full = error.errno == errno.EAGAIN or not request["namespaces"]
+            why = "no more processes can be started" if full else "the sandbox is gone"
+            self._report({"id": request["id"], "failed": f"{why}: {error.strerror}"})
             self._report({"id": request["id"], "exit": 127 << 8})
             return
         if pid == 0:
@@ -227,7 +243,7 @@ class _Spawner:
             for path in request["cgroups"]:
                 _write(path, b"0")
             if request["namespaces"]:
-                _write("/proc/self/oom_score_adj", b"500")
+                _write("/proc/self/oom_score_adj", str(OOM_SCORE_OF_COMMANDS).encode())
                 kernel.setns(descriptors[3], _JOINED)
             for target in (0, 1, 2):
                 os.dup2(descriptors[target], target)
@@ -279,6 +295,11 @@ def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, 
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     return data, list(descriptors)
+
+
+def _worse_score() -> int:
+    """For the kernel's choice of whom to kill for memory."""
+    return min(int(Path("/proc/self/oom_score_adj").read_text()) + OOM_SCORE_OF_COMMANDS, 1000)
 
 
 def _write(path: str, data: bytes) -> None:

@@ -108,7 +108,7 @@ class TerminalSession:
             await _first(self._started, self._ended)
             if self._started.done():
                 leader, pid = self._started.result()
-                self._session = Session(leader, self._machine.entry.cgroups)
+                self._session = Session(leader, self._machine.entry)
                 await self._send(type="ready", pid=pid)
             loop = asyncio.get_running_loop()
             output = loop.create_task(self._forward_output())

@@ -5,12 +5,13 @@ import os
 import signal
 import struct
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from injector.agent import kernel
 from injector.agent.errors import AgentError
+from injector.agent.spawning import Entry
 
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441
@@ -58,11 +59,12 @@ def signal_number(name: object) -> signal.Signals | None:
 class Session:
     """The processes on one terminal: those of the session that `leader` (as the agent sees it) began."""
 
-    def __init__(self, leader: int, cgroups: Sequence[str]) -> None:
-        """`cgroups`: files of the sandbox's control groups, which list what runs; none: all of /proc."""
+    def __init__(self, leader: int, entry: Entry) -> None:
+        """`entry.cgroups`, the sandbox's control groups, list what runs; without any, all of /proc does."""
         self._leader = leader
-        self._lists = [Path(cgroup).with_name("cgroup.procs") for cgroup in cgroups]
-        self._namespace = _pid_namespace(leader)
+        self._lists = [Path(cgroup).with_name("cgroup.procs") for cgroup in entry.cgroups]
+        self._own_namespace = entry.pidfd is not None
+        self._namespace = self._namespace_of(leader)
 
     def signal(self, master: int, number: signal.Signals) -> None:
         """What the terminal would signal: its foreground. What should end it reaches the leader as well."""
@@ -91,8 +93,17 @@ class Session:
                 continue
             state, _, _, session = stat.rpartition(")")[2].split()[:4]
             ours = int(session) == self._leader and state not in "ZX"
-            if ours and _pid_namespace(pid) == self._namespace:
+            if ours and self._namespace_of(pid) == self._namespace:
                 yield pid
+
+    def _namespace_of(self, pid: int) -> int | None:
+        """Its pid namespace, where sandboxes have their own; None when the process is gone."""
+        if not self._own_namespace:
+            return None
+        try:
+            return Path(f"/proc/{pid}/ns/pid").stat().st_ino
+        except (FileNotFoundError, ProcessLookupError):
+            return None
 
     def _candidates(self) -> list[int]:
         if not self._lists:
@@ -101,11 +112,3 @@ class Session:
             return [int(line) for line in self._lists[0].read_text().split()]
         except OSError:  # the group was removed, so nothing is left in it
             return []
-
-
-def _pid_namespace(pid: int) -> int | None:
-    """Which one; None when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
-    except (FileNotFoundError, ProcessLookupError):
-        return None
