@@ -27,14 +27,18 @@ PROC, SYSFS, CGROUP, CGROUP2 = 0x9FA0, 0x62656572, 0x27E0EB, 0x63677270
 """File systems that are an interface of the kernel."""
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECCOMP_MODE_FILTER = 2
 
 RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 _SYS_CLOSE_RANGE = 436
 _CLOSE_RANGE_CLOEXEC = 4
@@ -143,11 +147,16 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
 
     Magic links (`/proc/*/fd`, `/proc/*/root`) are refused with ELOOP.
     """
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    return open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS, mode)
+
+
+def open_at(directory: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """openat2(2); `resolve` says what the path may not do on its way."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return _check(
         _syscall(
             ctypes.c_long(_SYS_OPENAT2),
-            ctypes.c_int(root),
+            ctypes.c_int(directory),
             os.fsencode(path),
             ctypes.byref(how),
             ctypes.c_size_t(ctypes.sizeof(how)),
