@@ -51,6 +51,10 @@ class Backend(Protocol):
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         """The sandbox once it is ready or failed; SandboxWaitTimeout."""
 
+    # Before `list`, whose name hides the type in the rest of the class.
+    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
+        """Begin to create copies of a sandbox. Raises SandboxUnsupported where the backend cannot."""
+
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """Those that carry all `labels`."""
 
@@ -96,9 +100,6 @@ class Backend(Protocol):
         self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
     ) -> FileWritten:
         """Unpack a tar stream into a directory, made where it is missing; nothing lands outside of it."""
-
-    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
-        """Begin to create copies of a sandbox. Raises SandboxUnsupported where the backend cannot."""
 
     async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:
         """Make the sandbox's file system, as it is now, an image."""
