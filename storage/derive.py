@@ -14,9 +14,12 @@ import pyarrow as pa
 from schemas import events as e
 from schemas.blobs import BlobRef
 from schemas.campaigns import RolloutRequest
+from schemas.datasets import DatasetBuilt, TrajectoryImported
 from schemas.llm_calls import LLMCall
 from schemas.messages import MessageNode
 from schemas.outcomes import Reward
+from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
 from storage.log import Fact
 from storage.tables import SCHEMAS
 
@@ -178,6 +181,15 @@ def _submitted(data: e.CampaignSubmitted) -> Row:
     return _scalars(data) | {"spec_sha256": data.spec.sha256}
 
 
+def _annotated(data: ValueAnnotated) -> Row:
+    keys = [{name: getattr(key, name) for name in key.__struct_fields__} for key in data.key_steps]
+    return _scalars(data) | {"kind": "annotated", "key_steps": keys}
+
+
+def _built(data: DatasetBuilt) -> Row:
+    return _scalars(data) | {"counts": _pairs(data.counts), "manifest_sha256": _sha256(data.manifest)}
+
+
 def _with(**constants: str) -> Callable[[Any], Row]:
     return lambda data: _scalars(data) | constants
 
@@ -198,5 +210,13 @@ RULES: dict[type, tuple[str, Callable[[Any], Row]]] = {
     e.RolloutFinished: ("rollouts_all", _finished),
     e.RolloutAborted: ("rollouts_all", _scalars),
     e.RolloutReopened: ("reopenings_all", _scalars),
+    ValueAnnotated: ("values_all", _annotated),
+    AnnotationFailed: ("values_all", _with(kind="failed")),
+    ValueMeasured: ("measurements_all", _scalars),
+    TrajectoryImported: ("imports_all", _scalars),
+    DatasetBuilt: ("datasets_all", _built),
+    TrainingStarted: ("training_all", _with(kind="started")),
+    TrainingStep: ("training_all", _with(kind="step")),
+    TrainingFinished: ("training_all", _with(kind="finished")),
 }
 """Payload type to its table and the columns it fills there."""

@@ -25,11 +25,12 @@ _SETTINGS = (
 )
 
 
-def open_tables(store_url: str) -> duckdb.DuckDBPyConnection:
+def open_tables(store_url: str, *, as_of: int | None = None) -> duckdb.DuckDBPyConnection:
     """A connection with every view of `storage.views` and, as `tables.<name>`, the tables as stored.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
-    manager). Raises StorageError when there is no such directory, StoreUnreachable.
+    manager). With `as_of` it shows what the log said up to that sequence and nothing later. Raises
+    StorageError when there is no such directory or `as_of` is not in the tables yet, StoreUnreachable.
     """
     location = Location.parse(store_url)
     if not location.is_s3 and not location.path.is_dir():
@@ -41,7 +42,7 @@ def open_tables(store_url: str) -> duckdb.DuckDBPyConnection:
         for setting in _SETTINGS:
             connection.execute(setting)
         connection.execute("create schema tables")
-        refresh(connection, store_url)
+        refresh(connection, store_url, as_of=as_of)
         for name, query in VIEWS.items():
             connection.execute(f"create view {name} as {query}")
     except BaseException:
@@ -50,17 +51,24 @@ def open_tables(store_url: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def refresh(connection: duckdb.DuckDBPyConnection, store_url: str) -> None:
-    """Shows a connection of `open_tables` what has been committed since."""
+def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
+    """Shows a connection of `open_tables` what has been committed since, `as_of` as there."""
     location = Location.parse(store_url)
     with store_errors(location.url):
         progress = _opened(location, PROGRESS)
         complete = watermark_of(progress) if progress else 0
+    if as_of is not None:
+        if as_of > complete:
+            raise StorageError(
+                f"the tables of {location.url} are complete up to sequence {complete}, not {as_of}: "
+                "wait for the writer, or name an earlier sequence"
+            )
+        complete = as_of
     with ThreadPoolExecutor(4) as threads:
         sources = list(threads.map(lambda table: _source(location, table), TABLES))
     for table, (files, evolved) in zip(TABLES, sources, strict=True):
         scan = _scan(connection, location, table, files, evolved)
-        which = "true" if table == EVENTS else f"sequence <= {complete}"
+        which = "true" if table == EVENTS and as_of is None else f"sequence <= {complete}"
         connection.execute(
             f"create or replace view tables.{table} as select {_columns(table)} from {scan} where {which}"
         )
@@ -111,8 +119,8 @@ def _scan(
 def _columns(table: str) -> str:
     """The declared columns, times as plain timestamps in UTC so that no reader's time zone matters."""
     return ", ".join(
-        f"{field.name} at time zone 'UTC' as {field.name}"
+        f'"{field.name}" at time zone \'UTC\' as "{field.name}"'
         if str(field.type).startswith("timestamp")
-        else field.name
+        else f'"{field.name}"'
         for field in SCHEMAS[table]
     )

@@ -121,6 +121,14 @@ select campaign, harness, model, model_kind, task_source,
 from rollouts group by all
 """
 
+_VALUES = f"""
+select t.* {_once("values_all")}
+semi join (select rollout_id, attempt from rollouts) r
+on r.rollout_id = t.rollout_id and r.attempt = t.attempt
+where t.kind = 'annotated'
+qualify row_number() over (partition by t.rollout_id, t.annotator order by t.sequence desc) = 1
+"""
+
 VIEWS: dict[str, str] = {
     "events": "select * from tables.events",
     "rollouts_all": _ROLLOUTS_ALL,
@@ -142,7 +150,14 @@ VIEWS: dict[str, str] = {
     "campaigns": _CAMPAIGNS,
     "conservation": _CONSERVATION,
     "pass_rates": _PASS_RATES,
+    "values_all": f"select t.* {_once('values_all')}",
+    "values": _VALUES,
+    "measurements": f"select t.* {_once('measurements_all')}",
+    "imports": f"select t.* {_once('imports_all')}",
+    "datasets": f"select t.* {_once('datasets_all')}",
+    "training": f"select t.* {_once('training_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }
-"""View name to its query, in the order of their creation. `pass_rates` divides by graded rollouts only: an
-aborted one has no reward and is in a column of its own."""
+"""View name to its query, in the order of their creation. `values` has the latest annotation of each rollout
+by each annotator: layers are added, never changed, and `values_all` has all of them. `pass_rates` divides
+by graded rollouts only: an aborted one has no reward and is in a column of its own."""
