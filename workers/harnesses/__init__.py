@@ -1,9 +1,11 @@
 """Harnesses: the loops around the model. One interface, so that any task, sandbox and log serves them all."""
 
 from workers.harnesses.interface import Harness
-from workers.harnesses.mini_swe_agent import MiniSweAgent
+from workers.harnesses.mini_swe_agent import COMPACT, MiniSweAgent
 
-_HARNESSES: dict[str, Harness] = {harness.name: harness for harness in (MiniSweAgent(),)}
+_HARNESSES: dict[str, Harness] = {
+    harness.name: harness for harness in (MiniSweAgent(), MiniSweAgent("mini-swe-agent-compact", COMPACT))
+}
 
 HARNESS_NAMES = tuple(sorted(_HARNESSES))
 

@@ -4,14 +4,18 @@ Structure, limits, observation format and submission protocol follow the origina
 section 1); the sentences of its prompts are in `mini_swe_agent_prompts`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import msgspec
 
 from schemas.campaigns import Budget
 from schemas.messages import ToolCall
 from schemas.outcomes import ExitStatus
 from workers.graders.patches import state_left_behind
+from workers.harnesses import compact_prompts, mini_swe_agent_prompts
 from workers.harnesses.interface import Episode, HarnessResult
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL, SYSTEM, TASK, format_error, observation
+from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from workers.llm.client import ContextLengthExceeded
 from workers.machine import CommandOutcome
 from workers.trace import Totals
@@ -32,16 +36,43 @@ class FormatError(Exception):
     """The message calls no tool, another tool, or `bash` with arguments that cannot be read."""
 
 
+@dataclass(frozen=True)
+class Wording:
+    """All that the model reads beside the statement and the tool."""
+
+    system: str
+    task: str
+    """With `{statement}` and `{workdir}`."""
+    observation: Callable[[CommandOutcome, float], str]
+    format_error: Callable[[str, str], str]
+
+
+FULL = Wording(
+    system=mini_swe_agent_prompts.SYSTEM,
+    task=mini_swe_agent_prompts.TASK,
+    observation=mini_swe_agent_prompts.observation,
+    format_error=mini_swe_agent_prompts.format_error,
+)
+COMPACT = Wording(
+    system=compact_prompts.SYSTEM,
+    task=compact_prompts.TASK,
+    observation=compact_prompts.observation,
+    format_error=compact_prompts.format_error,
+)
+
+
 class MiniSweAgent:
     """Query and execute until the agent submits, three messages in a row are bad, or a budget is out."""
 
-    name = "mini-swe-agent"
+    def __init__(self, name: str = "mini-swe-agent", wording: Wording = FULL) -> None:
+        self.name = name
+        self._wording = wording
 
     async def run(self, episode: Episode) -> HarnessResult:
         """See Harness.run. The submission of a run that did not submit is the state it left behind."""
-        task, trace, machine = episode.task, episode.trace, episode.machine
-        leaf = await trace.system(SYSTEM)
-        leaf = await trace.user(leaf, TASK.format(statement=task.statement, workdir=task.workdir))
+        task, trace, machine, wording = episode.task, episode.trace, episode.machine, self._wording
+        leaf = await trace.system(wording.system)
+        leaf = await trace.user(leaf, wording.task.format(statement=task.statement, workdir=task.workdir))
         limit, env = episode.timeouts.command, ENVIRONMENT | task.environment
         format_errors = 0
         while (ended := spent(trace.totals, episode.budget)) is None:
@@ -60,7 +91,7 @@ class MiniSweAgent:
             try:
                 commands = parse(completion.tool_calls)
             except FormatError as error:
-                leaf = await trace.user(leaf, format_error(str(error), completion.finish_reason))
+                leaf = await trace.user(leaf, wording.format_error(str(error), completion.finish_reason))
                 format_errors += 1
                 if format_errors == MAX_FORMAT_ERRORS:
                     ended = ExitStatus.FORMAT_FAILURE
@@ -69,7 +100,7 @@ class MiniSweAgent:
             format_errors = 0
             for call, command in commands:
                 outcome = await machine.run(command, timeout=limit, cwd=task.workdir, env=env)
-                leaf = await trace.result(leaf, call, observation(outcome, limit), outcome)
+                leaf = await trace.result(leaf, call, wording.observation(outcome, limit), outcome)
                 if (submission := submitted(outcome)) is not None:
                     return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
         left = await state_left_behind(machine, task, timeout=episode.timeouts.shutdown)

@@ -4,25 +4,17 @@ import random
 import re
 import shlex
 
-import msgspec
-
 from schemas.messages import ToolCall
 from schemas.tasks import SWETests, Task
 from workers.graders.diffs import FileDiff, parse_diff, touched_paths
+from workers.llm.oracle import repairs
 from workers.llm.oracle.behaviours import Behaviour, chance
 from workers.llm.oracle.edits import edit_commands, heredoc, quoted, wrong_edit
+from workers.llm.oracle.turns import SUBMIT, Turn, bash
 
-SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FILES_READ = 4
 """Files looked at before the edit, at most."""
 TEST_SECONDS = 40
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One assistant message: a thought and calls, well formed or not."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
 
 
 def turn(task: Task, behaviour: Behaviour, seed: int, number: int) -> Turn:
@@ -37,6 +29,8 @@ def turn(task: Task, behaviour: Behaviour, seed: int, number: int) -> Turn:
 
 def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
     """All turns up to the submission, or up to where wandering begins."""
+    if task.source == repairs.SOURCE:
+        return repairs.play(task, behaviour, seed)
     dice = chance(seed, task.task_id, "play")
     gold = parse_diff(task.gold_patch)
     explored = _explore(task, gold, dice)
@@ -48,7 +42,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
             return [*explored, *_edit(wrong, dice), *_finish(task, wrong, dice)]
         case Behaviour.GIVES_UP:
             said = "I have looked everywhere that seemed to matter and cannot find the cause. I give up."
-            return [*explored, _bash(said, SUBMIT)]
+            return [*explored, bash(said, SUBMIT)]
         case Behaviour.MALFORMED:
             return _malformed(task, gold, explored, dice)
         case Behaviour.OUT_OF_STEPS:
@@ -58,7 +52,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
 def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn]:
     """Look around, find the places, read them, see how the tests stand."""
     turns = [
-        _bash(
+        bash(
             dice.choice(
                 (
                     "I start with the layout of the repository and its latest commits.",
@@ -73,7 +67,7 @@ def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn
     known = [file for file in gold if file.old_path is not None]
     if word := _search_word(known):
         turns.append(
-            _bash(
+            bash(
                 f"The description has to do with `{word}`, so I look where that is used.",
                 f"grep -rn --include='*.py' -w -e {shlex.quote(word)} . | head -20",
             )
@@ -85,8 +79,8 @@ def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn
             for hunk in file.hunks[:2]
         ]
         if commands:
-            turns.append(_bash(f"The code in {file.old_path} matters here. I read it.", *commands))
-    turns.append(_bash("Before I change anything I want to see how the tests stand.", _test_command(task)))
+            turns.append(bash(f"The code in {file.old_path} matters here. I read it.", *commands))
+    turns.append(bash("Before I change anything I want to see how the tests stand.", _test_command(task)))
     return turns
 
 
@@ -114,7 +108,7 @@ def _edit(files: list[FileDiff], dice: random.Random) -> list[Turn]:
             said = f"I see what is wrong. I change {file.path}."
         else:
             said = f"{file.path} has to follow."
-        turns.append(_bash(said, *edit_commands(file, dice)))
+        turns.append(bash(said, *edit_commands(file, dice)))
     return turns
 
 
@@ -128,14 +122,14 @@ def _finish(task: Task, files: list[FileDiff], dice: random.Random) -> list[Turn
     announce = f"git add -N -- {quoted(new)} && " if new else ""
     said = dice.choice(("Now the tests again.", "Let me check that this helps and breaks nothing."))
     return [
-        _bash(said, _test_command(task), "git status --short"),
-        _bash(
+        bash(said, _test_command(task), "git status --short"),
+        bash(
             "I write the patch, only of the files that I changed, and look at it.",
             f"{announce}git diff --binary -- {quoted(paths)} > patch.txt && cat patch.txt"
             if paths
             else ": > patch.txt",
         ),
-        _bash("The patch holds what I mean to change. I submit it.", f"{SUBMIT} && cat patch.txt"),
+        bash("The patch holds what I mean to change. I submit it.", f"{SUBMIT} && cat patch.txt"),
     ]
 
 
@@ -164,7 +158,7 @@ def _bad(dice: random.Random) -> Turn:
 def _wander(task: Task, number: int, dice: random.Random) -> Turn:
     paths = sorted(file.old_path for file in parse_diff(task.gold_patch) if file.old_path) or ["."]
     path, start = shlex.quote(dice.choice(paths)), 1 + 40 * (number % 25)
-    return _bash(
+    return bash(
         dice.choice(("There may be more to it.", "I am not sure yet.", "Let me look further.")),
         dice.choice(
             (
@@ -183,11 +177,3 @@ def _test_command(task: Task) -> str:
         return "git status --short"
     script = "\n".join([*task.grading.pre_commands, task.grading.test_command, ""])
     return f"timeout {TEST_SECONDS} bash 2>&1 {heredoc(script, ' | tail -n 20')}"
-
-
-def _bash(text: str, *commands: str) -> Turn:
-    calls = tuple(
-        ToolCall(id="", name="bash", arguments=msgspec.json.encode({"command": command}).decode())
-        for command in commands
-    )
-    return Turn(text=text, calls=calls)
