@@ -1,0 +1,99 @@
+"""The container that the agent is in, as the one sandbox of its agent.
+
+Nothing is isolated from here: that is what the container is for. Commands run as the agent's own user, in the
+agent's own root; what keeps them from the agent is `protection`, and the seal on every request and answer.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from injector.agent import files
+from injector.agent.errors import AgentError, Conflict, RequestInvalid
+from injector.agent.machine import Died, SandboxSpec, Template
+from injector.agent.pod.memory import MemoryKills
+from injector.agent.spawning import Entry
+
+WORKSPACE = "/workspace"
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for memory look like any other"
+
+
+class PodHost:
+    """Has one machine to give, once."""
+
+    def __init__(
+        self, environment: Mapping[str, str], working_directory: str, ended: Callable[[], None]
+    ) -> None:
+        """`environment`, `working_directory`: the image's; `ended` is called when the sandbox is deleted."""
+        self._environment = {"PATH": DEFAULT_PATH, **environment}
+        self._working_directory = working_directory
+        self._ended = ended
+        self._taken = False
+
+    def capabilities(self) -> dict[str, Any]:
+        """Says what is here."""
+        return {"isolation": "container", "memory_kills_told": MemoryKills().told}
+
+    async def create(self, spec: SandboxSpec, died: Died) -> "PodMachine":  # noqa: ARG002
+        """This container. Raises Conflict when it is a sandbox already."""
+        if self._taken:
+            raise Conflict("a Pod is one sandbox: create another", reason="exists")
+        self._taken = True
+        machine = PodMachine(
+            environment=self._environment, working_directory=self._working_directory, ended=self._ended
+        )
+        machine.prepare()
+        return machine
+
+
+@dataclass
+class PodMachine:
+    """This container."""
+
+    environment: dict[str, str]
+    working_directory: str
+    ended: Callable[[], None]
+    entry: Entry = field(default_factory=lambda: Entry(pidfd=None, cgroups=()))
+    root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    note: str = ""
+    kills: MemoryKills = field(default_factory=MemoryKills)
+
+    def prepare(self) -> None:
+        """Make the directory that commands start in by default, where possible; `note` what is not."""
+        notes = [] if self.kills.told else [KILLS_NOT_TOLD]
+        try:
+            files.make_directory(self.root, WORKSPACE)
+        except AgentError as error:
+            notes.append(f"{error.detail}: commands need a `cwd`")
+        self.note = "; ".join(notes)
+
+    def oom_kills(self) -> int:
+        """Of the container; 0 where it cannot know."""
+        return self.kills.count()
+
+    def dying(self) -> bool:
+        """Not before the agent does: it is the container's first process."""
+        return False
+
+    async def snapshot(self, image: str) -> dict[str, Any]:
+        """Raises RequestInvalid: nobody inside a container can make an image of it."""
+        raise RequestInvalid(
+            f"no snapshot `{image}`: a Pod's file system cannot be copied from inside; take archives of the"
+            " directories that matter"
+        )
+
+    async def template(self) -> Template:
+        """Raises RequestInvalid, as `snapshot` does."""
+        raise RequestInvalid(
+            "no fork: a Pod's file system cannot be copied from inside; put archives of the directories that"
+            " matter into new sandboxes"
+        )
+
+    async def destroy(self) -> None:
+        """Let the agent end: with the first process of a container all others end."""
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+        self.ended()

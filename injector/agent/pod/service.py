@@ -1,0 +1,92 @@
+"""Puts the agent of a container together and runs it until a signal, or the loss of its spawner."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from injector.agent.machine import SandboxSpec
+from injector.agent.pod.host import PodHost
+from injector.agent.pod.protection import started_threads
+from injector.agent.pod.sealing import Sealing
+from injector.agent.sandboxes import Sandboxes
+from injector.agent.server import AgentServer
+from injector.agent.spawning import Spawner
+
+START_TIMEOUT = 10.0
+"""Seconds; nothing is waited for but the making of a directory."""
+
+log = logging.getLogger(__name__)
+
+
+async def serve(
+    address: tuple[str, int],
+    sandbox_id: str,
+    channel: tuple[int, socket.socket, socket.socket],
+    environment: Mapping[str, str],
+) -> int:
+    """Serve the sandbox `sandbox_id` at `address`, printing the port. Returns the exit status.
+
+    `channel` is what `spawner.start` returned, `environment` what commands start from.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(started_threads())
+    ending: asyncio.Future[int] = loop.create_future()
+
+    def end(status: int, why: str) -> None:
+        if not ending.done():
+            log.info("ending: %s", why)
+            ending.set_result(status)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, 0, number.name)
+    loop.add_signal_handler(signal.SIGCHLD, _reap)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
+
+    _, requests, reports = channel
+    spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every command with it"))
+    host = PodHost(environment, os.getcwd(), lambda: end(0, "the sandbox was deleted"))  # noqa: PTH109
+    sandboxes = Sandboxes(None, host, spawner)
+    sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
+    await sandboxes.wait(sandbox_id, START_TIMEOUT)
+
+    sealing = Sealing()
+    application = AgentServer(sandboxes, host).application(sealing.middleware)
+    sealing.install(application)
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    listener = _listen(*address)
+    await web.SockSite(runner, listener).start()
+    print(listener.getsockname()[1], flush=True)  # noqa: T201
+    try:
+        return await ending
+    finally:
+        await runner.cleanup()
+        spawner.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Not by a name: images may lack what looks names up. `::` takes IPv4 as well."""
+    if ":" in host:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6, dualstack_ipv6=host == "::", backlog=1024
+        )
+    return socket.create_server((host, port), backlog=1024)
+
+
+def _reap() -> None:
+    """Take in what has ended: the first process of a container inherits whatever lost its parent."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return

@@ -1,0 +1,32 @@
+"""Starting the agent of a container, in the one order that keeps its key from its commands."""
+
+import os
+from pathlib import Path
+
+from injector.agent import spawner
+from injector.agent.pod.protection import protect
+
+
+def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
+    """Serve until a signal; returns the exit status.
+
+    The spawner comes first, while this process is small, and never has the key. Commands start from the
+    environment of this process as the container gave it, without what is `left_out` where it is empty.
+    """
+    os.umask(0o022)
+    environment = _environment(left_out)  # before `protect`: after it the file is not ours to read
+    channel = spawner.start(among_tasks=True)
+    protect()
+
+    import asyncio
+
+    from injector.agent.pod.service import serve
+
+    return asyncio.run(serve((host, port), sandbox_id, channel, environment))
+
+
+def _environment(left_out: frozenset[str]) -> dict[str, str]:
+    """From the kernel, because the interpreter adds a variable of its own (LC_CTYPE) to `os.environ`."""
+    variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    pairs = dict(os.fsdecode(variable).split("=", 1) for variable in variables if b"=" in variable)
+    return {name: value for name, value in pairs.items() if value or name not in left_out}
