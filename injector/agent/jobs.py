@@ -1,6 +1,13 @@
-"""Commands of one sandbox: started once, timed, bounded, kept until the sandbox goes."""
+"""Commands of one sandbox: started once, timed, bounded, kept so that their results can be asked for again.
+
+A sandbox that lives long must not cost its agent more and more memory. So of finished jobs the newest
+RETAINED_JOBS are kept, their output up to RETAINED_OUTPUT bytes; of older ones only that their idempotency
+key was used, so that a late repetition is refused and never runs again.
+"""
 
 import asyncio
+import hashlib
+import json
 import os
 import signal
 import time
@@ -19,11 +26,15 @@ from injector.agent.spawning import Spawner, exit_code
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
 RETAINED_OUTPUT = 64 * 1024 * 1024
-"""Bytes of finished jobs' output kept for a sandbox; the oldest are forgotten first."""
+"""Bytes of finished jobs' commands and output kept for a sandbox; the oldest are forgotten first."""
+RETAINED_JOBS = 1000
+"""Finished jobs kept for a sandbox."""
+REMEMBERED_KEYS = 100_000
+"""Idempotency keys of jobs that are no longer kept; a hundred bytes each."""
 
 
 class OutputForgotten(Conflict):
-    """The job ran, but its output was dropped to make room."""
+    """The job ran, but its output, or all of it, was dropped to make room."""
 
     reason = "output_forgotten"
 
@@ -47,12 +58,21 @@ class Job:
     oom_killed: bool = False
     """The kernel killed a process of the sandbox for memory while the job ran."""
     oom_kills_before: int = 0
+    key: str | None = None
+    request_digest: bytes = b""
+    """What a repetition under the same key must ask for."""
     forgotten: bool = False
     readers: int = 0
     """Requests that are about to report it: until then nothing is forgotten."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_for: str | None = None
     """Why we killed it, when we did."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that grow with what was asked for and printed."""
+        words = [self.command] if isinstance(self.command, str) else self.command
+        return self.out.kept + self.err.kept + sum(map(len, words))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -94,15 +114,20 @@ class Jobs:
         self._spawner = spawner
         self._machine = machine
         self._jobs: dict[str, Job] = {}
-        self._keys: dict[str, tuple[Mapping[str, Any], Job]] = {}
+        self._keys: dict[str, Job] = {}
+        self._spent_keys: dict[bytes, None] = {}
         self._leftovers: set[PipeReader] = set()
-        self._retained: list[Job] = []
+        self._finished: dict[str, Job] = {}
+        self._held = 0
 
     def get(self, job_id: str) -> Job:
         """Raises NotFound."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise NotFound(f"sandbox {self._sandbox_id} has no job {job_id}")
+            raise NotFound(
+                f"sandbox {self._sandbox_id} has no job {job_id}; "
+                f"of finished ones the newest {RETAINED_JOBS} are kept"
+            )
         return job
 
     @property
@@ -111,12 +136,22 @@ class Jobs:
         return any(not job.done.is_set() for job in self._jobs.values())
 
     async def start(self, request: Mapping[str, Any], key: str | None) -> Job:
-        """Start the command of an exec request; with the `key` of an earlier start, return that job."""
-        if key is not None and key in self._keys:
-            first, job = self._keys[key]
-            if first != request:
+        """Start the command of an exec request; with the `key` of an earlier start, return that job.
+
+        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept.
+        """
+        asked = b"" if key is None else _digest(json.dumps(request, sort_keys=True))
+        if key is not None:
+            first = self._keys.get(key)
+            if first is not None and first.request_digest != asked:
                 raise Conflict("this Idempotency-Key was used for another command", reason="key_reused")
-            return job
+            if first is not None:
+                return first
+            if _digest(key) in self._spent_keys:
+                raise OutputForgotten(
+                    f"the command of this Idempotency-Key ran; {RETAINED_JOBS} others ended since, "
+                    "and its result is no longer kept"
+                )
         limit = int(request.get("output_limit") or OUTPUT_LIMIT)
         job = Job(
             job_id=f"{self._sandbox_id}.{uuid.uuid4().hex[:12]}",
@@ -124,10 +159,12 @@ class Jobs:
             command=request["command"],
             out=BoundedOutput(limit),
             err=BoundedOutput(limit),
+            key=key,
+            request_digest=asked,
         )
         self._jobs[job.job_id] = job
         if key is not None:
-            self._keys[key] = (request, job)
+            self._keys[key] = job
         await self._run(job, request)
         return job
 
@@ -222,17 +259,46 @@ class Jobs:
         job.completed_at = time.time()
         job.status = "succeeded" if code == 0 and error is None else "failed"
         job.done.set()
-        self._retained.append(job)
-        held = sum(kept.out.kept + kept.err.kept for kept in self._retained)
-        for old in [kept for kept in self._retained if not kept.readers and kept is not job]:
-            if held <= RETAINED_OUTPUT:
-                break
-            held -= old.out.kept + old.err.kept
-            old.out, old.err = BoundedOutput(0), BoundedOutput(0)
-            old.forgotten = True
-            self._retained.remove(old)
+        self._finished[job.job_id] = job
+        self._held += job.held
+        self._make_room(job)
+
+    def _make_room(self, newest: Job) -> None:
+        """Forget the oldest finished jobs, not those that somebody is about to report."""
+        surplus = len(self._finished) - RETAINED_JOBS
+        if surplus <= 0 and self._held <= RETAINED_OUTPUT:
+            return
+        for old in list(self._finished.values()):
+            if surplus <= 0 and self._held <= RETAINED_OUTPUT:
+                return
+            if old.readers or old is newest:
+                continue
+            if surplus > 0:
+                self._drop(old)
+                surplus -= 1
+            elif not old.forgotten:
+                self._forget(old)
+
+    def _forget(self, job: Job) -> None:
+        self._held -= job.held
+        job.out, job.err, job.command = BoundedOutput(0), BoundedOutput(0), ""
+        job.forgotten = True
+
+    def _drop(self, job: Job) -> None:
+        self._held -= job.held
+        del self._finished[job.job_id]
+        del self._jobs[job.job_id]
+        if job.key is not None:
+            del self._keys[job.key]
+            self._spent_keys[_digest(job.key)] = None
+            if len(self._spent_keys) > REMEMBERED_KEYS:
+                del self._spent_keys[next(iter(self._spent_keys))]
 
     def _stop(self, job: Job, why: str) -> None:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
