@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test lint bench chaos schemas up clean
+.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench chaos schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
 test: $(STAMP) debian lint  ## everything that must hold; under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
+
+test-kubernetes: $(STAMP) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
+	$(BIN)/python -m tests.kubernetes.run $(ARGS)
+
+kubernetes-binaries: $(STAMP) debian  ## what that node is made of; about 5 minutes, once
+	$(BIN)/python -m tests.kubernetes.run --build
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -41,6 +47,11 @@ $(STAMP): pyproject.toml
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux
 test: DEBIAN += busybox:busybox-static kubectl:kubernetes-client openssl:openssl
+test-kubernetes: DEBIAN += kubectl:kubernetes-client
+ifndef KUBECONFIG
+test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \
+  containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins
+endif
 .PHONY: debian
 debian:
 	@missing=""; \

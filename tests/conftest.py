@@ -7,6 +7,9 @@ import pytest
 
 from streams.server import EmbeddedServer
 
+collect_ignore = ["kubernetes"]
+"""These need a cluster: `make test-kubernetes` names them."""
+
 
 @pytest.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:

@@ -1,0 +1,207 @@
+"""A real cluster, a namespace in it for each test, and orchestrators over the Kubernetes backend.
+
+`make test-kubernetes` runs these tests where the cluster of KUBECONFIG and its Pods can be reached. They need
+three images on it; variables name others than those of the test node.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from injector.client import AsyncSandboxClient
+from tests.kubernetes import images
+
+KEY = "key-of-the-tests"
+SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Names that the cluster can start without asking a registry."""
+
+    full: str
+    """sh, bash, git, patch, Python 3 and pytest."""
+    bare: str
+    """busybox alone."""
+    agent: str
+    """The payload of the agent."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster under test, seen by its administrator."""
+
+    kubeconfig: Path
+    images: Images
+
+    def kubectl(self, *words: str, given: str | None = None) -> str:
+        """What a kubectl command prints. AssertionError when it fails."""
+        run = self.attempt(*words, given=given)
+        assert run.returncode == 0, f"kubectl {' '.join(words)}: {run.stderr}"
+        return run.stdout
+
+    def attempt(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """A kubectl command that may fail."""
+        command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=120)
+
+    def get(self, kind: str, namespace: str) -> list[Manifest]:
+        """All objects of a kind in a namespace."""
+        found: list[Manifest] = json.loads(self.kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
+        return found
+
+    def sandboxes(self, namespace: str) -> list[str]:
+        """Names of the Pods there, those that are ending too."""
+        return [pod["metadata"]["name"] for pod in self.get("pods", namespace)]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running orchestrator."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self, **options: Any) -> AsyncSandboxClient:
+        """A client of it, to be closed by the caller."""
+        return AsyncSandboxClient(base_url=self.url, api_key=KEY, **options)
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it and wait for that; nothing when it has ended."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+            await asyncio.wait_for(self.process.wait(), 30)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    path = os.environ.get("KUBECONFIG")
+    assert path, "these tests need a cluster: run them by `make test-kubernetes`, or set KUBECONFIG"
+    return Cluster(
+        Path(path),
+        Images(
+            full=os.environ.get("ORCHARD_TEST_FULL_IMAGE", images.FULL),
+            bare=os.environ.get("ORCHARD_TEST_BARE_IMAGE", images.BARE),
+            agent=os.environ.get("ORCHARD_TEST_AGENT_IMAGE", images.AGENT),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def agent_secret() -> str:
+    """The secret that all orchestrators of a run share."""
+    return secrets.token_hex(32)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of this test's own, in which no Pod may be left."""
+    name = f"orchard-test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    try:
+        yield name
+        no_pod_left(cluster, name)
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def no_pod_left(cluster: Cluster, namespace: str, timeout: float = 60.0) -> None:
+    """Wait until the last Pod has gone; AssertionError when one stays."""
+    deadline = time.monotonic() + timeout
+    while left := cluster.sandboxes(namespace):
+        assert time.monotonic() < deadline, f"Pods left: {left}"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+async def orchestrator(
+    cluster: Cluster, namespace: str, agent_secret: str, tmp_path: Path
+) -> AsyncIterator[Callable[..., Any]]:
+    """A factory: `await orchestrator(port=0, **settings)` gives a Service.
+
+    Any number of them, all ended with the test. Settings are those of the Kubernetes backend, beside the
+    namespace, the agent's image and the way to the cluster, which it has anyway.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(*, port: int = 0, **settings: Any) -> Service:
+            return await stack.enter_async_context(
+                serving(cluster, namespace, agent_secret, tmp_path, port=port, settings=settings)
+            )
+
+        yield start
+
+
+@asynccontextmanager
+async def serving(
+    cluster: Cluster,
+    namespace: str,
+    secret: str,
+    directory: Path,
+    *,
+    port: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Service]:
+    """An orchestrator process over the cluster, until the end of the block."""
+    place = directory / f"orchestrator-{secrets.token_hex(3)}"
+    place.mkdir()
+    given = {
+        "namespace": namespace,
+        "agent_image": cluster.images.agent,
+        "image_pull_policy": "IfNotPresent",
+        "kubeconfig": str(cluster.kubeconfig),
+        **(settings or {}),
+    }
+    (place / "kubernetes.toml").write_text(toml(given))
+    command = [sys.executable, "-m", "injector.orchestrator", "--backend", "kubernetes"]
+    command += ["--kubernetes-settings", str(place / "kubernetes.toml"), "--port", str(port)]
+    with (place / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *[*command, "--port-file", str(place / "port")],
+            env={**os.environ, "SANDBOX_API_KEY": KEY, SECRET_VARIABLE: secret},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with asyncio.timeout(30):
+            while not (place / "port").exists():
+                assert process.returncode is None, (place / "log").read_text()
+                await asyncio.sleep(0.02)
+        service = Service(f"http://127.0.0.1:{(place / 'port').read_text().strip()}", process, place / "log")
+        yield service
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), 30)
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML; values are of the kinds that it writes as JSON does, or tables of those."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            lines += [
+                f"[{key}]",
+                *(f"{json.dumps(name)} = {json.dumps(each)}" for name, each in value.items()),
+            ]
+    return "\n".join(lines) + "\n"

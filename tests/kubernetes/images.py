@@ -1,0 +1,142 @@
+"""Images for the test node, made without a container tool and kept under what they are made from.
+
+An image is made once for each content of its recipe; the archive's name holds the digest, so a changed
+recipe, agent or tool makes a new one and an old one is never mistaken for it.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+FULL = "docker.io/local/orchard-full:1"
+"""Debian with what campaigns need."""
+BARE = "docker.io/local/busybox:1"
+"""busybox alone: neither bash nor Python."""
+AGENT = "docker.io/local/orchard-agent:1"
+"""The payload of the agent in /payload, and nothing else."""
+
+RELEASE = "bookworm"
+PACKAGES = ("git", "patch", "procps", "python3", "python3-pytest")
+_DROPPED = (
+    *("dev", "proc", "sys", "debootstrap", "var/cache", "var/lib/apt/lists", "var/log"),
+    *("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man", "etc/machine-id"),
+)
+_MADE = ("dev", "proc", "sys", "var/cache", "var/log", "workspace")
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where images are made and kept."""
+
+    tools: Path
+    """The folder with `images.sh` and `mkimage.py`."""
+    cache: Path
+
+    def all(self) -> list[Path]:
+        """Archives of everything that the tests use; what is missing is made."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        return [*self.small(), self.agent(), self.full()]
+
+    def small(self) -> list[Path]:
+        """The pause image, which every Pod needs, and busybox."""
+        scripts = [self.tools / name for name in ("images.sh", "mkimage.py")]
+        (busybox,) = [Path(found) for found in [shutil.which("busybox")] if found]
+        recipe = _digest(*(path.read_bytes() for path in [*scripts, busybox]))
+
+        def make(directory: Path) -> None:
+            _run("bash", str(scripts[0]), str(directory))
+
+        return [self._kept(f"{name}-{recipe}", make, f"{name}.tar") for name in ("pause", "busybox")]
+
+    def agent(self) -> Path:
+        """The agent's payload, built from this tree; the build gives the same bytes for the same code."""
+        with _scratch() as directory:
+            payload = directory / "payload.tar"
+            _run(sys.executable, "-m", "injector.payload", "build", str(payload))
+            recipe = _digest(payload.read_bytes(), self._packer.read_bytes())
+
+            def make(target: Path) -> None:
+                place = target / "root" / "payload"
+                place.mkdir(parents=True)
+                _run("tar", "-C", str(place), "-xf", str(payload))
+                self._pack(target / "root", AGENT, target / "agent.tar")
+
+            return self._kept(f"agent-{recipe}", make, "agent.tar")
+
+    def full(self) -> Path:
+        """Debian's smallest system with the packages above, from Debian's own archive."""
+        recipe = _digest(Path(__file__).read_bytes(), self._packer.read_bytes())
+
+        def make(directory: Path) -> None:
+            root = directory / "root"
+            included = f"--include={','.join(PACKAGES)}"
+            _run("debootstrap", "--variant=minbase", included, RELEASE, str(root))
+            _strip(root)
+            self._pack(root, FULL, directory / "full.tar")
+
+        return self._kept(f"full-{recipe}", make, "full.tar")
+
+    @property
+    def _packer(self) -> Path:
+        return self.tools / "mkimage.py"
+
+    def _pack(self, root: Path, tag: str, archive: Path) -> None:
+        _run(sys.executable, str(self._packer), str(root), tag, str(archive))
+
+    def _kept(self, name: str, make: Callable[[Path], None], result: str) -> Path:
+        """The archive from the cache, or made there; it has its name only once it is whole."""
+        archive = self.cache / f"{name}.tar"
+        if not archive.exists():
+            print(f"making the image {archive.name}", flush=True)  # noqa: T201
+            with _scratch() as directory:
+                make(directory)
+                partial = archive.with_suffix(f".{os.getpid()}")
+                shutil.copyfile(directory / result, partial)
+                partial.rename(archive)
+        return archive
+
+
+def _strip(root: Path) -> None:
+    """Take away what differs from build to build or serves nobody here.
+
+    Archives are dated 1970, so bytecode must not be compared with its source's date.
+    """
+    for name in _DROPPED:
+        path = root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for name in _MADE:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for cache in [*root.glob("usr/lib/python3*/**/__pycache__")]:
+        shutil.rmtree(cache)
+    libraries = [f"/{path.relative_to(root)}" for path in root.glob("usr/lib/python3*")]
+    compiling = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *libraries]
+    _run("chroot", str(root), *compiling)
+
+
+def _digest(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="orchard-images-") as directory:
+        yield Path(directory)
+
+
+def _run(*command: str) -> None:
+    """Run a program; AssertionError with all it said when it fails."""
+    run = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert run.returncode == 0, f"{' '.join(command[:3])} failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
