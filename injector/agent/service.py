@@ -94,7 +94,7 @@ def _listen(state: Path) -> socket.socket:
     finally:
         os.close(directory)
     (state / SOCKET).chmod(0o600)
-    listener.listen(1024)
+    listener.listen(4096)  # a burst of connections is not a dead agent
     return listener
 
 

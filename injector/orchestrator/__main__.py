@@ -94,7 +94,7 @@ async def _serve(options: argparse.Namespace, keys: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     await runner.setup()
     try:
-        site = web.TCPSite(runner, options.host, options.port, backlog=1024)
+        site = web.TCPSite(runner, options.host, options.port, backlog=4096)
         await site.start()
         port = runner.addresses[0][1]
         logging.getLogger(__name__).info("serving %s:%d for %s", options.host, port, options.state)
