@@ -1,4 +1,4 @@
-"""mini-swe-agent in few words, for models of a few million parameters with a context of some hundred tokens."""
+"""mini-swe-agent in few words, for models of a few million parameters with some hundred tokens of context."""
 
 from workers.machine import CommandOutcome
 

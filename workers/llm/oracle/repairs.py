@@ -1,4 +1,4 @@
-"""How the oracle plays a repair task (pipelines/tasks/repairs.py): read, reproduce, change a line, check, submit."""
+"""How the oracle plays a repair task: read, reproduce, change a line, check, submit (pipelines/tasks/repairs.py)."""
 
 import random
 import shlex
