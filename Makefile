@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench chaos schemas up clean
+.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench bench-sandboxes soak chaos schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -25,6 +25,12 @@ lint: $(STAMP)
 
 bench: $(STAMP) debian  ## figures beside their ceilings, written under docs/benchmarks/
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
+
+bench-sandboxes: $(STAMP) debian  ## the sandbox service alone: latencies, a thousand at once, memory
+	$(BIN)/python -m tests.benchmarks.sandboxes $(ARGS)
+
+soak: $(STAMP) debian  ## half an hour of mixed load with faults; ARGS="--minutes 5 --legs local"
+	$(BIN)/python -m tests.soak $(ARGS)
 
 chaos: $(STAMP) debian  ## 200 rollouts, 30 kills: nothing lost, nothing twice
 	$(BIN)/python -m tests.chaos.run $(ARGS)
