@@ -1,4 +1,4 @@
-"""How the oracle plays a repair task: read, reproduce, change a line, check, submit (pipelines.tasks.repairs)."""
+"""How the oracle plays a repair task: read, reproduce, change a line, check, submit."""
 
 import random
 import shlex

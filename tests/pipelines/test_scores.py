@@ -1,0 +1,47 @@
+"""Scores against their definitions."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.scores import Tally, paired_difference, pass_all, pass_at, score
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_and_pass_all_k_are_the_share_of_all_draws_of_k(case: tuple[int, int, int]) -> None:
+    graded, resolved, k = case
+    tally = Tally(graded=graded, resolved=resolved)
+    draws = list(combinations([True] * resolved + [False] * (graded - resolved), k))
+    assert pass_at(tally, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_all(tally, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_every_task_counts_once_however_many_rollouts_it_has() -> None:
+    assert score([Tally(graded=10, resolved=10), Tally(graded=1, resolved=0)]).value == 0.5
+
+
+def test_tasks_with_too_few_rollouts_are_left_out() -> None:
+    found = score([Tally(graded=4, resolved=4), Tally(graded=1, resolved=0)], k=2)
+    assert (found.value, found.tasks) == (1.0, 1)
+    with pytest.raises(ValueError, match="no task has 5 graded rollouts"):
+        score([Tally(graded=4, resolved=4)], k=5)
+
+
+def test_the_interval_holds_the_mean_and_narrows_with_the_number_of_tasks() -> None:
+    few, many = (score([Tally(graded=1, resolved=i % 2) for i in range(n)]) for n in (10, 1000))
+    for found in (few, many):
+        assert found.low <= found.value <= found.high
+    assert many.high - many.low < (few.high - few.low) / 5
+
+
+def test_pairs_show_a_small_steady_difference_that_two_means_would_hide() -> None:
+    first = [index / 100 for index in range(100)]
+    found = paired_difference(first, [value + 0.01 for value in first])
+    assert found.low == pytest.approx(0.01) == pytest.approx(found.high)
+
+
+def test_an_impossible_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 of 2"):
+        Tally(graded=2, resolved=3)
