@@ -1,0 +1,121 @@
+"""Attention over packed examples: no token sees another example's, and no work is done on a mask.
+
+Registered with `transformers` under a name, so every architecture that takes its attention from there can
+use it. Each example is attended to by itself: on the GPU in half precision by one variable-length kernel,
+elsewhere by one causal call for each example.
+"""
+
+from itertools import accumulate, chain
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from pipelines.models.errors import ModelError
+
+PACKED = "orchard_packed"
+_SEPARABLE = {"full_attention", "sliding_attention"}
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Make a model attend within examples only; it must then be called with `pack_lengths`.
+
+    Raises ModelError for architectures whose layers carry state from token to token by other means.
+    """
+    config = model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - _SEPARABLE
+    if strange:
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(sorted(strange))}, which would mix packed "
+            "examples: set `packing = false`"
+        )
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, _no_mask)
+    try:
+        model.set_attn_implementation(PACKED)
+    except ValueError as error:
+        raise ModelError(
+            f"{config.model_type} cannot use another attention ({error}): set `packing = false`"
+        ) from error
+
+
+def packs_examples(model: torch.nn.Module) -> bool:
+    """Whether `use_packed_attention` has prepared the model."""
+    return getattr(model.config, "_attn_implementation", None) == PACKED
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    pack_lengths: list[int] | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each of the examples that lie one after another in the sequence.
+
+    `query` is [1, heads, tokens, width], `key` and `value` may have fewer heads; `pack_lengths` sums to
+    `tokens`. Returns [1, tokens, heads, width].
+    """
+    del module, attention_mask
+    if options.get("softcap") is not None or pack_lengths is None or dropout:
+        raise ModelError("this architecture's attention has no packed form here: set `packing = false`")
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _on_gpu(query, key, value, scaling, sliding_window, pack_lengths), None
+    parts = zip(*(torch.split(each, pack_lengths, dim=2) for each in (query, key, value)), strict=True)
+    attended = [_one(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    return torch.cat(attended, dim=2).transpose(1, 2), None
+
+
+def _one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+) -> torch.Tensor:
+    length = query.shape[2]
+    grouped = query.shape[1] != key.shape[1]
+    if window is None or length <= window:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+    seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
+    band = seen.tril() & seen.triu(1 - window)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=band, scale=scaling, enable_gqa=grouped
+    )
+
+
+def _on_gpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    lengths: list[int],
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    starts = torch.tensor(list(accumulate(chain([0], lengths))), dtype=torch.int32, device=query.device)
+    longest = max(lengths)
+    q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    attended = varlen_attn(
+        q,
+        k,
+        v,
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended[None]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """What `transformers` calls for the mask: there is none to make."""

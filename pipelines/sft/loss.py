@@ -1,0 +1,89 @@
+"""A pack of examples as tensors, and the loss on it: on the next token, where the mask says so."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch.utils.checkpoint import checkpoint
+
+from pipelines.datasets.rows import TokenRow
+from pipelines.sft.attention import packs_examples
+
+_LOGIT_ROWS = 8192
+
+
+class Pack(msgspec.Struct, frozen=True, kw_only=True):
+    """Examples one after another in one sequence."""
+
+    ids: torch.Tensor
+    """[1, tokens], int64."""
+    positions: torch.Tensor
+    """[1, tokens]: starts from 0 with each example."""
+    lengths: list[int]
+    """Tokens of each example."""
+    sources: torch.Tensor
+    """[trained]: places whose next token trains."""
+    targets: torch.Tensor
+    """[trained]: those next tokens."""
+
+
+def trained_tokens(row: TokenRow) -> int:
+    """Tokens of a row that train; its first token cannot, as nothing comes before it."""
+    return int(np.count_nonzero(row.loss_mask[1:]))
+
+
+def make_pack(rows: Sequence[TokenRow], device: torch.device) -> Pack:
+    """The pack of some rows, in their order. No rows make a pack of one token that trains nothing."""
+    if not rows:
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        return Pack(ids=zero, positions=zero, lengths=[1], sources=nothing, targets=nothing)
+    ids = np.concatenate([row.input_ids for row in rows]).astype(np.int64)
+    mask = np.concatenate([np.concatenate(([0], row.loss_mask[1:])) for row in rows])
+    positions = np.concatenate([np.arange(len(row.input_ids)) for row in rows])
+    trained = np.flatnonzero(mask)
+
+    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    return Pack(
+        ids=tensor(ids)[None],
+        positions=tensor(positions)[None],
+        lengths=[len(row.input_ids) for row in rows],
+        sources=tensor(trained - 1),
+        targets=tensor(ids[trained]),
+    )
+
+
+def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
+    """Negative log-likelihood in nats, summed over the trained tokens of a pack.
+
+    Logits are computed for these tokens alone. With one example in the pack any causal model will do; with
+    more, one that `use_packed_attention` has prepared.
+    """
+    sources = pack.sources
+    if not len(sources):
+        sources = torch.zeros(1, dtype=torch.int64, device=pack.ids.device)
+    logits: torch.Tensor = model(
+        input_ids=pack.ids,
+        position_ids=pack.positions,
+        logits_to_keep=sources,
+        use_cache=False,
+        **({"pack_lengths": pack.lengths} if packs_examples(model) else {}),
+    ).logits[0]
+    if not len(pack.targets):
+        # Every parameter takes part in the backward pass, as other processes wait for its gradient.
+        return logits.float().sum() * 0.0
+    if len(logits) <= _LOGIT_ROWS:
+        return _nll(logits, pack.targets)
+    # A large vocabulary's log-probabilities in float32 are made again in the backward pass, a part at a time.
+    parts = zip(torch.split(logits, _LOGIT_ROWS), torch.split(pack.targets, _LOGIT_ROWS), strict=True)
+    losses = [checkpoint(_nll, *part, use_reentrant=False) for part in parts]
+    return torch.stack(losses).sum()
+
+
+def _nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.float(), targets, reduction="sum")

@@ -1,0 +1,83 @@
+"""What a run starts from: checked rows, weights, tokenizer, and an optimizer over what may change."""
+
+import fnmatch
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipelines.datasets.rows import TokenRow
+from pipelines.models.directories import load_model, load_tokenizer
+from pipelines.models.tiny import new_model
+from pipelines.sft.loss import trained_tokens
+from pipelines.sft.settings import SftSettings, TrainingError
+
+
+def starting_point(settings: SftSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model in float32 and tokenizer of a run. Raises ModelError."""
+    if settings.shape is not None:
+        assert settings.tokenizer is not None
+        tokenizer = load_tokenizer(settings.tokenizer)
+        model = new_model(settings.shape, vocabulary=len(tokenizer), seed=settings.seed, tokenizer=tokenizer)
+        return model, tokenizer
+    assert settings.model is not None
+    return load_model(settings.model), load_tokenizer(settings.tokenizer or settings.model)
+
+
+def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int) -> None:
+    """Raises TrainingError for rows that cannot train as they are: none is cut, skipped or made up."""
+    if not rows:
+        raise TrainingError("the dataset has no rows: build it from a campaign with finished rollouts")
+    for row in rows:
+        if len(row.input_ids) > context:
+            raise TrainingError(
+                f"example {row.example_id} has {len(row.input_ids)} tokens and the context is {context}: "
+                "raise `context`, or build the dataset with a lower limit"
+            )
+        if trained_tokens(row) == 0:
+            raise TrainingError(
+                f"example {row.example_id} has no token that trains: build the dataset again, which leaves "
+                "such examples out"
+            )
+        if int(row.input_ids.max()) >= vocabulary or int(row.input_ids.min()) < 0:
+            raise TrainingError(
+                f"example {row.example_id} has token {int(row.input_ids.max())} and the model knows "
+                f"{vocabulary} tokens: the dataset was built with another tokenizer"
+            )
+
+
+def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Take parameters whose names match a pattern out of training."""
+    for name, parameter in model.named_parameters():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+
+
+def make_optimizer(model: torch.nn.Module, settings: SftSettings) -> torch.optim.AdamW:
+    """AdamW; only parameters of two dimensions and more decay."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise TrainingError(f"every parameter is frozen by {list(settings.freeze)}: narrow the patterns")
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
+    )
+
+
+def weights_sha256(directory: Path) -> str:
+    """64 hexadecimal digits over a model directory's weight files, in the order of their names."""
+    whole = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                whole.update(part)
+    return whole.hexdigest()

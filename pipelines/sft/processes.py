@@ -1,0 +1,103 @@
+"""One process or many: device, ranks and sharding (FSDP2) of a run, under `torchrun` or by itself."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from pipelines.sft.settings import Precision
+
+
+class Processes(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and reports."""
+        return self.rank == 0
+
+    def summed(self, value: float) -> float:
+        """The sum of a number over all processes."""
+        if self.count == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(threads: int) -> Iterator[Processes]:
+    """This process as part of its run. `torchrun` sets the variables that say how many there are.
+
+    `threads` is torch's number of CPU threads, 0 for its own choice.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # cuBLAS is deterministic only with a workspace of a fixed size.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes(rank=0, count=1, device=device)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank=dist.get_rank(), count=count, device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> None:
+    """Spread weights, gradients and optimizer state over the processes, a layer at a time."""
+    if processes.count == 1:
+        return
+    half = precision is Precision.BFLOAT16
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
+    )
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in kinds:
+            fully_shard(module, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+
+
+def autocast(processes: Processes, precision: Precision) -> AbstractContextManager[Any]:
+    """The context of a forward pass."""
+    if precision is Precision.FLOAT32:
+        return nullcontext()
+    return torch.autocast(processes.device.type, dtype=torch.bfloat16)
+
+
+def last_backward(model: torch.nn.Module, last: bool) -> None:
+    """Gradients are exchanged after the last of a step's backward passes, not after each."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+
+
+def clipped(model: torch.nn.Module, limit: float) -> float:
+    """Scale the gradient to a norm of at most `limit` (0: leave it); its norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf"))
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    return norm.item()

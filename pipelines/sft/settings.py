@@ -1,0 +1,147 @@
+"""Configuration of a fine-tuning run, with the paper's three recipes as presets; importable without torch."""
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from schemas.identity import digest
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class TrainingError(ValueError):
+    """A run that cannot start or go on, in one sentence that names the fix."""
+
+
+class Precision(StrEnum):
+    """Of the matrix products; weights and optimizer are float32 in both."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run. Exactly one of `model` and `shape` says what is trained."""
+
+    run: str = "sft"
+    """Name in metrics and events."""
+    dataset: str
+    """Directory that `orchard dataset build` wrote."""
+    out: str
+    """Directory of checkpoints, metrics and the result, `<out>/model`."""
+    model: str | None = None
+    """Hugging Face directory or Hub name to start from."""
+    shape: str | None = None
+    """Preset of `pipelines.models.tiny.SHAPES`: a model from scratch, of the tokenizer's vocabulary."""
+    tokenizer: str | None = None
+    """Directory or Hub name that is saved beside the weights; default: the model's own."""
+    seed: int = 0
+    """Of weights from scratch and of the order of examples."""
+
+    epochs: Count = 5
+    max_steps: Count | None = None
+    """Optimizer steps at most; the schedule ends there."""
+    global_batch: Count = 128
+    """Examples in one optimizer step, over all processes."""
+    context: Count = 65_536
+    """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune."""
+    packing: bool = True
+    """False: one example for each forward pass, for architectures whose layers mix packed examples."""
+
+    lr: Positive = 1e-5
+    min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    warmup: Fraction = 0.0
+    """Share of the steps over which the learning rate rises from zero, linearly."""
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Of matrices; norms and biases never decay."""
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: Positive = 1e-8
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """Largest norm of the gradient; 0: no clipping."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that do not train: patterns over their names, as `*visual*`."""
+
+    precision: Precision = Precision.FLOAT32
+    activation_checkpointing: bool = False
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """CPU threads of each process; 0: torch decides."""
+    checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 100
+    """Optimizer steps between checkpoints; 0: none."""
+    keep_checkpoints: Count = 2
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "swe": {
+        "epochs": 5,
+        "global_batch": 128,
+        "context": 65_536,
+        "lr": 1e-5,
+        "min_lr": 1e-6,
+        "precision": "bfloat16",
+        "activation_checkpointing": True,
+    },
+    "gui": {
+        "epochs": 3,
+        "global_batch": 128,
+        "lr": 1e-5,
+        "warmup": 0.1,
+        "freeze": ["*visual*", "*vision*"],
+        "precision": "bfloat16",
+        "activation_checkpointing": True,
+    },
+    "claw": {
+        "epochs": 1,
+        "global_batch": 16,
+        "context": 65_536,
+        "lr": 1e-5,
+        "min_lr": 1e-6,
+        "precision": "bfloat16",
+        "activation_checkpointing": True,
+    },
+}
+"""The paper's hyper-parameters (learning.md, section 3); `preset = "swe"` in the file, other keys win."""
+
+
+def settings_from(tree: dict[str, Any]) -> SftSettings:
+    """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
+    given = dict(tree)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(PRESETS)}")
+    try:
+        settings = msgspec.convert(PRESETS.get(preset, {}) | given, SftSettings)
+    except msgspec.ValidationError as error:
+        raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+    if (settings.model is None) == (settings.shape is None):
+        raise TrainingError(
+            "say what is trained: either `model` (a directory to start from) or `shape` (from scratch)"
+        )
+    if settings.shape is not None and settings.tokenizer is None:
+        raise TrainingError("a model from scratch needs `tokenizer`: its vocabulary sets the model's")
+    if settings.min_lr > settings.lr:
+        raise TrainingError(f"min_lr {settings.min_lr:g} is above lr {settings.lr:g}: lower it")
+    return settings
+
+
+def read_settings(path: Path) -> SftSettings:
+    """Settings from a TOML file; paths in it are relative to the working directory. Raises TrainingError."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TrainingError(f"the configuration {path} cannot be read: {error}") from error
+    return settings_from(tree)
+
+
+_RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
+
+
+def settings_hash(settings: SftSettings) -> str:
+    """Equal for settings that make the same weights: where they are written does not count."""
+    fields = msgspec.to_builtins(settings)
+    return digest({name: value for name, value in fields.items() if name not in _RUNTIME})

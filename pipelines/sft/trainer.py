@@ -1,0 +1,191 @@
+"""The fine-tuning run: steps over packed examples, from a dataset directory to a model directory."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from pipelines.datasets.manifest import read_manifest
+from pipelines.datasets.rows import TokenRow, read_tokens
+from pipelines.models.directories import save_model
+from pipelines.models.tiny import parameters
+from pipelines.sft.attention import use_packed_attention
+from pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
+from pipelines.sft.loss import make_pack, summed_loss, trained_tokens
+from pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
+from pipelines.sft.preparation import check_rows, freeze, make_optimizer, starting_point, weights_sha256
+from pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
+from pipelines.sft.schedule import Plan, learning_rate, packs, shares
+from pipelines.sft.settings import SftSettings, settings_hash
+from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+
+METRICS = "metrics.jsonl"
+PLOT = "loss.png"
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+
+
+class Trainer:
+    """Model, optimizer and data of a run, and what one step does to them."""
+
+    def __init__(
+        self,
+        settings: SftSettings,
+        rows: Sequence[TokenRow],
+        model: PreTrainedModel,
+        processes: Processes,
+    ) -> None:
+        """`model` is put on the device, prepared for packs and sharded. Raises TrainingError, ModelError."""
+        check_rows(rows, context=settings.context, vocabulary=model.config.get_text_config().vocab_size)
+        self.settings, self.rows, self.processes, self.model = settings, rows, processes, model
+        self.plan = Plan(
+            examples=len(rows),
+            global_batch=settings.global_batch,
+            epochs=settings.epochs,
+            seed=settings.seed,
+            max_steps=settings.max_steps,
+        )
+        model.to(processes.device)  # type: ignore[arg-type]
+        model.train()
+        if settings.packing:
+            use_packed_attention(model)
+        if settings.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        freeze(model, settings.freeze)
+        shard(model, processes, settings.precision)
+        self.optimizer = make_optimizer(model, settings)
+
+    def step(self, number: int) -> TrainingStep:
+        """Do step `number`, counted from 0: forward and backward over its packs, then one update."""
+        started = time.monotonic()
+        settings, processes = self.settings, self.processes
+        rows = [self.rows[index] for index in self.plan.batch(number)]
+        trained = sum(trained_tokens(row) for row in rows)
+        lr = learning_rate(
+            number,
+            steps=self.plan.steps,
+            peak=settings.lr,
+            floor=settings.min_lr,
+            warmup=settings.warmup,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        summed = self.backward(rows, trained)
+        norm = clipped(self.model, settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return TrainingStep(
+            run=settings.run,
+            step=number + 1,
+            loss=processes.summed(summed) / trained,
+            lr=lr,
+            grad_norm=norm,
+            tokens=sum(len(row.input_ids) for row in rows),
+            trained_tokens=trained,
+            seconds=time.monotonic() - started,
+            epoch=self.plan.epoch(number + 1),
+            examples=len(rows),
+            memory_bytes=torch.cuda.max_memory_allocated() if processes.device.type == "cuda" else 0,
+        )
+
+    def backward(self, rows: Sequence[TokenRow], trained: int) -> float:
+        """Add the gradient of the mean loss over `trained` tokens of the whole batch `rows`.
+
+        Returns the loss summed over the tokens of this process's packs, in nats.
+        """
+        processes, summed = self.processes, 0.0
+        mine = self._packs(rows)
+        for place, members in enumerate(mine):
+            last_backward(self.model, place == len(mine) - 1)
+            with autocast(processes, self.settings.precision):
+                loss = summed_loss(self.model, make_pack(members, processes.device))
+            # Sharded gradients are averaged over the processes, but the batch has one mean over all tokens.
+            (loss * (processes.count / trained)).backward()  # type: ignore[no-untyped-call]
+            summed += loss.item()
+        return summed
+
+    def _packs(self, rows: Sequence[TokenRow]) -> list[list[TokenRow]]:
+        """This process's packs. All processes have equally many; an empty one trains nothing."""
+        lengths = [len(row.input_ids) for row in rows]
+        alone = [[index] for index in range(len(rows))]
+        packed = packs(lengths, self.settings.context) if self.settings.packing else alone
+        given = shares([sum(lengths[index] for index in pack) for pack in packed], self.processes.count)
+        mine = [[rows[index] for index in packed[pack]] for pack in given[self.processes.rank]]
+        return mine + [[]] * (max(map(len, given)) - len(mine))
+
+
+def train(
+    settings: SftSettings,
+    *,
+    sinks: Callable[[], Sequence[Sink]] = tuple,
+    code_version: str = "",
+) -> Path:
+    """Do a run, or what is left of it, and return its model directory, `<out>/model`.
+
+    `sinks` is called once, in the process that reports. Raises TrainingError, ModelError, DatasetError.
+    """
+    out = Path(settings.out)
+    with joined(settings.threads) as processes:
+        manifest = read_manifest(Path(settings.dataset))
+        rows = list(read_tokens(Path(settings.dataset)))
+        model, tokenizer = starting_point(settings)
+        size = parameters(model)
+        trainer = Trainer(settings, rows, model, processes)
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints)
+        position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
+        if (newest := checkpoints.newest()) is not None:
+            same_run(newest, position, out)
+            checkpoints.load(model, trainer.optimizer)
+            position = newest
+        reports = [JsonLines(out / METRICS, position.step), *sinks()] if processes.first else []
+        for sink in reports:
+            sink.put(
+                TrainingStarted(
+                    run=settings.run,
+                    config_hash=position.settings_hash,
+                    dataset_sha256=manifest.sha256,
+                    model=settings.model or f"qwen3-{settings.shape}",
+                    parameters=size,
+                    steps=trainer.plan.steps,
+                    code_version=code_version,
+                    device=str(processes.device),
+                    dtype=settings.precision,
+                    world_size=processes.count,
+                    global_batch=settings.global_batch,
+                    context=settings.context,
+                    seed=settings.seed,
+                    resumed_step=position.step,
+                )
+            )
+        started = time.monotonic()
+        for number in range(position.step, trainer.plan.steps):
+            fact = trainer.step(number)
+            position = position.after(fact)
+            for sink in reports:
+                sink.put(fact)
+            if settings.checkpoint_every and fact.step % settings.checkpoint_every == 0:
+                checkpoints.save(model, trainer.optimizer, position)
+        state = whole_weights(model, processes)
+        if processes.first:
+            save_model(model, out / MODEL, tokenizer=tokenizer, state=state)
+            steps = read_steps(out / METRICS)
+            plot_steps(
+                steps, out / PLOT, f"{settings.run}: {len(rows):,} examples, {position.tokens:,} tokens"
+            )
+            finished = TrainingFinished(
+                run=settings.run,
+                checkpoint=MODEL,
+                checkpoint_sha256=weights_sha256(out / MODEL),
+                steps=position.step,
+                tokens=position.tokens,
+                trained_tokens=position.trained_tokens,
+                seconds=time.monotonic() - started,
+                final_loss=steps[-1].loss,
+            )
+            for sink in reports:
+                sink.put(finished)
+        processes.wait()
+    return out / MODEL

@@ -1,0 +1,143 @@
+"""Loss and gradient against a plain reference; packed examples do not see one another."""
+
+import pytest
+import torch
+
+from pipelines.models.errors import ModelError
+from pipelines.models.tiny import Shape, new_model
+from pipelines.sft.attention import use_packed_attention
+from pipelines.sft.loss import make_pack, summed_loss
+from pipelines.sft.processes import Processes
+from pipelines.sft.settings import settings_from
+from pipelines.sft.trainer import Trainer
+from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY, token_rows
+
+CPU = torch.device("cpu")
+ALONE = Processes(rank=0, count=1, device=CPU)
+
+
+def plain_step(model, rows):
+    """The reference: every example by itself, all logits, a loop over tokens, one mean over the batch."""
+    total, trained = torch.zeros(()), 0
+    for row in rows:
+        ids = torch.tensor(row.input_ids.tolist())
+        logits = model(input_ids=ids[None], use_cache=False).logits[0]
+        for place in range(1, len(ids)):
+            if row.loss_mask[place]:
+                scores = logits[place - 1] - logits[place - 1].max()
+                total = total - (scores[ids[place]] - scores.exp().sum().log())
+                trained += 1
+    loss = total / trained
+    loss.backward()
+    gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return loss.item(), gradient
+
+
+def trainer_of(model, rows, **changes):
+    settings = settings_from(
+        {"dataset": "-", "out": "-", "model": "-", "global_batch": len(rows), "context": 100} | changes
+    )
+    return Trainer(settings, rows, model, ALONE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"packing": False}, {"activation_checkpointing": True}, {"context": 4096}],
+    ids=["packed", "one by one", "activation checkpointing", "one pack"],
+)
+def test_loss_and_gradient_equal_a_plain_reference(model, changes):
+    rows = token_rows(20)
+    expected, gradient = plain_step(model, rows)
+    trainer = trainer_of(model, rows, **changes)
+    trained = sum(int(row.loss_mask[1:].sum()) for row in rows)
+    assert trainer.backward(rows, trained) / trained == pytest.approx(expected, abs=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradient[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_a_packed_example_has_the_logits_it_has_alone(model):
+    rows = token_rows(7)
+    pack = make_pack(rows, CPU)
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor(row.input_ids)[None].long()).logits[0] for row in rows]
+        use_packed_attention(model)
+        packed = model(
+            input_ids=pack.ids, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+        ).logits[0]
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_no_gradient_crosses_from_one_example_to_another(model):
+    """Exactly zero, not only small."""
+    first, second = token_rows(2)
+    use_packed_attention(model)
+    pack = make_pack([first, second], CPU)
+    embedded = model.get_input_embeddings()(pack.ids).detach().requires_grad_()
+    logits = model(
+        inputs_embeds=embedded, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+    ).logits
+    logits[0, len(first.input_ids) :].square().sum().backward()
+    crossing, own = embedded.grad[0].split(pack.lengths)
+    assert crossing.abs().max() == 0
+    assert own.abs().max() > 0
+
+
+def test_a_sliding_window_stays_a_window_in_a_pack():
+    config = new_model(SHAPE, vocabulary=VOCABULARY, seed=0).config
+    config.use_sliding_window, config.sliding_window = True, 6
+    config.layer_types = ["full_attention", "sliding_attention"]
+    model = type(new_model(SHAPE, vocabulary=VOCABULARY, seed=0))(config)
+    rows = token_rows(3)
+    pack = make_pack(rows, CPU)
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor(row.input_ids)[None].long()).logits[0] for row in rows]
+        use_packed_attention(model)
+        packed = model(
+            input_ids=pack.ids, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+        ).logits[0]
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_would_mix_examples_are_refused(model):
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ModelError, match=r"linear_attention.*`packing = false`"):
+        use_packed_attention(model)
+
+
+def test_only_masked_tokens_count(model):
+    """What is not under the mask may change its target and changes no loss."""
+    row = token_rows(1)[0]
+    row.loss_mask[:] = 0
+    row.loss_mask[2] = 1
+    use_packed_attention(model)
+    before = summed_loss(model, make_pack([row], CPU)).item()
+    row.input_ids[3:] = (row.input_ids[3:] + 1) % VOCABULARY
+    assert summed_loss(model, make_pack([row], CPU)).item() == pytest.approx(before, abs=1e-6)
+    row.input_ids[2] = (row.input_ids[2] + 1) % VOCABULARY
+    assert summed_loss(model, make_pack([row], CPU)).item() != pytest.approx(before, abs=1e-3)
+
+
+def test_a_large_vocabulary_is_summed_in_parts(model, monkeypatch):
+    rows = token_rows(6)
+    use_packed_attention(model)
+    whole = summed_loss(model, make_pack(rows, CPU))
+    monkeypatch.setattr("pipelines.sft.loss._LOGIT_ROWS", 5)
+    torch.testing.assert_close(summed_loss(model, make_pack(rows, CPU)), whole)
+
+
+def test_wide_heads_share_keys():
+    """Query heads in groups, an odd number of them."""
+    shape = Shape(
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    model = new_model(shape, vocabulary=VOCABULARY, seed=0)
+    rows = token_rows(4)
+    expected, _ = plain_step(model, rows)
+    trained = sum(int(row.loss_mask[1:].sum()) for row in rows)
+    assert trainer_of(model, rows).backward(rows, trained) / trained == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,148 @@
+"""Whole runs in processes of their own: killed and resumed, alone and sharded over two."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipelines.datasets.errors import DatasetError
+from pipelines.models.directories import load_model, load_tokenizer
+from pipelines.sft.metrics import read_steps
+from pipelines.sft.settings import TrainingError
+from pipelines.sft.trainer import METRICS, MODEL, PLOT, train
+from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
+
+RUN = "import sys; from pathlib import Path; from pipelines.sft.settings import read_settings; "
+RUN += "from pipelines.sft.trainer import train; train(read_settings(Path(sys.argv[1])))"
+
+
+def start(settings, tmp_path: Path, **environment: str) -> subprocess.Popen:
+    """A run in its own process."""
+    file = tmp_path / f"{Path(settings.out).name}.toml"
+    file.write_text(to_toml(settings))
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(file)], env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    )
+
+
+def weights(settings) -> bytes:
+    return (Path(settings.out) / MODEL / "model.safetensors").read_bytes()
+
+
+def facts(settings):
+    """All that a run said about its steps but the time they took."""
+    return [
+        msgspec.structs.replace(step, seconds=0.0, run="")
+        for step in read_steps(Path(settings.out) / METRICS)
+    ]
+
+
+def test_a_run_learns_and_leaves_a_model_that_transformers_loads(run_settings):
+    settings = run_settings(epochs=12, lr=1e-2)
+    result = train(settings)
+    steps = facts(settings)
+    assert [step.step for step in steps] == list(range(1, 37))
+    assert steps[-1].loss < steps[0].loss - 1.0
+    assert sum(step.trained_tokens for step in steps) == 12 * sum(
+        int(row.loss_mask[1:].sum()) for row in token_rows(24)
+    )
+    assert load_model(result).config.vocab_size == len(load_tokenizer(result))
+    assert (Path(settings.out) / PLOT).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_run_gives_the_same_bits(run_settings):
+    first, second = run_settings("first"), run_settings("second")
+    train(first)
+    train(second)
+    assert weights(first) == weights(second)
+    assert facts(first) == facts(second)
+
+
+def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path):
+    whole, broken = run_settings("whole", epochs=40), run_settings("broken", epochs=40)
+    train(whole)
+    metrics = Path(broken.out) / METRICS
+    process = start(broken, tmp_path)
+    try:
+        deadline = time.monotonic() + 120
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(read_steps(metrics)) < 120, "the run ended before it was killed"
+    train(broken)
+    assert weights(broken) == weights(whole)
+    assert facts(broken) == facts(whole)
+
+
+def test_two_sharded_processes_train_as_one(run_settings, tmp_path):
+    one, two = run_settings("one"), run_settings("two")
+    train(one)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [start(two, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for alone, sharded in zip(facts(one), facts(two), strict=True):
+        assert sharded.loss == pytest.approx(alone.loss, abs=1e-5)
+        assert sharded.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
+        assert sharded.trained_tokens == alone.trained_tokens
+    alone, sharded = (load_model(Path(each.out) / MODEL) for each in (one, two))
+    for name, parameter in alone.named_parameters():
+        assert (sharded.get_parameter(name) - parameter).abs().max() < 1e-4, name
+
+
+def test_a_checkpoint_of_other_settings_is_refused(run_settings):
+    train(run_settings())
+    with pytest.raises(TrainingError, match=r"is of another configuration .* choose another `out`"):
+        train(run_settings(lr=1e-3))
+
+
+def test_frozen_parameters_stay_as_they_were(run_settings):
+    frozen = load_model(train(run_settings("none", max_steps=1, freeze=["model.layers.0.*"])))
+    moved = load_model(train(run_settings("all", max_steps=1)))
+    start = load_model(train(run_settings("still", max_steps=1, lr=1e-30)))
+    for name, parameter in start.named_parameters():
+        first_layer = name.startswith("model.layers.0.")
+        assert bool((frozen.get_parameter(name) == parameter).all()) == first_layer, name
+        assert not bool((moved.get_parameter(name) == parameter).all()), name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda row: row.loss_mask.fill(0), "has no token that trains"),
+        (lambda row: row.input_ids.fill(99), "another tokenizer"),
+    ],
+)
+def test_rows_that_cannot_train_are_named(run_settings, tmp_path, spoil, says):
+    rows = token_rows(3)
+    spoil(rows[1])
+    dataset = write_dataset(tmp_path / "spoilt", rows)
+    with pytest.raises(TrainingError, match=rf"example r1\.1\.0 .*{says}"):
+        train(run_settings(dataset=str(dataset)))
+
+
+def test_a_longer_example_than_the_context_is_refused(run_settings):
+    with pytest.raises(TrainingError, match="raise `context`"):
+        train(run_settings(context=8))
+
+
+def test_a_directory_without_a_dataset_is_named(run_settings, tmp_path):
+    with pytest.raises(DatasetError, match="orchard dataset build"):
+        train(run_settings(dataset=str(tmp_path)))
