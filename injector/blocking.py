@@ -1,6 +1,6 @@
 """The blocking client of the sandbox service: the asynchronous one, driven on a thread of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -149,6 +149,14 @@ class Sandbox:
         """The same into a local file; returns its size in bytes."""
         return self._loop.run(self._sandbox.download_file(remote_path, local_path))
 
+    def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
+        """Copy what is in a local directory into one of the sandbox."""
+        return self._loop.run(self._sandbox.upload_directory(local_path, remote_path))
+
+    def download_directory(self, remote_path: str, local_path: str | Path) -> list[str]:
+        """Copy what is in a directory of the sandbox into a local one; returns what was left out."""
+        return self._loop.run(self._sandbox.download_directory(remote_path, local_path))
+
     def list_files(self, remote_path: str = "/") -> list[Entry]:
         """Entries of a directory, by name."""
         return self._loop.run(self._sandbox.list_files(remote_path))
@@ -160,6 +168,27 @@ class Sandbox:
     def snapshot(self, image: str) -> SnapshotReply:
         """Make the file system as it is now an image."""
         return self._loop.run(self._sandbox.snapshot(image))
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        sandbox_ids: Sequence[str] | None = None,
+        labels: dict[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> "list[Sandbox]":
+        """Make copies of the file system as it is now, each a sandbox of its own."""
+        forks = self._loop.run(
+            self._sandbox.fork(
+                count,
+                sandbox_ids=sandbox_ids,
+                labels=labels,
+                ttl_seconds=ttl_seconds,
+                idempotency_key=idempotency_key,
+            )
+        )
+        return [Sandbox(self._loop, fork) for fork in forks]
 
     def status(self) -> SandboxInfo:
         """The sandbox's record as it is now."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -120,13 +120,11 @@ class AsyncSandboxClient:
         except BaseException:
             await asyncio.shield(self.delete_sandbox(made.sandbox_id))
             raise
-        sandbox = AsyncSandbox(self._transport, info, self._forget)
-        self._made[sandbox.sandbox_id] = sandbox
-        return sandbox
+        return self._own(info)
 
     async def get_sandbox(self, sandbox_id: str) -> AsyncSandbox:
         """A sandbox that exists. Raises SandboxNotFound. Cleaning up is left to whoever made it."""
-        return AsyncSandbox(self._transport, await self._info(sandbox_id))
+        return AsyncSandbox(self._transport, await self._info(sandbox_id), self._forget, self._forked)
 
     async def list_sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         """Records of the sandboxes that carry all `labels`."""
@@ -158,6 +156,23 @@ class AsyncSandboxClient:
                 self._ledger.close()
         finally:
             await self._transport.close()
+
+    def _own(self, info: SandboxInfo) -> AsyncSandbox:
+        sandbox = AsyncSandbox(self._transport, info, self._forget, self._forked)
+        self._made[sandbox.sandbox_id] = sandbox
+        return sandbox
+
+    async def _forked(self, forks: Sequence[SandboxInfo]) -> list[AsyncSandbox]:
+        """They are ours from now on: all of them once they are ready, or none."""
+        ids = [info.sandbox_id for info in forks]
+        for sandbox_id in ids:
+            self._ledger.add(sandbox_id)
+        try:
+            ready = await asyncio.gather(*(self._ready(sandbox_id, DEFAULT_TIMEOUT) for sandbox_id in ids))
+        except BaseException:
+            await asyncio.shield(asyncio.gather(*(self.delete_sandbox(sandbox_id) for sandbox_id in ids)))
+            raise
+        return [self._own(info) for info in ready]
 
     async def _delete_own(self, sandbox_id: str) -> None:
         sandbox = self._made.get(sandbox_id)

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from injector import environment
+from injector import directories, environment
 from injector.errors import SandboxError, SandboxUnavailable
 from injector.process import AsyncContainerProcess
 from injector.results import Entry, JobResult, Listing, PatchOutcome, Written
@@ -19,6 +19,7 @@ from schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
     ExecRequest,
+    ForkSandbox,
     JobQueued,
     JobStatus,
     SandboxInfo,
@@ -46,11 +47,16 @@ class AsyncSandbox:
     """
 
     def __init__(
-        self, transport: Transport, info: SandboxInfo, deleted: Callable[[str], object] = str
+        self,
+        transport: Transport,
+        info: SandboxInfo,
+        deleted: Callable[[str], object],
+        made: Callable[[Sequence[SandboxInfo]], Awaitable[list["AsyncSandbox"]]],
     ) -> None:
-        """`deleted` is told the id once it is gone."""
+        """`deleted` is told the id once it is gone; `made` takes charge of the forks and waits for them."""
         self._transport = transport
         self._deleted = deleted
+        self._made = made
         self.info = info
         """As of its creation; `status` asks for what holds now."""
         self.sandbox_id = info.sandbox_id
@@ -241,6 +247,30 @@ class AsyncSandbox:
         data = await self.download_content(remote_path)
         return await asyncio.to_thread(Path(local_path).write_bytes, data)
 
+    async def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
+        """Copy what is in a local directory into the one at the absolute `remote_path`, made where missing.
+
+        Files that are there already are replaced, others stay. Modes, times and links are kept; owners are
+        not, all is the superuser's. Sockets and devices are left out.
+        """
+        with directories.temporary() as archive:
+            await asyncio.to_thread(directories.pack, Path(local_path), archive)
+            return await self._transport.call(
+                Written, "PUT", f"{self._path}/archive", body=archive, params={"path": remote_path}
+            )
+
+    async def download_directory(self, remote_path: str, local_path: str | Path) -> list[str]:
+        """Copy what is in a directory of the sandbox into a local one, made where it is missing.
+
+        The sandbox is not trusted: nothing is written outside of `local_path`, nothing becomes set-user-ID,
+        and everything is owned by the caller. Returns the names of what was left out: special files, and
+        links that could lead out. Raises SandboxFileMissing when there is no such directory, and
+        SandboxRequestInvalid for what a directory cannot contain or what is in the way here.
+        """
+        with directories.temporary() as archive:
+            await self._transport.download(f"{self._path}/archive", {"path": remote_path}, archive)
+            return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
+
     async def list_files(self, remote_path: str = "/") -> list[Entry]:
         """Entries of a directory, by name; SandboxFileMissing when there is none."""
         listing = await self._transport.call(
@@ -270,6 +300,34 @@ class AsyncSandbox:
         return await self._transport.call(
             SnapshotReply, "POST", f"{self._path}/snapshot", body=SnapshotRequest(image=image)
         )
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        sandbox_ids: Sequence[str] | None = None,
+        labels: dict[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> "list[AsyncSandbox]":
+        """Make `count` copies of the file system as it is now, each a sandbox of its own, and wait for them.
+
+        They have this one's image, limits and network, and its labels and time to live unless others are
+        given; its processes they have not. Wait for commands that write before. The client deletes them like
+        those that it creates. Raises SandboxConflict when one of `sandbox_ids` is taken and
+        SandboxUnsupported where the backend cannot fork; then there are none.
+        """
+        request = ForkSandbox(
+            count=count,
+            sandbox_ids=None if sandbox_ids is None else list(sandbox_ids),
+            labels=labels,
+            ttl_seconds=ttl_seconds,
+        )
+        key = idempotency_key or uuid.uuid4().hex
+        forks = await self._transport.call(
+            list[SandboxInfo], "POST", f"{self._path}/fork", body=request, key=key
+        )
+        return await self._made(forks)
 
     async def status(self) -> SandboxInfo:
         """The sandbox's record as it is now."""

@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import aiohttp
 import msgspec
 
-from injector.errors import SandboxRequestInvalid, SandboxUnavailable, error_for
+from injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
 API_KEY_HEADER = "X-API-Key"
@@ -19,6 +19,8 @@ REASON_HEADER = "X-Error-Reason"
 
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
+PIECE = 1024 * 1024
+"""Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 """Seconds between tries: doubled each time, with jitter."""
@@ -51,7 +53,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        body: msgspec.Struct | bytes | None = None,
+        body: msgspec.Struct | bytes | IO[bytes] | None = None,
         params: Mapping[str, str] | list[tuple[str, str]] | None = None,
         key: str | None = None,
         timeout: float | None = None,
@@ -69,7 +71,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        body: msgspec.Struct | bytes | None = None,
+        body: msgspec.Struct | bytes | IO[bytes] | None = None,
         params: Mapping[str, str] | list[tuple[str, str]] | None = None,
         key: str | None = None,
         timeout: float | None = None,
@@ -90,6 +92,26 @@ class Transport:
         )
         async with reply:
             yield reply
+
+    async def download(self, path: str, params: Mapping[str, str], target: IO[bytes]) -> None:
+        """The answer of a GET into a file, whole or not at all; tries again from its start."""
+
+        async def attempt() -> None:
+            target.seek(0)
+            target.truncate()
+            with self._explained(self._timeout):
+                async with self._opened().get(
+                    self._url + path,
+                    params=params,
+                    headers=self.headers,
+                    timeout=aiohttp.ClientTimeout(total=self._timeout),
+                ) as reply:
+                    if reply.status >= 400:
+                        raise _error(reply, await reply.read())
+                    async for piece in reply.content.iter_chunked(PIECE):
+                        await asyncio.to_thread(target.write, piece)
+
+        await self._patiently(attempt)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """An open WebSocket. Raises the typed errors; tries again while the service is away."""
@@ -115,7 +137,7 @@ class Transport:
             reply = await self._opened().request(
                 method,
                 self._url + path,
-                data=data,
+                data=data if data is None or isinstance(data, bytes) else _pieces(data),
                 params=params,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout),
@@ -123,7 +145,7 @@ class Transport:
             await reply.read()
         if reply.status >= 400:
             async with reply:
-                raise error_for(reply.status, _detail(await reply.read()), reply.headers.get(REASON_HEADER))
+                raise _error(reply, await reply.read())
         return reply
 
     async def _try_line(self, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -161,6 +183,17 @@ class Transport:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             self._opened_by = os.getpid()
         return self._session
+
+
+async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
+    """A file from its start: every try sends all of it."""
+    source.seek(0)
+    while piece := await asyncio.to_thread(source.read, PIECE):
+        yield piece
+
+
+def _error(reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
+    return error_for(reply.status, _detail(body), reply.headers.get(REASON_HEADER))
 
 
 def _detail(data: bytes) -> str:

@@ -16,14 +16,15 @@ from injector.orchestrator.drain import Drain
 from injector.orchestrator.keys import offered_protocols
 from injector.orchestrator.metrics import MEDIA_TYPE, Metrics
 from injector.orchestrator.relay import relay
-from injector.orchestrator.replies import Invalid, add_request_id, decoded, json_reply, middleware
-from injector.orchestrator.routes import RAW, ROUTES
+from injector.orchestrator.replies import Invalid, add_request_id, decoded, json_reply, middleware, streamed
+from injector.orchestrator.routes import RAW, ROUTES, TAR
 from schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
     CreateSandbox,
     ExecRequest,
     FileContent,
+    ForkSandbox,
     Job,
     SandboxCreatedReply,
     ServiceInfo,
@@ -182,15 +183,30 @@ class Orchestrator:
                 data = b"".join([piece async for piece in pieces])
                 content = base64.b64encode(data).decode()
                 return json_reply(FileContent(path=path, content=content, size=len(data)))
-            reply = web.StreamResponse(headers={"Content-Type": RAW})
-            await reply.prepare(request)
-            async for piece in pieces:
-                await reply.write(piece)
-            await reply.write_eof()
-            return reply
+            return await streamed(request, pieces, RAW)
 
     async def _files(self, request: web.Request) -> web.Response:
         return json_reply(await self._backend.list_files(request.match_info["id"], _path(request)))
+
+    async def _read_archive(self, request: web.Request) -> web.StreamResponse:
+        path = _path(request)
+        async with self._backend.read_archive(request.match_info["id"], path) as pieces:
+            return await streamed(request, pieces, TAR)
+
+    async def _write_archive(self, request: web.Request) -> web.Response:
+        path, pieces = _path(request), request.content.iter_any()
+        return json_reply(await self._backend.write_archive(request.match_info["id"], path, pieces))
+
+    async def _fork(self, request: web.Request) -> web.Response:
+        wanted = await decoded(request, ForkSandbox)
+        for name, text in (("cpu", wanted.cpu), ("memory", wanted.memory)):
+            if text is not None:
+                _check_quantity(name, text)
+        ids = wanted.sandbox_ids
+        if ids is not None and not len(ids) == len(set(ids)) == wanted.count:
+            raise Invalid(["body", "sandbox_ids"], "as many different ids are needed as `count` says")
+        key = request.headers.get(KEY_HEADER)
+        return json_reply(await self._backend.fork(request.match_info["id"], wanted, key))
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, SnapshotRequest)

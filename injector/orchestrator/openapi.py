@@ -69,8 +69,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     ]
     if parameters:
         operation["parameters"] = parameters
-    if route.request is not None:
-        content = _content(schemas["request"], route.request_media)
+    if route.request is not None or route.request_media is not None:
+        content = _content(schemas.get("request"), route.request_media)
         operation["requestBody"] = {"required": True, "content": content}
     answer: dict[str, Any] = {"description": HTTPStatus(route.status).phrase}
     reply = schemas.get("reply")

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,6 +60,22 @@ async def decoded(request: web.Request, kind: type[T]) -> T:
         raise Invalid(["body", *steps(path.rstrip("`"))], message, "validation_error") from error
     except msgspec.DecodeError as error:
         raise Invalid(["body"], f"the body is not JSON: {error}", "json_invalid") from error
+
+
+async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:
+    """The pieces as they come. Once begun, only a broken line can say that the rest will not follow."""
+    reply = web.StreamResponse(headers={"Content-Type": media})
+    await reply.prepare(request)
+    try:
+        async for piece in pieces:
+            await reply.write(piece)
+    except SandboxError as error:
+        log.warning("an answer is cut short: %s", error)
+        if request.transport is not None:
+            request.transport.abort()
+        return reply
+    await reply.write_eof()
+    return reply
 
 
 def _without_nulls(body: bytes) -> bytes:

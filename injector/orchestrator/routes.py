@@ -12,6 +12,7 @@ from schemas.sandboxes import (
     FileContent,
     FileList,
     FileWritten,
+    ForkSandbox,
     Health,
     Job,
     JobQueued,
@@ -26,6 +27,7 @@ from schemas.sandboxes import (
 )
 
 RAW = "application/octet-stream"
+TAR = "application/x-tar"
 PLAIN = "text/plain"
 
 
@@ -78,7 +80,7 @@ class Route(NamedTuple):
     reply_media: str | None = None
     """What a 200 may be instead of JSON."""
     request_media: str | None = None
-    """What the body may be instead of JSON."""
+    """What the body may be instead of JSON, or must be where there is no record."""
     status: int = 200
     open: bool = False
     """Answered without a key."""
@@ -189,13 +191,42 @@ ROUTES = (
         errors=(*SANDBOX_ERRORS, 422),
     ),
     Route(
+        "GET",
+        "/sandboxes/{id}/archive",
+        "read_archive",
+        "a directory as a tar stream, names relative to it",
+        parameters=(PATH,),
+        errors=(*SANDBOX_ERRORS, 422),
+        reply_media=TAR,
+    ),
+    Route(
+        "PUT",
+        "/sandboxes/{id}/archive",
+        "write_archive",
+        "unpack a tar stream into a directory, which is made where it is missing",
+        FileWritten,
+        parameters=(PATH,),
+        errors=(*SANDBOX_ERRORS, 422),
+        request_media=TAR,
+    ),
+    Route(
+        "POST",
+        "/sandboxes/{id}/fork",
+        "fork",
+        "begin to create copies: the file system as it is now, none of the processes",
+        list[SandboxInfo],
+        ForkSandbox,
+        (KEY,),
+        (*SANDBOX_ERRORS, 501),
+    ),
+    Route(
         "POST",
         "/sandboxes/{id}/snapshot",
         "snapshot",
         "make the file system an image",
         SnapshotReply,
         SnapshotRequest,
-        errors=SANDBOX_ERRORS,
+        errors=(*SANDBOX_ERRORS, 501),
     ),
     Route("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=SANDBOX_ERRORS),
     Route(

@@ -108,7 +108,7 @@ async def test_point_4_a_service_that_cannot_be_reached_is_not_a_command_that_ti
     url = f"http://127.0.0.1:{unused_tcp_port}"
     async with AsyncSandboxClient(url, auto_cleanup=False, retry_seconds=0.0) as client:
         with pytest.raises(SandboxUnavailable):
-            await type(sandbox)(client._transport, sandbox.info).exec("true")
+            await client._own(sandbox.info).exec("true")
 
 
 async def test_point_4_a_commands_own_124_is_not_a_timeout(sandbox: AsyncSandbox) -> None:
