@@ -54,3 +54,10 @@ class MachineUnfit(AgentError):
 
     status = 503
     reason = "machine_unfit"
+
+
+class Unsupported(AgentError):
+    """What holds the sandboxes here cannot do this at all; the sentence names another way."""
+
+    status = 501
+    reason = "unsupported"

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from injector.agent.errors import NotFound, RequestInvalid
@@ -14,7 +15,7 @@ from injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type,
 
 CHUNK = 1 << 20
 
-_KERNEL_INTERFACES = (PROC, SYSFS, CGROUP, CGROUP2)
+KERNEL_INTERFACES = (PROC, SYSFS, CGROUP, CGROUP2)
 """A task may have laid a link to one of them where a file is expected, and we may more than it may."""
 
 
@@ -62,10 +63,17 @@ def listing(root: int, path: str) -> list[dict[str, Any]]:
 
     Raises NotFound, and RequestInvalid when it is no directory.
     """
+    with opened_directory(root, path) as fd:
+        return sorted(_entries(fd), key=lambda entry: str(entry["name"]))
+
+
+@contextmanager
+def opened_directory(root: int, path: str) -> Iterator[int]:
+    """Descriptor of the directory at `path`. Raises NotFound, and RequestInvalid when it is no directory."""
     with _explained(path):
         fd = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return sorted(_entries(fd), key=lambda entry: str(entry["name"]))
+        yield fd
     finally:
         os.close(fd)
 
@@ -96,7 +104,7 @@ def _check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is a directory")
     if not stat.S_ISREG(mode):
         raise RequestInvalid(f"{path} is not a regular file")
-    if filesystem_type(fd) in _KERNEL_INTERFACES:
+    if filesystem_type(fd) in KERNEL_INTERFACES:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 

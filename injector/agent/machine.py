@@ -63,6 +63,16 @@ class SandboxSpec:
             raise RequestInvalid("cpu and memory must be more than zero")
 
 
+class Template(Protocol):
+    """A sandbox's file system as it was at one moment, for others to start from."""
+
+    async def create(self, spec: SandboxSpec, died: Died) -> "Machine":
+        """As `Host.create`, with this file system in place of an image."""
+
+    async def release(self) -> None:
+        """Nobody else will start from it; what is still in use stays as long as it is."""
+
+
 class Machine(Protocol):
     """One started sandbox."""
 
@@ -84,6 +94,13 @@ class Machine(Protocol):
 
     async def snapshot(self, image: str) -> dict[str, Any]:
         """Make its file system, as it is now, an image: `{"image", "layers", "size"}` (bytes)."""
+
+    async def template(self) -> Template:
+        """A copy of its file system as it is now.
+
+        Its commands go on meanwhile: of a file that is being written, the copy has what was there when its
+        turn came.
+        """
 
     async def destroy(self) -> None:
         """Kill all its processes, free everything it holds. May be called again after a failure."""

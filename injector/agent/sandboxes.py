@@ -5,19 +5,21 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from injector.agent.errors import AgentError, Conflict, NotFound, SandboxGone, TimeIsUp
+from injector.agent.errors import AgentError, Conflict, NotFound, RequestInvalid, SandboxGone, TimeIsUp
 from injector.agent.jobs import Jobs
-from injector.agent.machine import Host, Machine, SandboxSpec
+from injector.agent.machine import Died, Host, Machine, SandboxSpec
 from injector.agent.spawning import Spawner
 
 NAMESPACE = "local"
 RECORD = "record.json"
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class Sandbox:
         self.expiry: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
         self.deleting: asyncio.Task[None] | None = None
+        self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[Sandbox]]]] = {}
+        """By idempotency key: what was asked for, and the sandboxes made of it."""
 
     def fail(self, reason: str, message: str) -> None:
         """Turn to `failed`, once."""
@@ -78,22 +82,25 @@ class Sandbox:
 
 
 class Sandboxes:
-    """All sandboxes of an agent. Records lie in `directory`, so that the next agent can answer for them."""
+    """All sandboxes of an agent.
 
-    def __init__(self, directory: Path, host: Host, spawner: Spawner) -> None:
+    Records lie in `directory`, so that the next agent can answer for them; None: there will be no next one.
+    """
+
+    def __init__(self, directory: Path | None, host: Host, spawner: Spawner) -> None:
         self._directory = directory
         self._host = host
         self.spawner = spawner
         self._sandboxes: dict[str, Sandbox] = {}
         self._by_key: dict[str, Sandbox] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[Sandbox]:
         return iter(list(self._sandboxes.values()))
 
     def recover(self) -> None:
         """Answer `failed` for the sandboxes of an agent that died: they died with it."""
-        for path in sorted(self._directory.glob(f"*/{RECORD}")):
+        for path in [] if self._directory is None else sorted(self._directory.glob(f"*/{RECORD}")):
             record = json.loads(path.read_text())
             sandbox = Sandbox(SandboxSpec(**record["spec"]), record["key"], record["created_at"])
             sandbox.fail("agent_died", "the agent that held it died, and the sandbox with it")
@@ -119,16 +126,62 @@ class Sandboxes:
         spec.check()
         if key is not None and key in self._by_key:
             return self._by_key[key]
+        sandbox = self._add(spec, key)
+        sandbox.starting = self._keep(self._start(sandbox, self._host.create))
+        return sandbox
+
+    async def fork(self, origin: Sandbox, request: Mapping[str, Any], key: str | None) -> list[Sandbox]:
+        """Sandboxes that start from the file system of `origin` as it is before this returns.
+
+        `request` has `count` and, where the new ones differ, fields of SandboxSpec and `sandbox_ids`. The
+        same `key` again returns the first ones, as long as `origin` is there. Raises RequestInvalid, Conflict
+        for ids that are taken, and what `Machine.template` raises; then there are no new sandboxes.
+        """
+        if key is not None and key in origin.forks:
+            first, forking = origin.forks[key]
+            if first != request:
+                raise Conflict("this Idempotency-Key was used for another fork", reason="key_reused")
+            return await asyncio.shield(forking)
+        machine, _ = origin.ready()
+        forking = self._keep(self._fork(machine, _fork_specs(origin.spec, request)))
+        if key is not None:
+            origin.forks[key] = (dict(request), forking)
+        try:
+            return await asyncio.shield(forking)
+        except AgentError:
+            if key is not None:
+                origin.forks.pop(key, None)
+            raise
+
+    async def _fork(self, machine: Machine, specs: list[SandboxSpec]) -> list[Sandbox]:
+        for spec in specs:
+            self._check_free(spec)
+        template = await machine.template()
+        try:
+            for spec in specs:
+                self._check_free(spec)
+            forks = [self._add(spec, None) for spec in specs]
+            for fork in forks:
+                fork.starting = self._keep(self._start(fork, template.create))
+            await asyncio.wait([fork.starting for fork in forks if fork.starting is not None])
+        finally:
+            await template.release()
+        return forks
+
+    def _add(self, spec: SandboxSpec, key: str | None) -> Sandbox:
+        """A new sandbox, pending."""
+        self._check_free(spec)
         if not spec.sandbox_id:
-            spec = SandboxSpec(**{**asdict(spec), "sandbox_id": self._new_id()})
-        elif spec.sandbox_id in self._sandboxes:
-            raise Conflict(f"there is a sandbox {spec.sandbox_id} already", reason="exists")
+            spec = replace(spec, sandbox_id=self._new_id())
         sandbox = Sandbox(spec, key, time.time())
         self._remember(sandbox)
         self._record(sandbox)
-        sandbox.starting = self._keep(self._start(sandbox))
         self._arm(sandbox)
         return sandbox
+
+    def _check_free(self, spec: SandboxSpec) -> None:
+        if spec.sandbox_id in self._sandboxes:
+            raise Conflict(f"there is a sandbox {spec.sandbox_id} already", reason="exists")
 
     async def wait(self, sandbox_id: str, timeout: float) -> Sandbox:
         """The sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
@@ -175,12 +228,16 @@ class Sandboxes:
             self._by_key[sandbox.key] = sandbox
 
     def _record(self, sandbox: Sandbox) -> None:
+        if self._directory is None:
+            return
         directory = self._directory / sandbox.spec.sandbox_id
         directory.mkdir(parents=True)
         record = {"spec": asdict(sandbox.spec), "key": sandbox.key, "created_at": sandbox.created_at}
         (directory / RECORD).write_text(json.dumps(record))
 
-    async def _start(self, sandbox: Sandbox) -> None:
+    async def _start(
+        self, sandbox: Sandbox, create: Callable[[SandboxSpec, Died], Awaitable[Machine]]
+    ) -> None:
         def died(reason: str, message: str) -> None:
             log.warning("sandbox %s: %s", sandbox.spec.sandbox_id, message)
             sandbox.fail(reason, message)
@@ -189,7 +246,7 @@ class Sandboxes:
 
         try:
             async with asyncio.timeout(sandbox.spec.timeout):
-                machine = await self._host.create(sandbox.spec, died)
+                machine = await create(sandbox.spec, died)
         except TimeoutError:
             sandbox.fail("start_timeout", f"it was not ready within {sandbox.spec.timeout:g} s")
         except AgentError as error:
@@ -217,9 +274,10 @@ class Sandboxes:
         sandbox.fail("deleted", "it was deleted")
         if sandbox.jobs is not None:
             sandbox.jobs.settle("the sandbox was deleted")
-        directory = self._directory / sandbox.spec.sandbox_id
-        (directory / RECORD).unlink(missing_ok=True)
-        directory.rmdir()
+        if self._directory is not None:
+            directory = self._directory / sandbox.spec.sandbox_id
+            (directory / RECORD).unlink(missing_ok=True)
+            directory.rmdir()
         del self._sandboxes[sandbox.spec.sandbox_id]
         if sandbox.key is not None:
             del self._by_key[sandbox.key]
@@ -236,16 +294,32 @@ class Sandboxes:
         loop = asyncio.get_running_loop()
         sandbox.expiry = loop.call_later(max(ttl - idle, 0.01), self._arm, sandbox)
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled() or isinstance(task.exception(), AgentError):
+            return  # whoever asked is told
+        if task.exception() is not None:
             log.error("a sandbox task failed", exc_info=task.exception())
+
+
+def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[SandboxSpec]:
+    """What the forks are to be: as `origin` where `request` says nothing. Raises RequestInvalid."""
+    count = int(request.get("count") or 1)
+    ids = request.get("sandbox_ids") or [""] * count
+    if len(ids) != count or len(set(ids) - {""}) not in (0, count):
+        raise RequestInvalid(f"{count} forks need {count} different sandbox_ids, or none")
+    own = {name for name in SandboxSpec.__dataclass_fields__ if name not in ("sandbox_id", "image")}
+    changed = {name: request[name] for name in own if request.get(name) is not None}
+    specs = [replace(origin, sandbox_id=sandbox_id, **changed) for sandbox_id in ids]
+    for spec in specs:
+        spec.check()
+    return specs
 
 
 def matching(sandboxes: Iterable[Sandbox], labels: Mapping[str, str]) -> list[dict[str, Any]]:

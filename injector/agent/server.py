@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from injector.agent import files, patches
+from injector.agent import archives, bodies, files, patches
 from injector.agent.errors import AgentError, RequestInvalid
 from injector.agent.jobs import Job
 from injector.agent.machine import Host, SandboxSpec
@@ -39,9 +40,9 @@ class AgentServer:
         self._sandboxes = sandboxes
         self._host = host
 
-    def application(self) -> web.Application:
-        """The aiohttp application."""
-        app = web.Application(middlewares=[_errors], client_max_size=1 << 40)
+    def application(self, *middlewares: Middleware) -> web.Application:
+        """The aiohttp application; `middlewares` come before every handler."""
+        app = web.Application(middlewares=[_errors, *middlewares], client_max_size=1 << 40)
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -58,7 +59,10 @@ class AgentServer:
                 web.put("/sandboxes/{id}/files", self._write),
                 web.get("/sandboxes/{id}/files", self._read),
                 web.get("/sandboxes/{id}/files/list", self._files),
+                web.get("/sandboxes/{id}/archive", self._read_archive),
+                web.put("/sandboxes/{id}/archive", self._write_archive),
                 web.post("/sandboxes/{id}/snapshot", self._snapshot),
+                web.post("/sandboxes/{id}/fork", self._fork),
                 web.get("/jobs/{job}", self._job),
                 web.get("/jobs/{job}/wait", self._wait_job),
                 web.delete("/jobs/{job}", self._cancel_job),
@@ -139,7 +143,7 @@ class AgentServer:
             size = 0
             target = await asyncio.to_thread(files.open_for_writing, machine.root, path)
             try:
-                async for piece in request.content.iter_chunked(files.CHUNK):
+                async for piece in bodies.pieces(request):
                     await asyncio.to_thread(_write_all, target, piece)
                     size += len(piece)
             except OSError as error:
@@ -157,7 +161,7 @@ class AgentServer:
                 if size <= files.CHUNK:
                     data = await asyncio.to_thread(source.read)
                     return web.Response(body=data, content_type="application/octet-stream")
-                reply = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+                reply = bodies.stream(request, "application/octet-stream")
                 await reply.prepare(request)
                 while piece := await asyncio.to_thread(source.read, files.CHUNK):
                     await reply.write(piece)
@@ -178,6 +182,32 @@ class AgentServer:
             body = await request.json()
             machine, _ = sandbox.ready()
             return _json(await machine.snapshot(body["image"]))
+
+    async def _read_archive(self, request: web.Request) -> web.StreamResponse:
+        sandbox, path = self._sandbox(request), _path(request)
+        with self._sandboxes.active(sandbox):
+            machine, _ = sandbox.ready()
+            async with archives.packed(machine.root, path) as pieces:
+                reply = bodies.stream(request, "application/x-tar")
+                await reply.prepare(request)
+                async for piece in pieces:
+                    await reply.write(piece)
+                await reply.write_eof()
+                return reply
+
+    async def _write_archive(self, request: web.Request) -> web.Response:
+        sandbox, path = self._sandbox(request), _path(request)
+        with self._sandboxes.active(sandbox):
+            machine, _ = sandbox.ready()
+            done = await archives.unpack(machine.root, path, bodies.pieces(request))
+            return _json({"success": True, "path": path, "size": done.size})
+
+    async def _fork(self, request: web.Request) -> web.Response:
+        sandbox = self._sandbox(request)
+        with self._sandboxes.active(sandbox):
+            key = request.headers.get(KEY_HEADER)
+            forks = await self._sandboxes.fork(sandbox, await request.json(), key)
+            return _json([fork.document() for fork in forks])
 
     async def _job(self, request: web.Request) -> web.Response:
         return await _job_reply(self._find_job(request)[1])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from injector.agent import files
-from injector.agent.errors import NotFound, RequestInvalid
-from injector.agent.machine import Died, SandboxSpec
+from injector.agent.errors import NotFound, RequestInvalid, Unsupported
+from injector.agent.machine import Died, SandboxSpec, Template
 from injector.agent.spawning import Entry
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
@@ -68,6 +68,10 @@ class UnsafeMachine:
         raise RequestInvalid(
             f"no snapshot `{image}`: without isolation a sandbox has no file system of its own"
         )
+
+    async def template(self) -> Template:
+        """Raises Unsupported: there are no layers."""
+        raise Unsupported("no fork: without isolation a sandbox has no file system of its own")
 
     async def destroy(self) -> None:
         """Give up the root descriptor."""

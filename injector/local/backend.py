@@ -24,6 +24,7 @@ from schemas.sandboxes import (
     ExecRequest,
     FileList,
     FileWritten,
+    ForkSandbox,
     Health,
     Job,
     JobQueued,
@@ -118,6 +119,11 @@ class LocalBackend:
         """See Backend."""
         return await self._call(SandboxInfo, "POST", "/sandboxes", body=_encode(request), key=key)
 
+    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
+        """See Backend."""
+        path, body = f"/sandboxes/{_part(sandbox_id)}/fork", _encode(request)
+        return await self._call(list[SandboxInfo], "POST", path, body=body, key=key)
+
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """See Backend."""
         return await self._call(SandboxInfo, "GET", f"/sandboxes/{_part(sandbox_id)}")
@@ -189,6 +195,20 @@ class LocalBackend:
         return await self._call(
             FileList, "GET", f"/sandboxes/{_part(sandbox_id)}/files/list", params={"path": path}
         )
+
+    @asynccontextmanager
+    async def read_archive(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """See Backend."""
+        archive = f"/sandboxes/{_part(sandbox_id)}/archive"
+        async with self._connected.stream(archive, {"path": path}) as pieces:
+            yield pieces
+
+    async def write_archive(
+        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
+    ) -> FileWritten:
+        """See Backend."""
+        archive = f"/sandboxes/{_part(sandbox_id)}/archive"
+        return await self._call(FileWritten, "PUT", archive, params={"path": path}, body=content)
 
     async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:
         """See Backend."""

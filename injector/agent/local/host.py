@@ -1,30 +1,23 @@
 """Makes sandboxes on one Linux machine: an overlay of an image's layers, bubblewrap around, cgroups below."""
 
 import asyncio
-import json
 import os
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from injector.agent import files
-from injector.agent.errors import AgentError
-from injector.agent.local import overlay
-from injector.agent.local.bubblewrap import arguments
-from injector.agent.local.cgroups import Cgroups, Group
+from injector.agent.local.cgroups import Cgroups
 from injector.agent.local.first_process import open_program
 from injector.agent.local.host_image import HostImage
-from injector.agent.local.images import HOST, Image, ImageStore, tree_size
+from injector.agent.local.images import HOST, Image, ImageStore
+from injector.agent.local.machine import LocalMachine
 from injector.agent.local.requirements import Requirements
 from injector.agent.machine import Died, SandboxSpec
 from injector.agent.sandboxes import RECORD
-from injector.agent.spawning import Entry, Spawner
+from injector.agent.spawning import Spawner
 
 DEFAULT_PIDS = 4096
 FOUNDATION = f"{HOST}-foundation"
-WORKSPACE = "/workspace"
 
 
 class LocalHost:
@@ -33,7 +26,7 @@ class LocalHost:
     def __init__(self, state: Path, spawner: Spawner, requirements: Requirements) -> None:
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._spawner = spawner
+        self.spawner = spawner
         self._requirements = requirements
         self._program = open_program(os.uname().machine)
         self.store = ImageStore(state)
@@ -67,13 +60,14 @@ class LocalHost:
             "images": [HOST, *self.store.names()],
         }
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "LocalMachine":
+    async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
         """Start a sandbox; raises AgentError (`image_missing`, `start_failed`), leaving nothing."""
-        image = self.store.find(spec.image)
+        return await self.start(self.store.find(spec.image), spec, died)
+
+    async def start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
+        """The same, whatever image the specification names."""
         layers = await self._layers(image)
-        machine = LocalMachine(
-            self._directory / spec.sandbox_id, image, spec, died, self._spawner, self.store
-        )
+        machine = LocalMachine(self, self._directory / spec.sandbox_id, image, spec, died)
         try:
             machine.group = self.cgroups.make(
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
@@ -94,186 +88,6 @@ class LocalHost:
             else:
                 layers.append(self.store.layer(name))
         return [*layers, self.store.layer(FOUNDATION)]
-
-
-class LocalMachine:
-    """One sandbox: its directory holds `upper` (what it changed), `work` and `root` (the mount point)."""
-
-    def __init__(
-        self,
-        directory: Path,
-        image: Image,
-        spec: SandboxSpec,
-        died: Died,
-        spawner: Spawner,
-        store: ImageStore,
-    ) -> None:
-        self._directory = directory
-        self._image = image
-        self._spec = spec
-        self._died = died
-        self._spawner = spawner
-        self._store = store
-        self._upper = directory / "upper"
-        self._pid = 0
-        self._pidfd = -1
-        self._ended = asyncio.Event()
-        self._launched = False
-        self._destroying = False
-        self._launcher_gone = asyncio.Event()
-        self.group: Group | None = None
-        self.root = -1
-        self.entry = Entry(pidfd=None, cgroups=())
-        self.environment = {**image.environment}
-        self.working_directory = image.working_directory
-        self.note = ""
-
-    async def start(self, layers: list[Path], bubblewrap: str, program: int) -> None:
-        """Bring the sandbox up; returns when its first process runs and everything is mounted."""
-        root, work = self._directory / "root", self._directory / "work"
-        for directory in (self._upper, work, root):
-            directory.mkdir()
-        self._upper.chmod(0o755)
-        # bubblewrap's own mount namespace keeps the overlay; ours need not, so nothing is left when we die.
-        with overlay.mounted(root, layers, upper=self._upper, work=work):
-            await self._launch(root, bubblewrap, program)
-        self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        for needed in {WORKSPACE, self._image.working_directory}:
-            files.make_directory(self.root, needed)
-        self.entry = Entry(pidfd=self._pidfd, cgroups=self.group.entrances if self.group else ())
-
-    def oom_kills(self) -> int:
-        """Processes killed for memory so far."""
-        return self.group.oom_kills() if self.group else 0
-
-    def dying(self) -> bool:
-        """Whether the first process is exiting (or gone); the kernel kills all others before it ends."""
-        try:
-            stat = Path(f"/proc/{self._pid}/stat").read_text()
-        except FileNotFoundError:
-            return True
-        flags = int(stat.rpartition(")")[2].split()[6])
-        return bool(flags & 0x4)  # PF_EXITING
-
-    async def snapshot(self, image: str) -> dict[str, Any]:
-        """Commit the file system as it is now as a new image."""
-        made = await self._store.snapshot(self._upper, self._image, image)
-        size = await asyncio.to_thread(tree_size, self._store.layer(made.layers[0]))
-        return {"image": made.name, "layers": len(made.layers), "size": size}
-
-    async def destroy(self) -> None:
-        """Kill everything inside; remove root, changes and cgroups."""
-        self._destroying = True
-        if self._pidfd >= 0 and not self._ended.is_set():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            await self._ended.wait()
-        if self._launched:
-            if self._pidfd < 0:
-                self._spawner.kill(self._name)
-            # Else bubblewrap ends by itself, once it has reaped the first process.
-            await self._launcher_gone.wait()
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        await asyncio.to_thread(self._remove)
-
-    @property
-    def _name(self) -> str:
-        return f"sandbox {self._spec.sandbox_id}"
-
-    def _remove(self) -> None:
-        if self.group is not None:
-            self.group.remove()
-            self.group = None
-        for name in ("upper", "work", "root"):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(self._directory / name)
-
-    async def _launch(self, root: Path, bubblewrap: str, program: int) -> None:
-        resolver = Path("/etc/resolv.conf")
-        command = arguments(
-            bubblewrap,
-            root=root,
-            sandbox_id=self._spec.sandbox_id,
-            block_network=self._spec.block_network,
-            resolver=resolver if resolver.exists() else None,
-        )
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[str] = loop.create_future()
-
-        def report(status: int, failure: str | None) -> None:
-            self._launcher_gone.set()
-            if not ended.done():
-                ended.set_result(
-                    failure or f"bubblewrap ended with status {os.waitstatus_to_exitcode(status)}"
-                )
-
-        readings = [_Reading(), _Reading(), _Reading()]
-        ready, complaints, info = readings
-        try:
-            descriptors = [reading.writer for reading in readings] + [program]
-            self._launched = True  # whatever happens to us, the launch goes on and is reported
-            await asyncio.shield(self._spawner.launch(self._name, command, {}, descriptors, report))
-            for reading in readings:
-                reading.close_writer()
-            waiting: list[asyncio.Future[Any]] = [ended, ready.first]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not (ready.first.done() and ready.first.result()):
-                why = await ended
-                said = (complaints.first.done() and complaints.first.result()) or b""
-                raise AgentError(f"{why}: {said.decode(errors='replace').strip()}", reason="start_failed")
-            # Written before the first process ran, by the parent of that process.
-            self._adopt(json.loads(await info.all)["child-pid"])
-        finally:
-            for reading in readings:
-                reading.close()
-
-    def _adopt(self, pid: int) -> None:
-        self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._first_process_ended)
-
-    def _first_process_ended(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        self._ended.set()
-        if not self._destroying:
-            self._died("died", "its first process ended, and with it all others")
-
-
-class _Reading:
-    """What comes through a pipe: the first piece, and everything until its writers closed it, as futures."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        self._data = b""
-        self.first: asyncio.Future[bytes] = loop.create_future()
-        self.all: asyncio.Future[bytes] = loop.create_future()
-        loop.add_reader(self._reader, self._read)
-
-    def _read(self) -> None:
-        piece = os.read(self._reader, 65536)
-        self._data += piece
-        if not self.first.done():
-            self.first.set_result(piece)
-        if not piece:
-            asyncio.get_running_loop().remove_reader(self._reader)
-            self.all.set_result(self._data)
-
-    def close_writer(self) -> None:
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
-
-    def close(self) -> None:
-        self.close_writer()
-        asyncio.get_running_loop().remove_reader(self._reader)
-        os.close(self._reader)
-        self.all.cancel()
 
 
 def _build_foundation(target: Path) -> None:

@@ -14,9 +14,10 @@ import json
 import os
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from injector.agent.errors import AgentError, NotFound, RequestInvalid
@@ -24,6 +25,9 @@ from injector.agent.local.overlay import MAX_LAYERS
 
 HOST = "host"
 """Name of the image that is the machine's own root file system, and of its layers within other images."""
+
+FORK = "fork-"
+"""How the names of layers begin that stay only as long as something stands on them."""
 
 DEFAULT_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -48,6 +52,7 @@ class ImageStore:
         self._names = state / "images"
         self._layers = state / "layers"
         self._tmp = state / "tmp"
+        self._held: Counter[str] = Counter()
         for directory in (self._names, self._layers, self._tmp):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -107,11 +112,7 @@ class ImageStore:
             with self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
                 for path in self._tmp.iterdir():
                     shutil.rmtree(path)
-                used = {
-                    name
-                    for path in self._names.glob("*.json")
-                    for name in json.loads(path.read_text())["layers"]
-                }
+                used = self._used()
                 for path in self._layers.iterdir():
                     if path.name not in used and not path.name.startswith(HOST):
                         shutil.rmtree(path)
@@ -131,32 +132,62 @@ class ImageStore:
     async def snapshot(self, upper: Path, below: Image, name: str) -> Image:
         """Make an image of `below` with the changes in `upper`, which is copied as it is now."""
         check_name(name)
-        layer = f"snapshot-{uuid.uuid4().hex}"
+        with self.locked(fcntl.LOCK_SH):
+            layer = await self.copy(upper, "snapshot-")
+            image = replace(below, name=name, layers=[layer, *below.layers])
+            self.save(image)
+        return image
+
+    async def copy(self, upper: Path, kind: str) -> str:
+        """Copy the directory `upper`, which may change meanwhile, as a new layer; returns its name."""
+        layer = f"{kind}{uuid.uuid4().hex}"
         with self.workplace() as work:
             copy = work / "layer"
             process = await asyncio.create_subprocess_exec(
-                "cp", "-a", "--reflink=auto", "--", str(upper), str(copy), stderr=asyncio.subprocess.PIPE
+                *("cp", "-a", "--reflink=auto", "--", str(upper), str(copy)),
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C"},
             )
             try:
-                _, complaint = await process.communicate()
+                _, complaints = await process.communicate()
             finally:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-            if process.returncode:
+            told = complaints.decode(errors="replace").splitlines()
+            # What was removed before its turn came is not part of the copy.
+            serious = [line for line in told if not line.endswith(": No such file or directory")]
+            if process.returncode and (serious or not copy.is_dir()):
                 raise AgentError(
-                    f"the file system could not be copied: {complaint.decode(errors='replace').strip()}",
+                    f"the file system could not be copied: {' '.join(serious or told)}",
                     reason="snapshot_failed",
                 )
             self.publish(copy, layer)
-            image = Image(
-                name=name,
-                layers=[layer, *below.layers],
-                environment=below.environment,
-                working_directory=below.working_directory,
-            )
-            self.save(image)
-        return image
+        return layer
+
+    def hold(self, layers: Sequence[str]) -> None:
+        """These layers are in use, until `release`."""
+        self._held.update(layer for layer in layers if layer.startswith(FORK))
+
+    def release(self, layers: Sequence[str]) -> None:
+        """Remove those layers that came from a fork and that neither a sandbox nor an image uses. Blocks."""
+        unused = []
+        for layer in layers:
+            if layer.startswith(FORK):
+                self._held[layer] -= 1
+                if not self._held[layer]:
+                    del self._held[layer]
+                    unused.append(layer)
+        if unused:
+            kept = self._used()
+            for layer in unused:
+                if layer not in kept:
+                    shutil.rmtree(self.layer(layer))
+
+    def _used(self) -> set[str]:
+        """The layers of all images."""
+        images = (json.loads(path.read_text()) for path in self._names.glob("*.json"))
+        return {layer for image in images for layer in image["layers"]}
 
     def _path(self, name: str) -> Path:
         return self._names / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
