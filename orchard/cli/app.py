@@ -11,9 +11,24 @@ from rich.console import Console
 
 from injector.errors import SandboxError
 from orchard import config as configuration
-from orchard.cli import campaigns, cost, dead, doctor, images, processes, quickstart, reading, store, tasks
+from orchard.cli import (
+    campaigns,
+    cost,
+    dead,
+    doctor,
+    images,
+    processes,
+    quickstart,
+    reading,
+    sft,
+    store,
+    tasks,
+)
 from orchard.session import Session
 from pipelines.campaigns import CampaignError
+from pipelines.datasets.errors import DatasetError
+from pipelines.models.errors import ModelError
+from pipelines.sft.settings import TrainingError
 from pipelines.tasks.errors import TaskError
 from schemas.identity import InvalidName
 from schemas.quantities import InvalidQuantity
@@ -26,6 +41,9 @@ USER_ERRORS = (
     configuration.ConfigError,
     CampaignError,
     TaskError,
+    DatasetError,
+    ModelError,
+    TrainingError,
     InvalidName,
     InvalidQuantity,
     StorageError,
@@ -82,6 +100,7 @@ campaigns.register(app)
 reading.register(app)
 doctor.register(app)
 cost.register(app)
+sft.register(app)
 quickstart.register(app)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(images.app, name="images")

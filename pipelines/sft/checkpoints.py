@@ -5,6 +5,9 @@ each process (torch.distributed.checkpoint) and may resume with another number o
 """
 
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +66,12 @@ class Checkpoints:
             temporary.mkdir(parents=True)
         self._processes.wait()
         weights, moments = get_state_dict(model, optimizer)
-        state_dict_saver.save(
-            {"model": weights, "optimizer": moments},
-            checkpoint_id=temporary,
-            no_dist=self._processes.count == 1,
-        )
+        with _quiet():
+            state_dict_saver.save(
+                {"model": weights, "optimizer": moments},
+                checkpoint_id=temporary,
+                no_dist=self._processes.count == 1,
+            )
         torch.save(_random_states(), temporary / f"random-{self._processes.rank}.pt")
         self._processes.wait()
         if self._processes.first:
@@ -91,7 +95,8 @@ class Checkpoints:
         weights, moments = get_state_dict(model, optimizer)
         # Tensors are loaded in place; what is no tensor comes back in the dictionary that is given.
         state: dict[str, Any] = {"model": weights, "optimizer": moments}
-        state_dict_loader.load(state, checkpoint_id=place, no_dist=self._processes.count == 1)
+        with _quiet():
+            state_dict_loader.load(state, checkpoint_id=place, no_dist=self._processes.count == 1)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         states = place / f"random-{self._processes.rank}.pt"
         if states.exists():  # not where the run now has more processes
@@ -119,6 +124,14 @@ def whole_weights(model: torch.nn.Module, processes: Processes) -> dict[str, Any
     if processes.count == 1:
         return None
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _random_states() -> dict[str, Any]:

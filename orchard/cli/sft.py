@@ -1,0 +1,91 @@
+"""`sft`: fine-tune a language model on a built dataset."""
+
+import os
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.models.errors import require_torch
+from pipelines.sft.events import EventSink
+from pipelines.sft.metrics import Fact, Sink
+from pipelines.sft.settings import read_settings
+from schemas.training import TrainingStarted, TrainingStep
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+
+    @app.command()
+    def sft(
+        context: typer.Context,
+        config: Annotated[Path, typer.Argument(help="TOML file of the run.")],
+    ) -> None:
+        """Fine-tune a model on a dataset; goes on from its newest checkpoint.
+
+        The smallest file:
+
+            dataset = "datasets/first"
+            out = "runs/first"
+            model = "Qwen/Qwen3-4B"       # or: shape = "tiny-1m" with tokenizer = "DIRECTORY"
+            preset = "swe"                # the paper's recipe: swe, gui or claw
+
+        The result is OUT/model, metrics are in OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
+        the store or --nats is given, in the log. On several GPUs, or several machines:
+
+            torchrun --nproc-per-node 8 -m orchard sft CONFIG.toml
+        """
+        session: Session = context.obj
+        settings = read_settings(config)
+        require_torch("orchard sft")
+        from pipelines.sft.trainer import train
+
+        with ExitStack() as stack:
+
+            def sinks() -> list[Sink]:
+                bar: Sink = stack.enter_context(Bar())
+                if not (session.config.nats.url or session.up()):
+                    return [bar]
+                return [bar, stack.enter_context(EventSink(lambda: session.connection("trainer")))]
+
+            model = train(settings, sinks=sinks, code_version=version("orchard-pipeline"))
+        if os.environ.get("RANK", "0") == "0":
+            console.print(f"[bold green]trained[/] {model}", highlight=False)
+
+
+class Bar:
+    """A sink that draws a progress bar with the newest loss and speed."""
+
+    def __init__(self) -> None:
+        columns = ("{task.description}", "loss {task.fields[loss]}", "{task.fields[speed]}")
+        text = [TextColumn(column) for column in columns]
+        self._progress = Progress(
+            text[0], BarColumn(), MofNCompleteColumn(), *text[1:], TimeRemainingColumn(), console=console
+        )
+        self._task = self._progress.add_task("training", start=False, loss="", speed="")
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def put(self, fact: Fact) -> None:
+        """Show a fact."""
+        match fact:
+            case TrainingStarted():
+                self._progress.update(
+                    self._task, description=fact.run, total=fact.steps, completed=fact.resumed_step
+                )
+                self._progress.start_task(self._task)
+            case TrainingStep():
+                speed = f"{fact.tokens / fact.seconds:,.0f} tokens/s"
+                self._progress.update(self._task, completed=fact.step, loss=f"{fact.loss:.4f}", speed=speed)
+            case _:
+                self._progress.refresh()

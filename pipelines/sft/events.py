@@ -1,0 +1,103 @@
+"""A run's facts as events in the log, published beside the training by a thread of their own.
+
+An event's id follows from run, configuration and step, so a resumed run that repeats steps after its
+checkpoint stores nothing twice.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from pipelines.sft.metrics import Fact
+from schemas.events import Event, make_event
+from schemas.identity import digest
+from schemas.training import TrainingStarted, TrainingStep
+from streams.connection import Connection
+from streams.publisher import Publisher
+
+CAMPAIGN = "training"
+"""Training events belong to no campaign of rollouts: this name is reserved for them."""
+_BATCH = 64
+
+
+def training_event(fact: Fact, config_hash: str) -> Event:
+    """The event of a fact; deterministic but for its time."""
+    match fact:
+        case TrainingStarted():
+            what = f"started-{fact.resumed_step}"
+        case TrainingStep():
+            what = f"step-{fact.step}"
+        case _:
+            what = "finished"
+    return make_event(
+        fact,
+        id=digest([CAMPAIGN, fact.run, config_hash, what]),
+        source=f"orchard/trainer/{fact.run}",
+        campaign=CAMPAIGN,
+        subject=f"training/{fact.run}",
+    )
+
+
+class EventSink:
+    """A sink that publishes; leave its context to wait until everything is stored.
+
+    `connect` opens a connection. A failure to connect or publish ends the run at the next fact or on leaving,
+    as the error it was.
+    """
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+        self._connect = connect
+        self._facts: queue.Queue[Fact | None] = queue.Queue()
+        self._error: Exception | None = None
+        self._config_hash = ""
+        self._thread = threading.Thread(target=self._run, name="training-events", daemon=True)
+
+    def put(self, fact: Fact) -> None:
+        """Publish a fact soon."""
+        if self._error is not None:
+            raise self._error
+        self._facts.put(fact)
+
+    def __enter__(self) -> "EventSink":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._facts.put(None)
+        self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._publish())
+        except Exception as error:  # carried to the thread that trains
+            self._error = error
+
+    async def _publish(self) -> None:
+        async with self._connect() as connection:
+            publisher = Publisher(connection)
+            async for facts in self._batches():
+                await publisher.events([self._event(fact) for fact in facts])
+
+    def _event(self, fact: Fact) -> Event:
+        if isinstance(fact, TrainingStarted):
+            self._config_hash = fact.config_hash
+        return training_event(fact, self._config_hash)
+
+    async def _batches(self) -> AsyncIterator[list[Fact]]:
+        """What is there, as soon as something is; ends with the sink."""
+        while True:
+            facts = [await asyncio.to_thread(self._facts.get)]
+            while len(facts) < _BATCH and not self._facts.empty():
+                facts.append(self._facts.get_nowait())
+            known = [fact for fact in facts if fact is not None]
+            if known:
+                yield known
+            if len(known) < len(facts):
+                return
