@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
             model = "Qwen/Qwen3-4B"       # or: shape = "tiny-1m" with tokenizer = "DIRECTORY"
             preset = "swe"                # the paper's recipe: swe, gui or claw
 
-        The result is OUT/model, metrics are in OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
+        The result is OUT/model; metrics are OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
         the store or --nats is given, in the log. On several GPUs, or several machines:
 
             torchrun --nproc-per-node 8 -m orchard sft CONFIG.toml
