@@ -197,7 +197,7 @@ class Synthesizer:
             directory = await self._cache.environment(requirements)
         except IndexFailed as error:
             raise NotATask("requirements_missing", str(error)) from error
-        archive = await asyncio.to_thread(_pack_directory, directory)
+        archive = await asyncio.to_thread(pack_directory, directory)
         async with self._open(self.settings.base_image) as machine:
             await machine.write("/tmp/site-packages.tar", archive)
             script = layout.environment_script(self.settings.interpreter, "/tmp/site-packages.tar")
@@ -257,7 +257,8 @@ def _read(path: Path) -> dict[str, bytes]:
     return read_sdist(path.read_bytes(), path.name)
 
 
-def _pack_directory(directory: Path) -> bytes:
+def pack_directory(directory: Path) -> bytes:
+    """All regular files below a directory as a tar."""
     return pack(
         {
             path.relative_to(directory).as_posix(): path.read_bytes()
