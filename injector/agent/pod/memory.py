@@ -2,38 +2,31 @@
 
 from pathlib import Path
 
-EVENTS = (
-    (Path("/sys/fs/cgroup/memory.events"), "oom_kill"),
-    (Path("/sys/fs/cgroup/memory/memory.oom_control"), "oom_kill"),
-)
-"""As containers see their own group: cgroup v2, then v1. A file, and the word that begins the line."""
+from injector.agent.local.cgroups import oom_kills
+
+FILES = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
+"""As containers see their own group: version 2, then 1."""
 
 
 class MemoryKills:
-    """The count, read from whichever file there is."""
+    """The count, from whichever file can be read."""
 
     def __init__(self) -> None:
-        self._source = next(((path, word) for path, word in EVENTS if _count(path, word) is not None), None)
+        self._file = next((file for file in FILES if _readable(file)), None)
 
     @property
     def told(self) -> bool:
         """Whether this container can know."""
-        return self._source is not None
+        return self._file is not None
 
     def count(self) -> int:
         """Processes killed since the container started; 0 where it cannot know."""
-        if self._source is None:
-            return 0
-        return _count(*self._source) or 0
+        return 0 if self._file is None else oom_kills(self._file.read_text())
 
 
-def _count(path: Path, word: str) -> int | None:
+def _readable(file: Path) -> bool:
     try:
-        lines = path.read_text().splitlines()
-    except OSError:  # not this version of control groups, not mounted, or not for us
-        return None
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if name == word:
-            return int(value)
-    return None
+        file.read_text()
+    except OSError:  # another version, not mounted, or not for us
+        return False
+    return True
