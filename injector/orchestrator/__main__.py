@@ -1,4 +1,4 @@
-"""`python -m injector.orchestrator --state DIR`: the sandbox service over the local backend."""
+"""`python -m injector.orchestrator`: the sandbox service, over this machine or a Kubernetes cluster."""
 
 import argparse
 import asyncio
@@ -7,18 +7,24 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
+import uuid
 from pathlib import Path
 
 import uvloop
 from aiohttp import web
 
-from injector.errors import SandboxError
+from injector.backend import Backend
+from injector.errors import SandboxError, SandboxRequestInvalid
 from injector.local.backend import LocalBackend
 from injector.orchestrator import logs
 from injector.orchestrator.app import Orchestrator
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
+SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
+SECRET_LENGTH = 32
+"""Characters, at least."""
 
 
 def main() -> int:
@@ -34,7 +40,7 @@ def main() -> int:
         )
         return 2
     try:
-        uvloop.run(_serve(options, keys))
+        uvloop.run(_serve(_backend(options), options, keys))
     except (SandboxError, OSError) as error:
         print(f"the sandbox service cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -43,7 +49,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m injector.orchestrator", description=__doc__)
-    parser.add_argument("--state", type=Path, required=True, help="state directory of the local agent")
+    parser.add_argument("--state", type=Path, default=None, help="state directory of the local agent")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free port, see --port-file")
     parser.add_argument(
@@ -51,9 +57,17 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--backend",
-        choices=("local", "unsafe-host"),
+        choices=("local", "kubernetes", "unsafe-host"),
         default="local",
         help="`unsafe-host` runs commands on this machine without any isolation",
+    )
+    parser.add_argument(
+        "--kubernetes-settings", type=Path, default=None, metavar="FILE", help="TOML, for `kubernetes`"
+    )
+    parser.add_argument(
+        "--agent-secret-env",
+        default=SECRET_VARIABLE,
+        help="environment variable with the secret that agents' keys are made from, for `kubernetes`",
     )
     parser.add_argument(
         "--agent",
@@ -73,11 +87,34 @@ def _options() -> argparse.Namespace:
         default=5.0,
         help="time that requests get to end after SIGTERM; clients repeat what is cut off then",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.backend == "kubernetes" and options.kubernetes_settings is None:
+        parser.error("--backend kubernetes needs --kubernetes-settings FILE")
+    if options.backend != "kubernetes" and options.state is None:
+        parser.error(f"--backend {options.backend} needs --state DIR")
+    return options
 
 
-async def _serve(options: argparse.Namespace, keys: list[str]) -> None:
-    backend = LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
+def _backend(options: argparse.Namespace) -> Backend:
+    """Raises SandboxRequestInvalid when the settings or the secret cannot be used."""
+    if options.backend != "kubernetes":
+        return LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
+    secret = os.environ.pop(options.agent_secret_env, "")
+    if len(secret) < SECRET_LENGTH:
+        raise SandboxRequestInvalid(
+            f"the environment variable {options.agent_secret_env} must hold a secret of at least"
+            f" {SECRET_LENGTH} characters, the same for all orchestrators of the cluster, for example from"
+            " `openssl rand -hex 32`"
+        )
+    # Here, because its client takes a second to import.
+    from injector.kubernetes.backend import KubernetesBackend
+    from injector.kubernetes.settings import load
+
+    identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    return KubernetesBackend(load(options.kubernetes_settings), secret.encode(), identity)
+
+
+async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str]) -> None:
     orchestrator = Orchestrator(backend, keys, own_metrics_port=options.metrics_port is not None)
     figures = web.AppRunner(orchestrator.metrics_application(), access_log=None)
     runner = web.AppRunner(
@@ -97,7 +134,7 @@ async def _serve(options: argparse.Namespace, keys: list[str]) -> None:
         site = web.TCPSite(runner, options.host, options.port, backlog=4096)
         await site.start()
         port = runner.addresses[0][1]
-        logging.getLogger(__name__).info("serving %s:%d for %s", options.host, port, options.state)
+        logging.getLogger(__name__).info("serving %s:%d over %s", options.host, port, options.backend)
         if options.metrics_port is not None:
             await figures.setup()
             await web.TCPSite(figures, options.host, options.metrics_port).start()

@@ -1,0 +1,107 @@
+"""Signs of life: when a sandbox was last asked for anything, written on its Pod now and then.
+
+A sandbox that lives only `ttl_seconds` after its last request has that time written at most every quarter of
+it, so what is written may be a quarter too old; `DUE` allows for that.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import aiohttp
+
+from injector.errors import SandboxError
+from injector.kubernetes import marks
+from injector.kubernetes.api import ClusterApi
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.objects import Pod
+
+SHARE = 0.25
+"""Of its time to live: how late the written time may be."""
+DUE = 1 + SHARE
+"""Times to live after the written time, a sandbox has expired."""
+TICK = 1.0
+"""Seconds between looks at the requests that are under way."""
+
+log = logging.getLogger(__name__)
+
+
+class Activity:
+    """What is going on with the sandboxes of one orchestrator."""
+
+    def __init__(self, api: ClusterApi, cache: PodCache) -> None:
+        self._api = api
+        self._cache = cache
+        self._under_way: dict[str, tuple[Pod, int]] = {}
+        self._lines: list[tuple[Pod, aiohttp.ClientWebSocketResponse]] = []
+        self._written: dict[str, float] = {}
+        """When we wrote last, by the Pod's uid; the Pod itself may show it later."""
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+        cache.listen(self._changed)
+
+    def start(self) -> None:
+        """Begin to look after requests that are under way."""
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def close(self) -> None:
+        """Stop; what is being written is written."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticking
+        await asyncio.gather(*self._writing.values())
+
+    @contextmanager
+    def request(self, pod: Pod) -> Iterator[None]:
+        """Around a request: its beginning, its end and the time between are signs of life."""
+        if marks.birth(pod).request.ttl_seconds is None:
+            yield
+            return
+        _, others = self._under_way.get(pod.uid, (pod, 0))
+        self._under_way[pod.uid] = (pod, others + 1)
+        self._touch(pod)
+        try:
+            yield
+        finally:
+            _, together = self._under_way[pod.uid]
+            if together > 1:
+                self._under_way[pod.uid] = (pod, together - 1)
+            else:
+                del self._under_way[pod.uid]
+            self._touch(pod)
+
+    def hold(self, pod: Pod, line: aiohttp.ClientWebSocketResponse) -> None:
+        """An open line is a sign of life."""
+        self._lines.append((pod, line))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._lines = [(pod, line) for pod, line in self._lines if not line.closed]
+            for pod in [*(pod for pod, _ in self._under_way.values()), *(pod for pod, _ in self._lines)]:
+                self._touch(pod)
+
+    def _touch(self, pod: Pod) -> None:
+        ttl = marks.birth(pod).request.ttl_seconds
+        last = max(self._written.get(pod.uid, 0.0), marks.moment(pod, marks.TOUCHED) or 0.0)
+        if ttl is None or pod.uid in self._writing or time.time() - last < ttl * SHARE:
+            return
+        task = asyncio.get_running_loop().create_task(self._write(pod))
+        self._writing[pod.uid] = task
+        task.add_done_callback(lambda _: self._writing.pop(pod.uid))
+
+    async def _write(self, pod: Pod) -> None:
+        now = time.time()
+        body = {"metadata": {"uid": pod.uid, "annotations": {marks.TOUCHED: marks.stamp(now)}}}
+        try:
+            self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
+            self._written[pod.uid] = now
+        except SandboxError as error:
+            log.warning("a sign of life of %s could not be written: %s", pod.name, error.detail)
+
+    def _changed(self, was: Pod | None, now: Pod | None) -> None:
+        if was is not None and (now is None or now.uid != was.uid):
+            self._written.pop(was.uid, None)

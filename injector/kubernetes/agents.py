@@ -1,0 +1,185 @@
+"""Lines to the agents in the Pods, and what it means when one of them does not answer."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import aiohttp
+
+from injector.agent.seal import Seal, sandbox_key
+from injector.agent_connection import AGENT_REPLACED, AgentConnection, AgentUnreachable
+from injector.errors import (
+    SandboxConflict,
+    SandboxError,
+    SandboxFailed,
+    SandboxNotFound,
+    SandboxUnavailable,
+)
+from injector.kubernetes import marks
+from injector.kubernetes.activity import Activity
+from injector.kubernetes.api import ClusterApi
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.failures import mark_failed
+from injector.kubernetes.objects import Pod
+from injector.kubernetes.settings import KubernetesSettings
+from injector.kubernetes.status import Verdict, judge
+
+VERDICT_GRACE = 5.0
+"""Seconds that a silent agent's Pod gets to say why: the kubelet reports a container's end that late."""
+RETRY_PAUSE = 0.2
+"""Seconds before an agent that could not be reached is tried again."""
+
+T = TypeVar("T")
+Work = Callable[[AgentConnection, str], Awaitable[T]]
+"""What to ask an agent; the text is the id that it was started with."""
+
+
+class Agents:
+    """One line for each Pod, all over one connector; an agent's key is derived anew by every orchestrator."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        cache: PodCache,
+        activity: Activity,
+        settings: KubernetesSettings,
+        secret: bytes,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._activity = activity
+        self._settings = settings
+        self._secret = secret
+        self._connector = aiohttp.TCPConnector(limit=0)
+        self._lines: dict[tuple[str, str], AgentConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        cache.listen(self._changed)
+
+    async def close(self) -> None:
+        """Close all lines."""
+        for line in self._lines.values():
+            await line.close()
+        await asyncio.gather(*self._closing)
+        await self._connector.close()
+
+    def line(self, pod: Pod) -> AgentConnection:
+        """The line to a Pod's agent; nothing is sent yet."""
+        place = (pod.uid, pod.address)
+        if place not in self._lines:
+            host = f"[{pod.address}]" if ":" in pod.address else pod.address
+            seal = Seal(sandbox_key(self._secret, pod.labels[marks.AGENT], pod.uid))
+            address = f"http://{host}:{self._settings.port}"
+            self._lines[place] = AgentConnection(self._connector, address, seal, owns_connector=False)
+        return self._lines[place]
+
+    async def ask(self, sandbox_id: str, work: Work[T]) -> tuple[T, Pod]:
+        """Do `work` with the sandbox's agent; the Pod tells where it was done.
+
+        Raises what `work` raises, and what is behind an agent's silence: SandboxNotFound, SandboxFailed
+        with the reason, SandboxConflict while the sandbox is pending; SandboxUnavailable when the agent
+        cannot be reached and its Pod does not say why. Work that was sent is never sent again here.
+        """
+        pod = await self.usable(sandbox_id)
+        deadline = asyncio.get_running_loop().time() + VERDICT_GRACE
+        while True:
+            try:
+                with self._activity.request(pod):
+                    asked = work(self.line(pod), pod.labels[marks.AGENT])
+                    return await self._unless_failed(pod, asked), pod
+            except AgentUnreachable as error:
+                pod = await self._still_usable(pod, sandbox_id)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise SandboxUnavailable(error.detail, reason=error.reason) from error
+                await self._cache.changed(sandbox_id, RETRY_PAUSE)
+            except SandboxUnavailable:
+                await self._explain(pod, sandbox_id, deadline)
+                raise
+            except SandboxFailed as error:
+                if error.reason != AGENT_REPLACED:
+                    raise
+                now = await self._still_usable(pod, sandbox_id)
+                if (now.uid, now.address) == (pod.uid, pod.address):
+                    await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
+                    raise
+                raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
+
+    async def usable(self, sandbox_id: str) -> Pod:
+        """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
+        await self._cache.synced(VERDICT_GRACE)
+        pod = self._cache.sandbox(sandbox_id)
+        if pod is None or not judge(pod, self._settings, time.time()).ready:
+            # Another orchestrator may have made it, or have seen it get ready, a moment ago.
+            pod = await self._cache.look_up(sandbox_id)
+        return await self._insist(pod, sandbox_id)
+
+    async def fail(self, pod: Pod, failure: marks.Failure) -> None:
+        """Make it known for good that a sandbox has failed; its processes are ended."""
+        await mark_failed(self._api, self._cache, pod, failure)
+
+    async def settled(self, pod: Pod, verdict: Verdict) -> Verdict:
+        """The verdict; a failure that the Pod could unsay is marked before anybody hears of it."""
+        if verdict.failed and not verdict.settled:
+            await self.fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+        return verdict
+
+    async def _insist(self, pod: Pod | None, sandbox_id: str) -> Pod:
+        if pod is None or not marks.claimed(pod):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        verdict = await self.settled(pod, judge(pod, self._settings, time.time()))
+        if verdict.failed:
+            raise _failed(sandbox_id, verdict)
+        if not verdict.ready:
+            raise SandboxConflict(f"sandbox {sandbox_id} is not ready yet", reason="pending")
+        return pod
+
+    async def _still_usable(self, pod: Pod, sandbox_id: str) -> Pod:
+        """The Pod as the API server knows it now. The same errors."""
+        return await self._insist(await self._cache.refresh(pod.name), sandbox_id)
+
+    async def _explain(self, pod: Pod, sandbox_id: str, deadline: float) -> None:
+        """Raise why an agent went away, if its Pod comes to say so."""
+        loop = asyncio.get_running_loop()
+        deadline = max(deadline, loop.time() + VERDICT_GRACE)
+        await self._still_usable(pod, sandbox_id)
+        while loop.time() < deadline:
+            await self._cache.changed(sandbox_id, deadline - loop.time())
+            await self._insist(self._cache.named(pod.name), sandbox_id)
+
+    async def _unless_failed(self, pod: Pod, work: Awaitable[T]) -> T:
+        """What `work` gives; given up once the Pod has failed or gone, which a lost node cannot tell."""
+        working = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self._end_of(pod))
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ending.result()
+            return working.result()
+        finally:
+            for task in (working, ending):
+                task.cancel()
+            await asyncio.wait({working, ending})
+
+    async def _end_of(self, pod: Pod) -> SandboxError:
+        """Returns, as an error, that and why the Pod has ended."""
+        sandbox_id = pod.labels[marks.SANDBOX]
+        while True:
+            now = self._cache.named(pod.name)
+            if now is None or now.uid != pod.uid:
+                return SandboxNotFound(f"there is no sandbox {sandbox_id} any more")
+            verdict = judge(now, self._settings, time.time())
+            if verdict.failed and verdict.settled:
+                return _failed(sandbox_id, verdict)
+            await self._cache.changed(sandbox_id, None)
+
+    def _changed(self, was: Pod | None, now: Pod | None) -> None:
+        if was is not None and (now is None or (now.uid, now.address) != (was.uid, was.address)):
+            line = self._lines.pop((was.uid, was.address), None)
+            if line is not None:
+                task = asyncio.get_running_loop().create_task(line.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+
+def _failed(sandbox_id: str, verdict: Verdict) -> SandboxFailed:
+    return SandboxFailed(f"sandbox {sandbox_id} failed: {verdict.message}", reason=verdict.reason)

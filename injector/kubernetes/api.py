@@ -1,0 +1,229 @@
+"""The orchestrator's line to the API server: typed answers, few requests at once, retries, typed errors.
+
+`kubernetes_asyncio` knows where the server is and how to prove who we are; answers are decoded here, into the
+few fields that are read, because its models cost a hundred times as much for a list of Pods.
+
+Verbs used, which the role of the orchestrator's account needs in the sandboxes' namespace: pods create, get,
+list, watch, patch, delete; networkpolicies create, list, delete; leases create, get, list, update, delete. In
+the whole cluster: nodes list.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import aiohttp
+import kubernetes_asyncio.client
+import kubernetes_asyncio.config
+import msgspec
+from kubernetes_asyncio.config.config_exception import ConfigException
+
+from injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable
+from injector.kubernetes.objects import Manifest, Status
+
+REQUEST_TIMEOUT = 15.0
+"""Seconds for one request; a watch has its own."""
+PATIENCE = 30.0
+"""Seconds over which a request is repeated before SandboxUnavailable is raised."""
+RETRIED = frozenset({429, 500, 502, 503, 504})
+MERGE_PATCH = "application/merge-patch+json"
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class ApiRefused(SandboxError):
+    """The server's answer was an error that repeating will not change; `code` is its HTTP status."""
+
+    default_reason = "api_refused"
+
+    def __init__(self, code: int, refusal: Status) -> None:
+        super().__init__(f"the API server answers {code}: {refusal.message or refusal.reason}")
+        self.code = code
+        self.refusal = refusal
+
+
+class ClusterApi:
+    """Requests to one API server."""
+
+    def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
+        self._client = client
+        self._writes = asyncio.Semaphore(concurrent_writes)
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
+        """From a file, or as the account of the Pod we run in. Raises SandboxUnavailable."""
+        configuration = kubernetes_asyncio.client.Configuration()
+        try:
+            if kubeconfig is None:
+                kubernetes_asyncio.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            else:
+                await kubernetes_asyncio.config.load_kube_config(
+                    config_file=kubeconfig, client_configuration=configuration
+                )
+        except (ConfigException, OSError) as error:
+            where = "the Pod it runs in" if kubeconfig is None else kubeconfig
+            raise SandboxUnavailable(
+                f"no access to a cluster from {where}: {error}; name a `kubeconfig` in the settings or run in"
+                " a Pod with a service account"
+            ) from error
+        return cls(kubernetes_asyncio.client.ApiClient(configuration), concurrent_writes)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def get(
+        self,
+        kind: type[T],
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> T:
+        """Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
+        return await self._repeated(kind, "GET", path, params=params, patience=patience)
+
+    async def create(self, kind: type[T], path: str, body: Manifest) -> T:
+        """Raises ApiRefused (409: it exists, maybe by an earlier try of ours) and SandboxUnavailable."""
+        async with self._writes:
+            return await self._repeated(kind, "POST", path, body=body)
+
+    async def replace(self, kind: type[T], path: str, body: Manifest) -> T:
+        """Raises ApiRefused (409: it changed since its `resourceVersion`) and SandboxUnavailable."""
+        async with self._writes:
+            return await self._repeated(kind, "PUT", path, body=body)
+
+    async def patch(self, kind: type[T], path: str, body: Manifest) -> T:
+        """A merge patch. Raises ApiRefused (409: it changed since the `resourceVersion` in it)."""
+        async with self._writes:
+            return await self._repeated(kind, "PATCH", path, body=body, content=MERGE_PATCH)
+
+    async def delete(self, path: str, body: Manifest) -> None:
+        """Nothing when it is gone already. Raises ApiRefused (409: a precondition) and SandboxUnavailable."""
+        async with self._writes:
+            try:
+                await self._repeated(msgspec.Raw, "DELETE", path, body=body)
+            except ApiRefused as error:
+                if error.code != 404:
+                    raise
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str, params: Mapping[str, str], silence: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a watch. Raises SandboxUnavailable when it breaks or says nothing for `silence` s."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT, sock_read=silence)
+        try:
+            reply = await self._send("GET", path, params=params, timeout=timeout)
+            async with reply:
+                if reply.status != 200:
+                    raise _refusal(reply.status, await reply.read())
+                yield _lines(reply)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise SandboxUnavailable(f"the watch of the API server ended: {_words(error)}") from error
+
+    async def _repeated(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content: str = "application/json",
+        patience: float = PATIENCE,
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        timeout = aiohttp.ClientTimeout(total=min(REQUEST_TIMEOUT, patience))
+        pause = 0.1
+        while True:
+            try:
+                reply = await self._send(
+                    method, path, params=params, body=body, content=content, timeout=timeout
+                )
+                async with reply:
+                    data = await reply.read()
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                why, wished = _words(error), 0.0
+            else:
+                if reply.status < 300:
+                    return msgspec.json.decode(data, type=kind)
+                refused = _refusal(reply.status, data)
+                if not (isinstance(refused, ApiRefused) and refused.code in RETRIED):
+                    raise refused
+                why, wished = refused.detail, _seconds(reply.headers.get("Retry-After"))
+            pause = min(pause * 2, 5.0)
+            delay = max(wished, pause * random.uniform(0.5, 1.0))
+            if loop.time() + delay > deadline:
+                raise SandboxUnavailable(f"the API server cannot be used: {why}", reason="api_unavailable")
+            log.warning("the API server cannot be used, trying again: %s", why)
+            await asyncio.sleep(delay)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: aiohttp.ClientTimeout,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        reply: aiohttp.ClientResponse = await self._client.call_api(
+            path,
+            method,
+            query_params=list((params or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _request_timeout=timeout,
+        )
+        return reply
+
+
+async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Whole lines, however long they are."""
+    rest = bytearray()
+    async for piece in reply.content.iter_any():
+        rest += piece
+        *lines, last = rest.split(b"\n")
+        rest = bytearray(last)
+        for line in lines:
+            if line:
+                yield bytes(line)
+
+
+def _refusal(code: int, data: bytes) -> SandboxError:
+    try:
+        refusal = msgspec.json.decode(data, type=Status)
+    except msgspec.DecodeError:
+        refusal = Status(code=code, message=data.decode(errors="replace")[:500])
+    if code in (401, 403) and "exceeded quota" not in refusal.message:
+        return SandboxUnavailable(
+            f"the cluster does not let the orchestrator do this: {refusal.message}", reason="api_forbidden"
+        )
+    if code == 403:
+        return SandboxUnavailable(f"the cluster is full: {refusal.message}", reason="quota_exceeded")
+    if code in (400, 422):
+        return SandboxRequestInvalid(f"the cluster refuses this sandbox: {refusal.message}")
+    return ApiRefused(code, refusal)
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After header; the API server gives seconds only."""
+    return float(text) if text is not None and text.isdigit() else 0.0
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """A label selector: objects that carry all of them."""
+    return ",".join(f"{name}={value}" for name, value in labels.items())

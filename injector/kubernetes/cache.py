@@ -1,0 +1,269 @@
+"""All sandbox Pods as they are, kept up to date by one LIST and one WATCH; whoever waits is woken by events.
+
+Nothing here is remembered beyond what the cluster says: after a break the watch goes on where it was, and
+when the server has forgotten that place (410) everything is listed again and what changed meanwhile wakes its
+waiters too, also what has gone.
+"""
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+
+from injector.errors import SandboxError, SandboxUnavailable
+from injector.kubernetes import marks
+from injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, selector
+from injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
+from schemas.sandboxes import SANDBOX_ID
+
+PAGE = 500
+"""Pods in one answer to a LIST."""
+WATCH_SECONDS = 60
+"""A watch is ended by the server after this long, and begun again."""
+WATCH_SILENCE = 75.0
+"""A line that says nothing for this long is dead: it would at least have been ended."""
+BACKOFF = (0.1, 10.0)
+"""Seconds before another try, at first and at most."""
+STEADY = 1.0
+"""Seconds of a watch that went well: the next one need not be put off."""
+GONE = 410
+"""The server's answer when it does not know any more what came after a version."""
+
+Listener = Callable[[Pod | None, Pod | None], None]
+"""Called with what a Pod was and what it is; None: it is not there."""
+
+log = logging.getLogger(__name__)
+
+
+class PodCache:
+    """The Pods of one namespace that carry the label `app=sandbox`."""
+
+    def __init__(self, api: ClusterApi, namespace: str) -> None:
+        self.path = f"/api/v1/namespaces/{namespace}/pods"
+        self._api = api
+        self._pods: dict[str, Pod] = {}
+        self._sandboxes: dict[str, set[str]] = {}
+        """Names of Pods by sandbox id: more than one for a moment at most."""
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._listeners: list[Listener] = []
+        self._version = 0
+        """Of the cluster's state that has been seen."""
+        self._lost = True
+        """Whether everything has to be listed before it can be watched."""
+        self._synced = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Call it at every change from now on."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin to follow the cluster."""
+        self._watching = asyncio.get_running_loop().create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following it."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+
+    async def synced(self, timeout: float) -> None:
+        """Return once all Pods are known. Raises SandboxUnavailable after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._synced.wait()
+        except TimeoutError as error:
+            raise SandboxUnavailable(
+                "the cluster's API server has not said yet which sandboxes there are",
+                reason="api_unavailable",
+            ) from error
+
+    def __iter__(self) -> Iterator[Pod]:
+        return iter(list(self._pods.values()))
+
+    def named(self, name: str) -> Pod | None:
+        """The Pod of this name."""
+        return self._pods.get(name)
+
+    def sandbox(self, sandbox_id: str) -> Pod | None:
+        """The Pod of a sandbox."""
+        names = self._sandboxes.get(sandbox_id)
+        if not names:
+            return None
+        # Two when one was deleted and its successor came first: the later one counts.
+        return max((self._pods[name] for name in names), key=lambda pod: pod.created_at)
+
+    async def changed(self, sandbox_id: str, timeout: float | None) -> None:
+        """Return when anything about the sandbox has changed, or after `timeout` seconds.
+
+        What the caller has seen before it called is not missed: there is no wait between the two.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        waiters = self._waiters.setdefault(sandbox_id, set())
+        waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            waiters.discard(waiter)
+            if not waiters and self._waiters.get(sandbox_id) is waiters:
+                del self._waiters[sandbox_id]
+
+    async def gone(self, name: str, uid: str, sandbox_id: str, timeout: float) -> bool:
+        """Whether the Pod has gone by `timeout` seconds from now."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while (pod := self._pods.get(name)) is not None and pod.uid == uid:
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            await self.changed(sandbox_id, left)
+        return True
+
+    async def refresh(self, name: str, patience: float = PATIENCE) -> Pod | None:
+        """Ask the API server for one Pod, for when the watch may be behind. None: there is none.
+
+        Raises SandboxUnavailable after `patience` seconds without an answer.
+        """
+        try:
+            pod = await self._api.get(Pod, f"{self.path}/{name}", patience=patience)
+        except ApiRefused as error:
+            if error.code != 404:
+                raise
+            return None
+        self.learn(pod)
+        return pod
+
+    async def look_up(self, sandbox_id: str) -> Pod | None:
+        """The Pod of a sandbox by what the API server says now, whichever replica made it."""
+        if re.fullmatch(SANDBOX_ID, sandbox_id) is None:
+            return None
+        pod = await self.refresh(marks.pod_name(sandbox_id))
+        if pod is not None and marks.sandbox_id(pod) == sandbox_id:
+            return pod
+        params = {"labelSelector": selector({**marks.APP, marks.SANDBOX: sandbox_id})}
+        found = await self._api.get(PodList, self.path, params)
+        for pod in found.items:
+            self.learn(pod)
+        return max(found.items, key=lambda pod: pod.created_at, default=None)
+
+    async def delete(self, pod: Pod) -> None:
+        """Have the API server delete a Pod at once; it may be gone already."""
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
+        try:
+            await self._api.delete(f"{self.path}/{pod.name}", body)
+        except ApiRefused as error:
+            if error.code != 409:  # another Pod has its name by now
+                raise
+
+    def learn(self, pod: Pod) -> None:
+        """Take over what a request of ours answered, unless the watch was faster."""
+        known = self._pods.get(pod.name)
+        if pod.version > self._version and (known is None or pod.version > known.version):
+            self._set(pod)
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = BACKOFF[0]
+        while True:
+            begun = loop.time()
+            try:
+                if self._lost:
+                    await self._list()
+                await self._watch()
+            except SandboxError as error:
+                self._lost = self._lost or (isinstance(error, ApiRefused) and error.code == GONE)
+                log.warning("following the Pods was interrupted: %s", error.detail)
+            except Exception:  # whatever it is, sandboxes must not be blind for the rest of their lives
+                self._lost = True
+                log.exception("following the Pods was interrupted")
+            pause = BACKOFF[0] if loop.time() - begun > STEADY else min(pause * 2, BACKOFF[1])
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        found: dict[str, Pod] = {}
+        params = {"labelSelector": selector(marks.APP), "limit": str(PAGE)}
+        while True:
+            page = await self._api.get(PodList, self.path, params)
+            found.update((pod.name, pod) for pod in page.items)
+            if not page.metadata.next:
+                break
+            params["continue"] = page.metadata.next
+        self._version = int(page.metadata.resource_version)
+        for pod in list(self._pods.values()):
+            # What we learned after the list was made is not in it.
+            if pod.name not in found and pod.version <= self._version:
+                self._drop(pod.name)
+        for pod in found.values():
+            known = self._pods.get(pod.name)
+            if known is None or pod.version > known.version:
+                self._set(pod)
+        self._lost = False
+        self._synced.set()
+
+    async def _watch(self) -> None:
+        params = {
+            "labelSelector": selector(marks.APP),
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(self._version),
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        async with self._api.watch(self.path, params, WATCH_SILENCE) as lines:
+            async for line in lines:
+                self._heed(msgspec.json.decode(line, type=WatchEvent))
+
+    def _heed(self, event: WatchEvent) -> None:
+        if event.type == "ERROR":
+            refusal = msgspec.json.decode(event.object, type=Status)
+            raise ApiRefused(refusal.code, refusal)
+        if event.type == "BOOKMARK":
+            seen = msgspec.json.decode(event.object, type=Named)
+            self._version = max(self._version, int(seen.metadata.resource_version))
+            return
+        pod = msgspec.json.decode(event.object, type=Pod)
+        self._version = max(self._version, pod.version)
+        known = self._pods.get(pod.name)
+        if event.type == "DELETED":
+            if known is not None and known.uid == pod.uid:
+                self._drop(pod.name)
+        elif known is None or pod.version > known.version:
+            self._set(pod)
+
+    def _set(self, pod: Pod) -> None:
+        known = self._pods.get(pod.name)
+        if known is not None and marks.sandbox_id(known) != marks.sandbox_id(pod):
+            self._forget(known)
+        self._pods[pod.name] = pod
+        sandbox_id = marks.sandbox_id(pod)
+        if sandbox_id is not None:
+            self._sandboxes.setdefault(sandbox_id, set()).add(pod.name)
+        self._tell(known, pod)
+
+    def _drop(self, name: str) -> None:
+        pod = self._pods.pop(name)
+        self._forget(pod)
+        self._tell(pod, None)
+
+    def _forget(self, pod: Pod) -> None:
+        sandbox_id = marks.sandbox_id(pod)
+        names = self._sandboxes.get(sandbox_id or "", set())
+        names.discard(pod.name)
+        if not names:
+            self._sandboxes.pop(sandbox_id or "", None)
+
+    def _tell(self, was: Pod | None, now: Pod | None) -> None:
+        for pod in (was, now):
+            sandbox_id = None if pod is None else marks.sandbox_id(pod)
+            for waiter in self._waiters.get(sandbox_id or "", ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+        for listener in self._listeners:
+            listener(was, now)

@@ -1,0 +1,100 @@
+"""Makes sandboxes' Pods, each once, however often and wherever it is asked for.
+
+The name of a Pod is that of its sandbox, so the API server itself refuses a second one. A request that names
+no sandbox but has an idempotency key gets an id that follows from the key: repeated at another orchestrator,
+it comes to the same Pod.
+"""
+
+import asyncio
+import random
+import time
+import uuid
+
+from injector.errors import SandboxConflict, SandboxUnavailable
+from injector.kubernetes import marks, pods
+from injector.kubernetes.api import ApiRefused, ClusterApi
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.objects import Pod
+from injector.kubernetes.settings import KubernetesSettings
+from schemas.sandboxes import CreateSandbox
+
+IDS = 16
+"""Ids that are tried for a request that names none."""
+LEAVING = 30.0
+"""Seconds that a Pod of the same name, which is being deleted, gets to be gone."""
+
+
+class Creation:
+    """Of the sandboxes of one cluster."""
+
+    def __init__(self, api: ClusterApi, cache: PodCache, settings: KubernetesSettings, identity: str) -> None:
+        self._api = api
+        self._cache = cache
+        self._settings = settings
+        self._identity = identity
+        self._under_way = 0
+
+    async def create(self, request: CreateSandbox, key: str | None) -> Pod:
+        """A new Pod, or the one that the same `key` made. Raises SandboxConflict when the id is taken."""
+        self._under_way += 1
+        try:
+            # Only a herd is spread: one that comes alone is let through at once.
+            share = min(1.0, (self._under_way - 1) / self._settings.concurrent_writes)
+            await asyncio.sleep(random.uniform(0.0, self._settings.create_jitter * share))
+            if request.sandbox_id is not None:
+                return await self._named(request.sandbox_id, request, key)
+            for attempt in range(IDS):
+                sandbox_id = uuid.uuid4().hex[:8] if key is None else marks.sandbox_id_for(key, attempt)
+                try:
+                    return await self._named(sandbox_id, request, key)
+                except SandboxConflict:
+                    continue  # somebody else's, by chance
+            raise SandboxUnavailable("no free sandbox id was found")
+        finally:
+            self._under_way -= 1
+
+    async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
+        born = marks.Birth(
+            request=request,
+            key=marks.key_digest(key),
+            attempt=f"{self._identity}/{uuid.uuid4().hex}",
+            at=time.time(),
+        )
+        body = pods.manifest(
+            marks.pod_name(sandbox_id),
+            sandbox_id,
+            request.image,
+            request.cpu,
+            request.memory,
+            self._settings,
+            marks.claim_marks(sandbox_id, born),
+        )
+        deadline = asyncio.get_running_loop().time() + LEAVING
+        while True:
+            try:
+                pod = await self._api.create(Pod, self._cache.path, body)
+            except ApiRefused as error:
+                if error.code != 409:
+                    raise
+                present = await self._cache.refresh(marks.pod_name(sandbox_id))
+                if present is None:
+                    continue  # it has just gone
+                if present.metadata.deletion_timestamp is None:
+                    return _same(present, born, sandbox_id)
+                left = deadline - asyncio.get_running_loop().time()
+                if not await self._cache.gone(present.name, present.uid, sandbox_id, left):
+                    raise SandboxConflict(
+                        f"there is a sandbox {sandbox_id} already, which is being deleted", reason="exists"
+                    ) from error
+            else:
+                self._cache.learn(pod)
+                return pod
+
+
+def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:
+    """The Pod that is there, if it is ours or our key's. Raises SandboxConflict."""
+    if marks.claimed(present):
+        there = marks.birth(present)
+        if there.attempt == born.attempt or (born.key and there.key == born.key):
+            return present
+    raise SandboxConflict(f"there is a sandbox {sandbox_id} already", reason="exists")

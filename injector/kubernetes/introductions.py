@@ -1,0 +1,165 @@
+"""First contact with the agents of new Pods: each is given its key before any command can run.
+
+What follows is safe against orchestrators that die or come to a halt at any point, and against a task that
+takes its agent's place:
+
+1. A mark on the Pod, written only if nothing else was written since we looked, says that we are about to send
+   the key. Two orchestrators cannot both write it.
+2. The key is sent. Who else has the mark may send it too, after TAKEOVER seconds; it is the same key.
+3. A second mark says that the agent has it, written only if the first is still ours. Only then may commands
+   run.
+
+So whoever sends a key knows that no command has run. An agent without a key in a Pod with the second mark is
+not the one that was given it: nobody sends it one, and the sandbox fails.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from typing import Any
+
+from injector.agent_connection import AGENT_REPLACED
+from injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
+from injector.kubernetes import marks, policies
+from injector.kubernetes.agents import Agents
+from injector.kubernetes.api import ApiRefused, ClusterApi
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.objects import Pod
+from injector.kubernetes.settings import KubernetesSettings
+from injector.kubernetes.status import judge
+
+TAKEOVER = 20.0
+"""Seconds after which a mark without a successor is another orchestrator's last."""
+SENDING = 8.0
+"""Seconds after our mark within which we send: far below TAKEOVER."""
+DEFERENCE = (0.5, 1.5)
+"""Seconds that an orchestrator waits for the one which made the Pod."""
+PAUSE = 0.2
+"""Seconds before an agent that does not answer yet is tried again."""
+
+log = logging.getLogger(__name__)
+
+
+class Introductions:
+    """Follows the cache, and introduces what has started."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        cache: PodCache,
+        agents: Agents,
+        settings: KubernetesSettings,
+        identity: str,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._agents = agents
+        self._settings = settings
+        self._identity = identity
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        cache.listen(self._changed)
+
+    async def close(self) -> None:
+        """Stop where we are; another takes over."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def hurry(self, pod: Pod) -> None:
+        """Somebody waits for it here."""
+        self._consider(pod, 0.0)
+
+    def _changed(self, _was: Pod | None, now: Pod | None) -> None:
+        if now is not None:
+            ours = marks.claimed(now) and marks.birth(now).attempt.startswith(self._identity)
+            self._consider(now, 0.0 if ours else random.uniform(*DEFERENCE))
+
+    def _consider(self, pod: Pod, delay: float) -> None:
+        if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:
+            return
+        self._tasks[pod.uid] = asyncio.get_running_loop().create_task(self._logged(pod, delay))
+
+    async def _logged(self, pod: Pod, delay: float) -> None:
+        try:
+            await asyncio.sleep(delay)
+            await self._introduce(pod.name, pod.uid)
+        except Exception:
+            log.exception("Pod %s cannot be introduced", pod.name)
+            await asyncio.sleep(PAUSE)
+        finally:
+            del self._tasks[pod.uid]
+        now = self._cache.named(pod.name)
+        if now is not None:
+            self._consider(now, PAUSE)
+
+    async def _introduce(self, name: str, uid: str) -> None:
+        pod = self._cache.named(name)
+        if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
+            return
+        wait = self._others_turn(pod)
+        if wait > 0:
+            await asyncio.sleep(wait)
+            return
+        mark = f"{marks.stamp(time.time())} {self._identity}"
+        marked = asyncio.get_running_loop().time()
+        try:
+            if not await self._write(pod, {marks.INTRODUCING: mark}):
+                return
+            if marks.claimed(pod):
+                await policies.ensure(self._api, pod, self._settings)
+            if not await self._send(pod, marked + SENDING):
+                return
+            await self._confirm(name, uid, mark)
+        except SandboxFailed as error:
+            if error.reason != AGENT_REPLACED:
+                raise
+            current = await self._cache.refresh(name)
+            if current is not None and (current.uid, current.address) == (uid, pod.address):
+                await self._agents.fail(current, marks.Failure(reason=error.reason, message=error.detail))
+        except SandboxError as error:
+            log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
+
+    def _others_turn(self, pod: Pod) -> float:
+        """Seconds until we may do it; the mark has a time and who made it."""
+        made, _, who = pod.annotations.get(marks.INTRODUCING, "0 ").partition(" ")
+        return 0.0 if who == self._identity else float(made) + TAKEOVER - time.time()
+
+    async def _send(self, pod: Pod, deadline: float) -> bool:
+        """Whether the agent has its key; not sent after `deadline`, in the event loop's time."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < deadline:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._agents.line(pod).introduce()
+                return True
+            except (SandboxUnavailable, TimeoutError) as error:
+                log.info("the agent of Pod %s does not answer yet: %s", pod.name, error)
+                await asyncio.sleep(PAUSE)
+        return False
+
+    async def _confirm(self, name: str, uid: str, mark: str) -> None:
+        while True:
+            pod = await self._cache.refresh(name)
+            if pod is None or pod.uid != uid or pod.annotations.get(marks.INTRODUCING) != mark:
+                return
+            if await self._write(pod, {marks.INTRODUCED: marks.stamp(time.time())}):
+                return
+
+    async def _write(self, pod: Pod, annotations: dict[str, str]) -> bool:
+        """Whether they are written: not when the Pod is not as we saw it any more."""
+        metadata: dict[str, Any] = {
+            "uid": pod.uid,
+            "resourceVersion": pod.metadata.resource_version,
+            "annotations": annotations,
+        }
+        try:
+            written = await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", {"metadata": metadata})
+        except ApiRefused as error:
+            if error.code not in (404, 409):
+                raise
+            await self._cache.refresh(pod.name)
+            return False
+        self._cache.learn(written)
+        return True

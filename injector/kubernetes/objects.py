@@ -1,0 +1,199 @@
+"""The parts of the API server's objects that are read here; decoding skips everything else."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+
+class _Read(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    pass
+
+
+class OwnerReference(_Read, frozen=True):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class Metadata(_Read, frozen=True):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+
+class Waiting(_Read, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class Terminated(_Read, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Read, frozen=True):
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(_Read, frozen=True):
+    name: str = ""
+    started: bool | None = None
+    state: ContainerState = ContainerState()
+
+
+class Condition(_Read, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerResources(_Read, frozen=True):
+    requests: dict[str, str] = {}
+
+
+class Container(_Read, frozen=True):
+    image: str = ""
+    resources: ContainerResources = ContainerResources()
+
+
+class PodSpec(_Read, frozen=True):
+    containers: list[Container] = []
+    node_name: str = ""
+
+
+class PodStatus(_Read, frozen=True):
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    pod_i_p: str = msgspec.field(default="", name="podIP")
+    conditions: list[Condition] = []
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
+
+
+class Pod(_Read, frozen=True):
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.metadata.labels
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.metadata.annotations
+
+    @property
+    def version(self) -> int:
+        """Versions of one cluster can be compared: a greater one is newer."""
+        return int(self.metadata.resource_version)
+
+    @property
+    def address(self) -> str:
+        """Its IP address, or empty."""
+        return self.status.pod_i_p
+
+    @property
+    def created_at(self) -> float:
+        """Epoch seconds, by the API server's clock."""
+        made = self.metadata.creation_timestamp
+        return 0.0 if made is None else made.timestamp()
+
+
+class ListMetadata(_Read, frozen=True):
+    resource_version: str = ""
+    next: str = msgspec.field(default="", name="continue")
+
+
+class PodList(_Read, frozen=True):
+    metadata: ListMetadata
+    items: list[Pod] = []
+
+
+class Named(_Read, frozen=True):
+    """Any object of which only the metadata matter."""
+
+    metadata: Metadata
+
+
+class NamedList(_Read, frozen=True):
+    metadata: ListMetadata
+    items: list[Named] = []
+
+
+class LeaseSpec(_Read, frozen=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: datetime | None = None
+
+
+class Lease(_Read, frozen=True):
+    metadata: Metadata
+    spec: LeaseSpec = LeaseSpec()
+
+
+class LeaseList(_Read, frozen=True):
+    metadata: ListMetadata
+    items: list[Lease] = []
+
+
+class NodeStatus(_Read, frozen=True):
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+
+
+class NodeSpec(_Read, frozen=True):
+    unschedulable: bool = False
+
+
+class Node(_Read, frozen=True):
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class NodeList(_Read, frozen=True):
+    metadata: ListMetadata
+    items: list[Node] = []
+
+
+class Status(_Read, frozen=True):
+    """The API server's answer to what it could not do."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class WatchEvent(_Read, frozen=True):
+    """`object` is decoded by `type`: a Pod, a Bookmark's metadata or a Status."""
+
+    type: str
+    object: msgspec.Raw = msgspec.Raw()
+
+
+def microtime(epoch: float) -> str:
+    """As leases want their times written."""
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+Manifest = dict[str, Any]
+"""An object as it is sent."""

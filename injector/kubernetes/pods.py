@@ -1,0 +1,168 @@
+"""Requests as Pods, Pods as records: no I/O, no decisions about life and death."""
+
+import math
+from typing import Any
+
+from injector.agent.machine import quantity
+from injector.errors import SandboxRequestInvalid
+from injector.kubernetes import marks
+from injector.kubernetes.objects import Manifest, Pod
+from injector.kubernetes.settings import KubernetesSettings
+from injector.kubernetes.status import Verdict
+from injector.payload import launch
+from schemas.sandboxes import SandboxInfo
+
+CONTAINER = "sandbox"
+INSTALLER = "agent"
+PAYLOAD = "/payload"
+"""Where the agent's image has it."""
+INSTALLED = "/orchard"
+"""Where a sandbox has it, read-only."""
+START_SECONDS = 120
+"""An agent that has not answered by then is given up, and with it the container."""
+CAPABILITIES = [
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+]
+"""What a container usually has, without those for devices and raw sockets. None lets root read the memory of
+a process that does not want to be read."""
+
+
+def manifest(
+    name: str,
+    agent_id: str,
+    image: str,
+    cpu: str,
+    memory: str,
+    settings: KubernetesSettings,
+    metadata: Manifest,
+) -> Manifest:
+    """A Pod for `image`; `metadata` has the labels and annotations that say whose it is.
+
+    `cpu` and `memory` are limits. Raises SandboxRequestInvalid for quantities that are none.
+    """
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1,
+        "activeDeadlineSeconds": math.ceil(settings.max_lifetime),
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "nodeSelector": settings.node_selector,
+        "tolerations": settings.tolerations,
+        "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
+        "volumes": [{"name": "orchard", "emptyDir": {"sizeLimit": "512Mi"}}],
+        "initContainers": [_installer(settings)],
+        "containers": [_main(agent_id, image, cpu, memory, settings)],
+    }
+    if settings.runtime_class is not None:
+        spec["runtimeClassName"] = settings.runtime_class
+    if settings.priority_class is not None:
+        spec["priorityClassName"] = settings.priority_class
+    labels = {**marks.APP, **marks.MANAGED_BY, marks.AGENT: agent_id, **metadata.get("labels", {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": labels,
+            "annotations": metadata.get("annotations", {}),
+        },
+        "spec": spec,
+    }
+
+
+def _installer(settings: KubernetesSettings) -> Manifest:
+    limits = {"cpu": settings.init_cpu, "memory": settings.init_memory}
+    return {
+        "name": INSTALLER,
+        "image": settings.agent_image,
+        "imagePullPolicy": settings.agent_pull_policy,
+        "command": launch.command(PAYLOAD, "--install", INSTALLED),
+        "env": _environment(),
+        "resources": {"requests": limits, "limits": limits},
+        "volumeMounts": [{"name": "orchard", "mountPath": INSTALLED}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _main(agent_id: str, image: str, cpu: str, memory: str, settings: KubernetesSettings) -> Manifest:
+    probe = {"httpGet": {"path": "/health", "port": settings.port}, "timeoutSeconds": 5}
+    serve = ["--serve", "--host", "0.0.0.0", "--port", str(settings.port), "--sandbox", agent_id]
+    return {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": launch.command(INSTALLED, *serve),
+        "env": _environment(),
+        "ports": [{"name": "agent", "containerPort": settings.port}],
+        "resources": {
+            "requests": {
+                "cpu": _share("cpu", cpu, settings.cpu_request_share, "m", 1000),
+                "memory": _share("memory", memory, settings.memory_request_share, "", 1),
+                "ephemeral-storage": settings.ephemeral_storage_request,
+            },
+            "limits": {"cpu": cpu, "memory": memory, "ephemeral-storage": settings.ephemeral_storage},
+        },
+        "volumeMounts": [{"name": "orchard", "mountPath": INSTALLED, "readOnly": True}],
+        "securityContext": {"capabilities": {"drop": ["ALL"], "add": CAPABILITIES}},
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": START_SECONDS},
+        # For people and Services: we look at whether it has started, then talk to it.
+        "readinessProbe": {**probe, "periodSeconds": 20},
+    }
+
+
+def _environment() -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in launch.ENVIRONMENT.items()]
+
+
+def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
+    """What of a limit is requested, rounded up to whole units of `1 / scale`."""
+    try:
+        number = quantity(limit)
+    except ValueError as error:
+        raise SandboxRequestInvalid(f"{name}: {error}") from error
+    if number <= 0:
+        raise SandboxRequestInvalid(f"{name}: `{limit}` is not more than zero")
+    return f"{math.ceil(number * share * scale)}{suffix}"
+
+
+def info(pod: Pod, namespace: str, verdict: Verdict) -> SandboxInfo:
+    """The record of a claimed Pod."""
+    born = marks.birth(pod)
+    request = born.request
+    message = verdict.message
+    if not message and request.pids is not None:
+        message = (
+            "its limit of processes is that of the node's kubelet (podPidsLimit): a Pod cannot have its own"
+        )
+    return SandboxInfo(
+        sandbox_id=pod.labels[marks.SANDBOX],
+        namespace=namespace,
+        image=request.image,
+        pod_name=pod.name,
+        block_network=request.block_network,
+        cpu=request.cpu,
+        memory=request.memory,
+        created_at=born.at,
+        ready=verdict.ready,
+        status=verdict.status,
+        status_message=message,
+        reason=verdict.reason,
+        labels=request.labels,
+    )

@@ -1,0 +1,109 @@
+"""What an operator decides about sandboxes as Pods: a TOML file of the orchestrator."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from injector.agent.machine import quantity
+from injector.errors import SandboxRequestInvalid
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+TOLERATION = {"key": "workload", "operator": "Equal", "value": "sandbox", "effect": "NoSchedule"}
+CLOSED_NETWORKS = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+    "fe80::/10",
+)
+PullPolicy = Literal["IfNotPresent", "Always", "Never"]
+
+
+class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pods of one image that wait, started, for a request with just these limits and no network."""
+
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    cpu: str = "4"
+    memory: str = "16Gi"
+
+
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times in seconds, sizes as Kubernetes quantities."""
+
+    agent_image: str
+    """Holds the agent's payload in /payload (`python -m injector.payload`)."""
+    agent_pull_policy: PullPolicy = "IfNotPresent"
+    namespace: str = "orchard-sandboxes"
+    kubeconfig: str | None = None
+    """None: the service account of the Pod that the orchestrator runs in."""
+
+    image_pull_policy: PullPolicy = "IfNotPresent"
+    image_pull_secrets: list[str] = []
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700
+    """Of the agent in its Pod."""
+    cpu_request_share: Share = 0.25
+    """What is reserved on the node, as a share of a sandbox's limit: most sandboxes wait for a model."""
+    memory_request_share: Share = 1.0
+    """Below 1 a node may run out of memory, and evicts sandboxes then."""
+    ephemeral_storage: str = "16Gi"
+    """Limit of what a sandbox writes to its node's disk; one that exceeds it is evicted."""
+    ephemeral_storage_request: str = "1Gi"
+    init_cpu: str = "100m"
+    init_memory: str = "64Mi"
+    """Limits of the container that installs the agent."""
+    runtime_class: str | None = None
+    """For example `gvisor` or `kata`."""
+    priority_class: str | None = None
+    node_selector: dict[str, str] = {}
+    tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
+    """As in a Pod."""
+    closed_networks: tuple[str, ...] = CLOSED_NETWORKS
+    """What sandboxes with a network must not reach all the same: the cluster and the cloud's metadata."""
+
+    pending_timeout: Positive = 3600.0
+    """The most that a sandbox may take to start, whatever its request says."""
+    max_lifetime: Positive = 24 * 3600.0
+    """After it a sandbox is ended, whoever still uses it."""
+    delete_timeout: Positive = 60.0
+    """How long a deletion waits for the Pod to be gone."""
+    create_jitter: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    """Creates that come together are spread over up to this long."""
+    concurrent_writes: Annotated[int, msgspec.Meta(ge=1)] = 32
+    """Requests to the API server at once that change something."""
+    reconcile_interval: Positive = 5.0
+    lease: Positive = 15.0
+    """A leader that was not heard of for this long is replaced."""
+    warm: dict[str, WarmPool] = {}
+    """By image."""
+
+    def check(self) -> None:
+        """Raise SandboxRequestInvalid for a quantity that is none."""
+        quantities = {
+            "ephemeral_storage": self.ephemeral_storage,
+            "ephemeral_storage_request": self.ephemeral_storage_request,
+            "init_cpu": self.init_cpu,
+            "init_memory": self.init_memory,
+        }
+        for image, pool in self.warm.items():
+            quantities |= {f"warm.{image}.cpu": pool.cpu, f"warm.{image}.memory": pool.memory}
+        for name, text in quantities.items():
+            try:
+                quantity(text)
+            except ValueError as error:
+                raise SandboxRequestInvalid(f"{name}: {error}") from error
+
+
+def load(path: Path) -> KubernetesSettings:
+    """The settings in a TOML file. Raises SandboxRequestInvalid with a sentence that names the file."""
+    try:
+        settings = msgspec.toml.decode(path.read_bytes(), type=KubernetesSettings)
+        settings.check()
+    except OSError as error:
+        raise SandboxRequestInvalid(f"{path}: {error.strerror}") from error
+    except (msgspec.DecodeError, SandboxRequestInvalid) as error:
+        raise SandboxRequestInvalid(f"{path}: {error}") from error
+    return settings

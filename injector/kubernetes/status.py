@@ -1,0 +1,175 @@
+"""What state a sandbox is in, and why: a pure function of its Pod and the time."""
+
+import msgspec
+
+from injector.kubernetes import marks
+from injector.kubernetes.objects import ContainerStatus, Pod
+from injector.kubernetes.settings import KubernetesSettings
+from schemas.sandboxes import SandboxStatus
+
+IMAGE_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
+"""Why a container waits when its image cannot be had. Kubernetes goes on trying; we do not wait for it."""
+START_REASONS = frozenset(
+    {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+START_ERRORS = frozenset({"ContainerCannotRun", "StartError"})
+"""Why a container ended that never ran."""
+EVICTIONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"})
+EVICTING_CONDITION = "DisruptionTarget"
+NODE_LOST = "NodeLost"
+DEADLINE = "DeadlineExceeded"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`settled`: the Pod says so and cannot unsay it; else what is failed has yet to be marked so."""
+
+    status: SandboxStatus
+    reason: str = ""
+    message: str = ""
+    settled: bool = False
+    startable: bool = False
+    """Its agent answers and was not given its key yet."""
+    until: float | None = None
+    """When the verdict changes although the Pod does not, in epoch seconds."""
+
+    @property
+    def ready(self) -> bool:
+        return self.status is SandboxStatus.READY
+
+    @property
+    def failed(self) -> bool:
+        return self.status is SandboxStatus.FAILED
+
+
+def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
+    """The state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
+    marked = marks.failure(pod)
+    if marked is not None:
+        return _failed(marked.reason, marked.message, settled=True)
+    ended = _ended(pod)
+    if ended is not None:
+        return ended
+    if marks.INTRODUCED in pod.annotations:
+        return Verdict(status=SandboxStatus.READY)
+    hopeless = _hopeless(pod)
+    if hopeless is not None:
+        return hopeless
+    started, patience = _waiting_since(pod, settings)
+    if now >= started + patience:
+        return _failed("start_timeout", f"it was not ready within {patience:g} s{_last_word(pod)}")
+    if _agent_started(pod):
+        return Verdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return Verdict(
+                status=SandboxStatus.UNSCHEDULABLE,
+                reason="unschedulable",
+                message=condition.message or condition.reason,
+                until=started + patience,
+            )
+    return Verdict(status=SandboxStatus.PENDING, until=started + patience)
+
+
+def _failed(reason: str, message: str, *, settled: bool = False) -> Verdict:
+    return Verdict(status=SandboxStatus.FAILED, reason=reason, message=message, settled=settled)
+
+
+def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float]:
+    """When it began to start, and how many seconds it may take."""
+    if not marks.claimed(pod):
+        return pod.created_at, settings.pending_timeout
+    born = marks.birth(pod)
+    return born.at, min(born.request.timeout, settings.pending_timeout)
+
+
+def _agent_started(pod: Pod) -> bool:
+    containers = pod.status.container_statuses
+    return bool(pod.address) and bool(containers) and all(container.started for container in containers)
+
+
+def _ended(pod: Pod) -> Verdict | None:
+    """Why it will not run again, if so."""
+    status = pod.status
+    word = status.reason
+    if word == NODE_LOST or status.phase == "Unknown":
+        return _failed("node_lost", f"its node is lost: {status.message or 'it does not answer'}")
+    if pod.metadata.deletion_timestamp is not None:
+        if word in EVICTIONS or _evicting(pod):
+            return _failed("evicted", f"it is being evicted: {status.message or word}", settled=True)
+        return _failed("deleted", "it is being deleted", settled=True)
+    if status.phase not in ("Failed", "Succeeded"):
+        return None
+    if word == DEADLINE:
+        return _failed("expired", "it reached the most that a sandbox may live", settled=True)
+    if word in EVICTIONS or _evicting(pod):
+        return _failed("evicted", f"it was evicted: {status.message or word}", settled=True)
+    for container in status.init_container_statuses:
+        over = container.state.terminated
+        if over is not None and over.exit_code != 0:
+            return _failed(
+                "start_failed", f"the agent could not be installed: {_ending(container)}", settled=True
+            )
+    for container in status.container_statuses:
+        over = container.state.terminated
+        if over is None:
+            continue
+        if over.reason == "OOMKilled":
+            return _failed("out_of_memory", "it used more memory than its limit", settled=True)
+        if over.reason in START_ERRORS:
+            return _failed("start_failed", f"it could not be started: {_ending(container)}", settled=True)
+        return _failed("died", f"its agent ended: {_ending(container)}", settled=True)
+    # No container ever ran: the node refused it, for example because it ran full in the meantime.
+    return _failed(
+        "start_failed", f"its node refused it: {status.message or word or status.phase}", settled=True
+    )
+
+
+def _evicting(pod: Pod) -> bool:
+    return any(
+        condition.type == EVICTING_CONDITION and condition.status == "True"
+        for condition in pod.status.conditions
+    )
+
+
+def _ending(container: ContainerStatus) -> str:
+    over = container.state.terminated
+    assert over is not None
+    words = [f"exit code {over.exit_code}", over.reason, over.message.strip()]
+    return ", ".join(word for word in words if word)
+
+
+def _hopeless(pod: Pod) -> Verdict | None:
+    """Why it will hardly ever start, if so."""
+    for installing, containers in (
+        (True, pod.status.init_container_statuses),
+        (False, pod.status.container_statuses),
+    ):
+        for container in containers:
+            waiting = container.state.waiting
+            if waiting is None:
+                continue
+            words = waiting.message or waiting.reason
+            if waiting.reason in IMAGE_REASONS:
+                if installing:
+                    return _failed("start_failed", f"the agent's image cannot be had: {words}")
+                return _failed("image_missing", f"the image cannot be had: {words}")
+            if waiting.reason in START_REASONS:
+                return _failed("start_failed", f"it cannot be started: {words}")
+    return None
+
+
+def _last_word(pod: Pod) -> str:
+    """What it was waiting for at the end."""
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f": {condition.message or condition.reason}"
+    return ""
