@@ -15,6 +15,7 @@ for user in admin operator steward worker writer; do
   password "$dir/orchard/nats-users/$user"
 done
 password "$dir/orchard-sandboxes/sandbox-keys/keys"
+password "$dir/orchard-sandboxes/agent-secret/secret"
 mkdir -p "$dir/orchard/sandbox-key" "$dir/orchard/nats-tls" "$dir/orchard/nats-ca" "$dir/ca"
 # The orchestrator takes several keys, separated by commas; clients use the first.
 cut -d, -f1 "$dir/orchard-sandboxes/sandbox-keys/keys" | tr -d '\n' > "$dir/orchard/sandbox-key/key"

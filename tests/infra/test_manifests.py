@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.infra.conftest import INFRA, WORKLOADS, Manifest, Manifests, build, containers
+from injector.kubernetes import pods
+from injector.kubernetes.settings import KubernetesSettings
+from tests.infra.conftest import INFRA, WORKLOADS, Manifest, Manifests, containers
 
 OPTIONAL_SECRETS = {("orchard", "store-s3"), ("orchard", "model-keys")}
 """Made by hand where S3 and models with keys are used."""
 ADDED = "rollout-swe-high"
 """The queue that is built without an overlay here."""
+BASELINE_CAPABILITIES = {
+    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE"),
+    *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+}
+"""What a Pod may add in a namespace of the level `baseline` (Pod Security Standards)."""
 LITERAL_SECRET = re.compile(r"(PASSWORD|TOKEN|SECRET|KEY)$")
 
 
@@ -24,6 +32,17 @@ def matches(selector: Manifest, labels: dict[str, str]) -> bool:
         expression["operator"] == "In" and labels.get(expression["key"]) in expression["values"]
         for expression in selector.get("matchExpressions", [])
     )
+
+
+def sandbox_settings(manifests: Manifests) -> KubernetesSettings:
+    """What the orchestrator is told about sandboxes."""
+    text = manifests.one("ConfigMap", "sandboxes")["data"]["kubernetes.toml"]
+    return msgspec.toml.decode(text, type=KubernetesSettings)
+
+
+def sandbox_pod(manifests: Manifests) -> Manifest:
+    """A sandbox as the orchestrator makes it, with the labels that policies know it by."""
+    return pods.manifest("sandbox-x", "x", "image", "1", "1Gi", sandbox_settings(manifests), {})
 
 
 def references(node: Any, key: str) -> Iterator[Any]:
@@ -158,6 +177,43 @@ def test_servicemonitors_find_a_service_and_its_port(manifests: Manifests) -> No
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= names
 
 
+class TestSandboxes:
+    def test_their_settings_are_valid_and_for_their_namespace(self, manifests: Manifests) -> None:
+        settings = sandbox_settings(manifests)
+        settings.check()
+        assert settings.namespace == manifests.one("ConfigMap", "sandboxes")["metadata"]["namespace"]
+        assert settings.kubeconfig is None, "the orchestrator's own account"
+
+    def test_their_namespace_lets_them_in(self, manifests: Manifests) -> None:
+        """They may be root, which `restricted` forbids, and need nothing that `baseline` forbids."""
+        namespace = manifests.one("Namespace", "orchard-sandboxes")
+        assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "baseline"
+        for container in containers(sandbox_pod(manifests)):
+            rights = container.get("securityContext", {})
+            assert set(rights.get("capabilities", {}).get("add", [])) <= BASELINE_CAPABILITIES
+            assert not rights.get("privileged", False)
+
+    def test_on_spot_nodes_they_are_where_workers_are(self, built: dict[str, Manifests]) -> None:
+        worker = built["spot"].one("ScaledJob", "rollout-swe-normal")["spec"]["jobTargetRef"]["template"]
+        settings = sandbox_settings(built["spot"])
+        assert settings.node_selector == worker["spec"]["nodeSelector"]
+        assert settings.tolerations == worker["spec"]["tolerations"]
+
+    def test_the_orchestrator_reads_them_and_drains_in_time(self, manifests: Manifests) -> None:
+        pod = manifests.one("Deployment", "orchestrator")["spec"]["template"]
+        (container,) = containers(pod)
+        arguments = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+        (mount,) = [
+            mount
+            for mount in container["volumeMounts"]
+            if arguments["--kubernetes-settings"].startswith(mount["mountPath"])
+        ]
+        (volume,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
+        files = manifests.one("ConfigMap", volume["configMap"]["name"])["data"]
+        assert arguments["--kubernetes-settings"].rpartition("/")[2] in files
+        assert float(arguments["--drain-seconds"]) < pod["spec"]["terminationGracePeriodSeconds"]
+
+
 class TestNetwork:
     def policies(self, manifests: Manifests, pod: Manifest) -> list[Manifest]:
         """The policies that select a Pod."""
@@ -169,14 +225,14 @@ class TestNetwork:
         ]
 
     def test_every_pod_is_shut_in_and_let_out_for_what_it_needs(self, manifests: Manifests) -> None:
-        for name, pod in manifests.pods():
+        for name, pod in [*manifests.pods(), ("sandbox", sandbox_pod(manifests))]:
             found = {policy["metadata"]["name"] for policy in self.policies(manifests, pod)}
             assert "deny" in found, f"{name} may talk to everybody"
             assert found - {"deny", "names"}, f"{name} may talk to nobody"
 
     def test_what_may_go_out_may_come_in(self, manifests: Manifests) -> None:
         """Both ends of a connection must allow it: what one end names, the other does."""
-        pods = dict(manifests.pods())
+        pods = {**dict(manifests.pods()), "sandbox": sandbox_pod(manifests)}
 
         def pairs(direction: str, side: str) -> set[tuple[str, str, int]]:
             found = set()
@@ -224,9 +280,9 @@ class TestNetwork:
 
 
 class TestRights:
-    def test_no_pod_has_a_token_for_the_cluster(self, manifests: Manifests) -> None:
-        for name, pod in manifests.pods():
-            assert pod["spec"]["automountServiceAccountToken"] is False, name
+    def test_only_the_orchestrator_has_a_token_for_the_cluster(self, manifests: Manifests) -> None:
+        tokens = {name for name, pod in manifests.pods() if pod["spec"]["automountServiceAccountToken"]}
+        assert tokens == {"Deployment/orchestrator"}
 
     def test_no_service_link_becomes_a_configuration_key(self, manifests: Manifests) -> None:
         for name, pod in manifests.pods():
@@ -234,11 +290,8 @@ class TestRights:
         for service in manifests.of("Service"):
             assert not service["metadata"]["name"].startswith("orchard")
 
-    def test_only_the_orchestrator_is_privileged(self, manifests: Manifests) -> None:
+    def test_nobody_is_privileged(self, manifests: Manifests) -> None:
         for name, pod in manifests.pods():
-            if name == "Deployment/orchestrator":
-                assert pod["metadata"]["namespace"] == "orchard-sandboxes"
-                continue
             assert pod["spec"]["securityContext"]["runAsNonRoot"] is True, name
             assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
             for container in containers(pod):
@@ -253,15 +306,14 @@ class TestRights:
                 assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
                 assert "memory" in container["resources"]["limits"], name
 
-    def test_the_kubernetes_backend_may_touch_sandboxes_only(self) -> None:
-        manifests = Manifests(build(INFRA / "kubernetes-backend"))
-
-        role = manifests.one("Role", "orchestrator")
+    def test_the_kubernetes_backend_may_touch_sandboxes_only(self, manifests: Manifests) -> None:
+        """With a real API server and a real token, tests/kubernetes/test_manifests.py shows the same."""
+        (role,), (wide,) = manifests.of("Role"), manifests.of("ClusterRole")
         assert role["metadata"]["namespace"] == "orchard-sandboxes"
-        rules = [*role["rules"], *manifests.one("ClusterRole", "orchard-orchestrator")["rules"]]
-        resources = {resource for rule in rules for resource in rule["resources"]}
-        assert resources == {"pods", "events", "networkpolicies", "leases", "nodes"}
-        assert "*" not in {verb for rule in rules for verb in rule["verbs"]}
+        inside = {resource for rule in role["rules"] for resource in rule["resources"]}
+        assert inside == {"pods", "networkpolicies", "leases"}
+        assert "*" not in {verb for rule in role["rules"] for verb in rule["verbs"]}
+        assert wide["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
 
 
 def test_overlays_set_every_image_of_ours(built: dict[str, Manifests]) -> None:
@@ -269,8 +321,9 @@ def test_overlays_set_every_image_of_ours(built: dict[str, Manifests]) -> None:
         applied = [item for item in built[overlay].of(*WORKLOADS) if item["metadata"]["name"] != ADDED]
         images = {container["image"] for _, pod in Manifests(applied).pods() for container in containers(pod)}
         ours = {image for image in images if "orchard" in image}
+        ours.add(sandbox_settings(built[overlay]).agent_image)
         assert ours == {
-            f"registry.example/orchard/{name}:0.1.0" for name in ("orchestrator", "worker", "writer")
+            f"registry.example/orchard/{name}:0.1.0" for name in ("orchestrator", "worker", "writer", "agent")
         }
 
 
@@ -289,7 +342,7 @@ def test_there_is_one_writer(manifests: Manifests) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lost", "quorum"), [("nats", 1, 2), ("writer", 1, 0), ("steward", 1, 1), ("orchestrator", 0, 1)]
+    ("name", "lost", "quorum"), [("nats", 1, 2), ("writer", 1, 0), ("steward", 1, 1), ("orchestrator", 1, 1)]
 )
 def test_disruption_budgets(manifests: Manifests, name: str, lost: int, quorum: int) -> None:
     budget = manifests.one("PodDisruptionBudget", name)

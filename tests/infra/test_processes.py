@@ -13,6 +13,8 @@ import pytest
 import typer.main
 from jsonschema import Draft202012Validator
 
+from injector.local.backend import LocalBackend
+from injector.orchestrator.metrics import Metrics
 from orchard.cli.app import app
 from orchard.config import Config, load
 from orchard.metrics import FAMILIES
@@ -229,7 +231,7 @@ class TestConfiguration:
 
     def test_the_sandbox_services_address_is_its_service(self, manifests: Manifests) -> None:
         service = manifests.one("Service", "orchestrator")
-        (port,) = service["spec"]["ports"]
+        (port,) = [port for port in service["spec"]["ports"] if port["name"] == "http"]
         (orchestrator,) = containers(manifests.one("Deployment", "orchestrator")["spec"]["template"])
         config = configured(manifests, worker_of(manifests.of("ScaledJob")[0]))
         host = f"orchestrator.{service['metadata']['namespace']}.svc.cluster.local"
@@ -284,7 +286,9 @@ class TestContainerfile:
             if container["image"].startswith("orchard/")
         }
         targets = {line.split()[-1] for line in self.text.splitlines() if line.startswith("FROM ")}
-        assert images == {"orchestrator", "worker", "writer"}
+        settings = built["kind"].one("ConfigMap", "sandboxes")["data"]["kubernetes.toml"]
+        images.add(tomllib.loads(settings)["agent_image"].split("/")[-1].partition(":")[0])
+        assert images == {"orchestrator", "worker", "writer", "agent"}
         assert images < targets
 
     def test_it_copies_every_package_and_nothing_that_is_not_there(self) -> None:
@@ -336,9 +340,15 @@ class TestDashboard:
         ):
             assert topic in titles
 
-    def test_our_metrics_are_those_that_are_exported(self) -> None:
+    async def test_our_metrics_are_those_that_are_exported(self, tmp_path: Path) -> None:
         named = {name for text in EXPRESSIONS for name in re.findall(r"\borchard_[a-z_]+", text)}
-        assert named == set(FAMILIES)
+        nobody = LocalBackend(tmp_path, start_agent=False)
+        service = (await Metrics().exposition(nobody)).decode()
+        families = set(re.findall(r"^# TYPE (orchard_[a-z_]+) (?!histogram)", service, re.MULTILINE))
+        histograms = set(re.findall(r"^# TYPE (orchard_[a-z_]+) histogram", service, re.MULTILINE))
+        parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+        assert {re.sub("_(bucket|count|sum)$", "", name) for name in named & parts} == histograms
+        assert named - parts == {*FAMILIES, *families}
 
     def test_its_streams_are_ours(self) -> None:
         named = {name for text in EXPRESSIONS for name in re.findall(r'stream_name="(\w+)"', text)}

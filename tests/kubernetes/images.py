@@ -31,6 +31,10 @@ _DROPPED = (
 _MADE = ("dev", "proc", "sys", "var/cache", "var/log", "workspace")
 
 
+class NoImage(Exception):
+    """An image could not be made; what the failing program said."""
+
+
 @dataclass(frozen=True)
 class Workshop:
     """Where images are made and kept."""
@@ -40,7 +44,7 @@ class Workshop:
     cache: Path
 
     def all(self) -> list[Path]:
-        """Archives of everything that the tests use; what is missing is made."""
+        """Archives of everything that the tests use; what is missing is made. Raises NoImage."""
         self.cache.mkdir(parents=True, exist_ok=True)
         return [*self.small(), self.agent(), self.full()]
 
@@ -137,6 +141,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _run(*command: str) -> None:
-    """Run a program; AssertionError with all it said when it fails."""
+    """Run a program. Raises NoImage."""
     run = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert run.returncode == 0, f"{' '.join(command[:3])} failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+    if run.returncode:
+        raise NoImage(f"{' '.join(command[:3])} failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")

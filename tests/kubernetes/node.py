@@ -83,7 +83,7 @@ def build_binaries() -> None:
 
 @contextmanager
 def running_node() -> Iterator[Node]:
-    """A node with all images of the tests; nothing of it is left afterwards. Raises NoNode."""
+    """A node with all images of the tests; nothing of it is left afterwards. Raises NoNode, NoImage."""
     if os.geteuid() != 0:
         raise NoNode("Only root can run the test node: run as root, or set KUBECONFIG.")
     scripts, programs = tools(), binaries()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+from tests.kubernetes.images import NoImage
 from tests.kubernetes.node import NoNode, build_binaries, running_node
 
 
@@ -24,7 +25,7 @@ def main() -> int:
             return subprocess.call(pytest)
         with running_node() as node:
             return _call(node.inside(*pytest), {**os.environ, "KUBECONFIG": str(node.kubeconfig)})
-    except NoNode as reason:
+    except (NoNode, NoImage) as reason:
         print(reason, file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
