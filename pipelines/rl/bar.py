@@ -1,0 +1,190 @@
+"""Balanced Adaptive Rollout: which rollouts of a prompt to ask for, and which of them to train on.
+
+The paper's Algorithm 1 (section 3.3.3) as one pure function, `decide`, over what is known of a prompt's
+rollouts. Where the paper is silent the choices of learning.md, section 4, hold. Nothing is remembered between
+calls, so a coordinator may die anywhere and decide again from the log.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, floor
+
+import msgspec
+
+from schemas.groups import GroupOutcome
+from schemas.outcomes import RolloutStatus
+
+
+class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Algorithm 1's quantities, by its letters; raises ValueError for those that fit no group."""
+
+    size: int = 8
+    """N: rollouts of a training group."""
+    budget: int = 16
+    """N_max: rollouts of a prompt at most; aborted ones do not count."""
+    stride: int | None = None
+    """s: rollouts asked for at once; None is N. The paper's setting is s = N_max."""
+    interval: tuple[float, float] | None = (0.375, 0.625)
+    """[rho_min, rho_max]: the positive share of a balanced group. None: every group of N will do, as in GRPO
+    with fixed N and in dynamic sampling, which differ in what the group filter keeps."""
+    max_aborts: int = 4
+    """Rollouts of a prompt that infrastructure may cost before the prompt fails."""
+
+    @property
+    def step(self) -> int:
+        """The stride that holds."""
+        return self.stride or self.size
+
+    def __post_init__(self) -> None:
+        if self.size < 2 or self.budget < self.size:
+            raise ValueError(f"a group of {self.size} from at most {self.budget} rollouts is none")
+        if self.budget % self.step:
+            raise ValueError(f"the stride {self.step} must divide the budget {self.budget}")
+        if self.interval is None:
+            return
+        low, high = self.interval
+        if not 0.0 <= low <= high <= 1.0 or self.counts[0] > self.counts[1]:
+            raise ValueError(f"no group of {self.size} has a positive share in [{low}, {high}]")
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """n_min and n_max, exact: 0.28 x 25 is 7, although floating point says a little more."""
+        low, high = (Fraction(str(bound)) * self.size for bound in self.interval or (0.0, 1.0))
+        return ceil(low), floor(high)
+
+    @property
+    def ideal(self) -> int:
+        """n*: rho* N, halves rounded up."""
+        low, high = (Fraction(str(bound)) for bound in self.interval or (0.0, 1.0))
+        return floor((low + high) / 2 * self.size + Fraction(1, 2))
+
+
+PAPER = BarSettings(size=8, budget=16, stride=16)
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished rollout. `reward` is None exactly when it was aborted."""
+
+    status: RolloutStatus
+    tokens: int = 0
+    """Of the response."""
+    reward: float | None = None
+    cause: str = ""
+    """Why it was aborted."""
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.status is RolloutStatus.ABORTED):
+            raise ValueError("an aborted rollout has no reward, and every other has one")
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One place in a prompt's pool: all that was tried for it, oldest first, and whether one runs now."""
+
+    tried: tuple[Rollout, ...] = ()
+    running: bool = False
+
+
+class Assemble(msgspec.Struct, frozen=True, kw_only=True):
+    """Train on these."""
+
+    slots: tuple[int, ...]
+    """Places in the pool, positive rollouts first."""
+    outcome: GroupOutcome
+    positive: int
+    degenerate: bool
+    """One class only: its advantages are zero everywhere."""
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for these, wait for those that run."""
+
+    slots: tuple[int, ...]
+    """Places to fill: new ones behind the pool's end, and old ones that were aborted. Empty: only wait."""
+
+
+class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt fails: infrastructure took too many of its rollouts."""
+
+    causes: tuple[str, ...]
+
+
+Decision = Assemble | Generate | GiveUp
+
+
+def decide(pool: Sequence[Slot], settings: BarSettings) -> Decision:
+    """What to do next for a prompt whose rollouts stand as in `pool`.
+
+    A stride is judged when all of it is graded: judging earlier would prefer short rollouts.
+    """
+    aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
+    if len(aborted) > settings.max_aborts:
+        return GiveUp(causes=tuple(rollout.cause for rollout in aborted))
+    graded = {at: rollout for at, slot in enumerate(pool) if (rollout := _result(slot)) is not None}
+    empty = tuple(at for at, slot in enumerate(pool) if not slot.running and at not in graded)
+    if empty or len(graded) < len(pool):
+        return Generate(slots=empty)
+    if pool and (group := _balanced(graded, settings)) is not None:
+        return group
+    if len(pool) < settings.budget:
+        return Generate(slots=tuple(range(len(pool), len(pool) + settings.step)))
+    return _relaxed(graded, settings) or _best_effort(graded, settings)
+
+
+def _result(slot: Slot) -> Rollout | None:
+    last = slot.tried[-1] if slot.tried and not slot.running else None
+    return last if last is not None and last.reward is not None else None
+
+
+def _balanced(graded: dict[int, Rollout], settings: BarSettings) -> Assemble | None:
+    if settings.interval is None:
+        return _best_effort(graded, settings) if len(graded) >= settings.size else None
+    return _group(graded, settings, *settings.counts, GroupOutcome.BALANCED)
+
+
+def _relaxed(graded: dict[int, Rollout], settings: BarSettings) -> Assemble | None:
+    """Any group with both classes: one of a single class carries no gradient."""
+    return _group(graded, settings, 1, settings.size - 1, GroupOutcome.RELAXED)
+
+
+def _best_effort(graded: dict[int, Rollout], settings: BarSettings) -> Assemble:
+    chosen = ranked(graded)[: settings.size]
+    positive = [at for at in chosen if is_positive(graded[at])]
+    rest = [at for at in chosen if at not in positive]
+    return Assemble(
+        slots=(*positive, *rest),
+        outcome=GroupOutcome.UNBALANCED if settings.interval else GroupOutcome.FIXED,
+        positive=len(positive),
+        degenerate=not positive or not rest,
+    )
+
+
+def _group(
+    graded: dict[int, Rollout], settings: BarSettings, least: int, most: int, outcome: GroupOutcome
+) -> Assemble | None:
+    """The group whose number of positives is in [least, most] and nearest to the ideal, in closed form."""
+    size = settings.size
+    positive = ranked({at: rollout for at, rollout in graded.items() if is_positive(rollout)})
+    negative = ranked({at: rollout for at, rollout in graded.items() if not is_positive(rollout)})
+    low, high = max(least, size - len(negative)), min(most, len(positive))
+    if low > high:
+        return None
+    count = min(max(settings.ideal, low), high)
+    return Assemble(
+        slots=(*positive[:count], *negative[: size - count]),
+        outcome=outcome,
+        positive=count,
+        degenerate=count in (0, size),
+    )
+
+
+def is_positive(rollout: Rollout) -> bool:
+    """Whether a graded rollout is of the positive class."""
+    return rollout.reward is not None and rollout.reward > 0
+
+
+def ranked(graded: dict[int, Rollout]) -> list[int]:
+    """Slots from best to worst: completed before truncated, short before long, early before late."""
+    return sorted(
+        graded,
+        key=lambda at: (graded[at].status is not RolloutStatus.COMPLETED, graded[at].tokens, at),
+    )
