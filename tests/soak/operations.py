@@ -124,7 +124,9 @@ async def patch(place: Place) -> None:
     name = f"text{place.chance.randrange(10**9)}"
     await place.sandbox.upload_content("".join(old), f"/workspace/{name}")
     diff = "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
-    outcome = await place.sandbox.apply_patch(diff)
+    outcome = await place.sandbox.apply_patch(diff, TIMEOUT)
+    if outcome.exit_code is None and outcome.error is not None:
+        raise SandboxFailed(outcome.error, reason="lost with its sandbox")
     expect("patch", (outcome.success, outcome.error), (True, None))
     content = await place.sandbox.download_content(f"/workspace/{name}")
     expect("patched", content.decode(), "".join(new))
