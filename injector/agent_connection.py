@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from injector.agent.seal import LINE, STREAM, Seal, SealBroken, SealedRequest
+from injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
 from injector.errors import SandboxFailed, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
@@ -99,6 +99,8 @@ class AgentConnection:
         """
         url = self._url(path, params)
         headers = {} if key is None else {KEY_HEADER: key}
+        if self._seal is not None and method == "PUT" and isinstance(body, bytes) and len(body) > FRAME:
+            body = _whole(body)  # content of a file, which the agent need not have in memory
         sealed = self._sealed(method, url, headers, body)
         if sealed is not None and not isinstance(body, bytes | None):
             body = sealed.frames(body)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -246,3 +247,15 @@ def _config(layers: tuple[bytes, ...], config: dict[str, object] | None) -> byte
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
     return Archives(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def payload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The agent's payload, unpacked in a directory that everybody may enter."""
+    archive = tmp_path_factory.mktemp("payload") / "payload.tar"
+    subprocess.run([sys.executable, "-m", "injector.payload", "build", str(archive)], check=True)
+    with tempfile.TemporaryDirectory(prefix="payload-test-") as place:
+        Path(place).chmod(0o755)
+        with tarfile.open(archive) as tar:
+            tar.extractall(Path(place) / "payload", filter="tar")
+        yield Path(place) / "payload"

@@ -33,7 +33,7 @@ CONTAINER_CAPABILITIES = (
 """What containerd leaves to root in a container."""
 _BECOME = (
     "import os, resource, sys; uid, processes = int(sys.argv[1]), int(sys.argv[2])\n"
-    "resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))\n"
+    "if processes: resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))\n"
     "os.setgroups([]); os.setgid(uid); os.setuid(uid); os.execv(sys.argv[3], sys.argv[3:])"
 )
 USERS = ("root", "root of a user namespace", "1000")
@@ -44,8 +44,11 @@ def python(code: str, *arguments: str) -> list[str]:
     return [*launch.command(PLACE)[:-1], "-c", code, *arguments]
 
 
-def become(uid: int, processes: int = 100_000) -> list[str]:
-    """The beginning of a command run by that user, who may have so many processes on the whole machine."""
+def become(uid: int, processes: int = 0) -> list[str]:
+    """The beginning of a command run by that user, who may have so many processes on the whole machine.
+
+    0: as many as we.
+    """
     return python(_BECOME, str(uid), str(processes))
 
 

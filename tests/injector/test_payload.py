@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +31,8 @@ LIBRARY = "libresolv.so.2"
 BECOME_1000 = (
     "import os, sys; os.setgroups([]); os.setgid(1000); os.setuid(1000); os.execv(sys.argv[1], sys.argv[1:])"
 )
+SERVE = ("--serve", "--sandbox", "s1")
+HEALTH = {"status": "healthy", "introduced": False}
 OWN_MAPS = "print(open('/proc/self/maps').read())"
 
 
@@ -46,19 +47,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("payload") / "payload.tar", PYTHONHASHSEED="1")
 
 
-@pytest.fixture(scope="module")
-def payload(archive: Path) -> Iterator[Path]:
-    """Unpacked, in a directory that everybody may enter."""
-    with tempfile.TemporaryDirectory(prefix="payload-test-") as place:
-        Path(place).chmod(0o755)
-        with tarfile.open(archive) as tar:
-            tar.extractall(Path(place) / "payload", filter="tar")
-        yield Path(place) / "payload"
-
-
 def in_root(payload: Path, *options: str) -> list[str]:
-    """The beginning of a command in a root that has the payload, /proc and what the options add."""
-    root = ["--ro-bind", str(payload), PLACE, "--proc", "/proc", *options]
+    """The beginning of a command in a root that has the payload, /proc, /dev and what the options add."""
+    root = ["--ro-bind", str(payload), PLACE, "--proc", "/proc", "--dev", "/dev", *options]
     return ["bwrap", "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent", "--clearenv", *root]
 
 
@@ -96,7 +87,7 @@ def serving(root: Sequence[str], start: Sequence[str] = ()) -> Iterator[Served]:
     """The payload, started in `root` through `start`; it must end by SIGTERM, and well."""
     told, tell = os.pipe()
     set_in_pod = [word for name, value in launch.ENVIRONMENT.items() for word in ("--setenv", name, value)]
-    line = [*root, *set_in_pod, "--info-fd", str(tell), *start, *launch.command(PLACE, "--port", "0")]
+    line = [*root, *set_in_pod, "--info-fd", str(tell), *start, *launch.command(PLACE, *SERVE, "--port", "0")]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, pass_fds=[tell])
     os.close(tell)
     assert process.stdout is not None
@@ -136,7 +127,7 @@ def test_members_are_sorted_and_say_nothing_of_the_builder(archive: Path) -> Non
 
 def test_an_empty_root(payload: Path) -> None:
     with serving(in_root(payload)) as served:
-        assert served.health() == {"status": "healthy"}
+        assert served.health() == HEALTH
         assert served.foreign_files() == []
 
 
@@ -153,17 +144,17 @@ def test_a_root_of_nothing_but_busybox(payload: Path) -> None:
     assert busybox is not None, "install a static busybox (Debian: `apt-get install busybox-static`)"
     with pytest.raises(PayloadError, match="statically"):
         elf.interpreter(Path(busybox).read_bytes())
-    line = " ".join(launch.command(PLACE, "--port", "8080"))
+    line = " ".join(launch.command(PLACE, *SERVE, "--port", "8080"))
     ask = "/busybox wget -qO- http://127.0.0.1:8080/health 2>/dev/null"
     script = f"{line} & until {ask}; do /busybox usleep 10000; done"
-    root = in_root(payload, "--unshare-net", "--ro-bind", busybox, "/busybox", "--dev", "/dev")
+    root = in_root(payload, "--unshare-net", "--ro-bind", busybox, "/busybox")
 
     done = subprocess.run(
         [*root, "/busybox", "sh", "-c", script], check=True, stdout=subprocess.PIPE, timeout=DEADLINE
     )
 
     port, health = done.stdout.splitlines()
-    assert (int(port), json.loads(health)) == (8080, {"status": "healthy"})
+    assert (int(port), json.loads(health)) == (8080, HEALTH)
 
 
 def as_1000(root: list[str]) -> list[str]:
@@ -180,7 +171,7 @@ def test_any_user_without_capabilities_in_a_read_only_root(payload: Path) -> Non
         assert status["Uid"] == ["1000"] * 4
         assert status["NoNewPrivs"] == ["1"]
         assert int(status["CapPrm"][0], 16) == int(status["CapEff"][0], 16) == 0
-        assert served.health() == {"status": "healthy"}
+        assert served.health() == HEALTH
         assert served.foreign_files() == []
 
 
@@ -207,7 +198,7 @@ def test_libraries_of_the_image_are_left_alone(payload: Path, laid_traps: list[s
     assert LIBRARY in victim.stdout, "the image's own programs obey"
 
     with serving(root) as served:
-        assert served.health() == {"status": "healthy"}
+        assert served.health() == HEALTH
         assert served.foreign_files() == []
 
 
@@ -236,7 +227,7 @@ def test_it_installs_itself(payload: Path, tmp_path: Path) -> None:
     installed = {path.relative_to(volume) for path in volume.rglob("*")}
     assert installed == {path.relative_to(payload) for path in payload.rglob("*")}
     with serving(in_root(volume)) as served:
-        assert served.health() == {"status": "healthy"}
+        assert served.health() == HEALTH
 
 
 @pytest.fixture(params=["--disable-new-dtags", "--enable-new-dtags"], ids=["RPATH", "RUNPATH"])

@@ -11,7 +11,7 @@ it is.
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -89,6 +89,7 @@ class Sealing:
                 request[bodies.INCOMING] = admitted.opened(request.content)
             else:
                 admitted.check_body(await request.read())
+                request[bodies.INCOMING] = _whole(await request.read())
             return await handler(request)
         except SealRefused as error:
             raise Refused(str(error)) from error
@@ -155,6 +156,10 @@ def _introduction(body: bytes) -> tuple[bytes, float]:
     if len(key) != KEY_SIZE:
         raise RequestInvalid(f"a key has {KEY_SIZE} bytes")
     return key, sent
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 async def _introduced(_request: web.Request) -> web.Response:
