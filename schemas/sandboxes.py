@@ -36,7 +36,7 @@ class JobStatus(StrEnum):
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     image: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     block_network: bool = True
-    """False: on the local backend the sandbox shares the machine's own network, all of it."""
+    """False: outbound connections to public addresses, from a network of its own; never anything inbound."""
     sandbox_id: Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)] | None = None
     cpu: str = "4"
     memory: str = "16Gi"

@@ -8,8 +8,8 @@ It takes requests on a stream socket, with file descriptors attached, and report
 
 Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": why it never ran}`; a command
 on a terminal says `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own
-and signals reach it. It never waits for one child in particular, and it ends with the agent: with it go all
-sandboxes (bubblewrap --die-with-parent).
+and signals reach it, and so does a launch that is to tell. It never waits for one child in particular, and it
+ends with the agent: with it go all sandboxes (bubblewrap --die-with-parent).
 """
 
 import array
@@ -201,6 +201,8 @@ class _Spawner:
             self._report({"id": request["id"], "exit": 127 << 8})
             return
         self._remember(request["id"], pid)
+        if request["tell"]:
+            self._report({"id": request["id"], "started": pid, "inner": pid})
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
         try:

@@ -43,11 +43,23 @@ class Spawner:
         asyncio.get_running_loop().add_reader(reports, self._receive)
 
     async def launch(
-        self, name: str, argv: Sequence[str], env: dict[str, str], descriptors: Sequence[int], report: Report
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: dict[str, str],
+        descriptors: Sequence[int],
+        report: Report,
+        started: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start a program of the host; the first two `descriptors` become its stdout and stderr."""
+        """Start a program of the host; the first two `descriptors` become its stdout and stderr.
+
+        `started` is told its process id, twice.
+        """
         self._waiting[name] = report
-        await self._send({"do": "launch", "id": name, "argv": list(argv), "env": env}, descriptors)
+        if started is not None:
+            self._starting[name] = started
+        request = {"do": "launch", "id": name, "argv": list(argv), "env": env, "tell": started is not None}
+        await self._send(request, descriptors)
 
     async def enter(
         self,

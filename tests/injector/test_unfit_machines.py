@@ -62,6 +62,7 @@ def test_capabilities_tell_what_works_and_what_is_missing(monkeypatch: pytest.Mo
     assert able["local sandboxes"].able and able["local sandboxes"].remedy == ""
     assert set(able) == {
         "local sandboxes",
+        "sandboxes with a network",
         "limit of memory",
         "limit of process count",
         "limit of processor time",

@@ -13,20 +13,17 @@ MASKED_FILES = (
 MASKED_DIRECTORIES = ("/proc/acpi", "/proc/scsi", "/proc/fs")
 
 
-def arguments(
-    program: str, *, root: Path, sandbox_id: str, block_network: bool, resolver: Path | None
-) -> Sequence[str]:
+def arguments(program: str, *, root: Path, sandbox_id: str, resolver: Path | None) -> Sequence[str]:
     """Command line of the spawner's `launch`.
 
     Attached descriptors: 0 stdout and 1 stderr of the first process, 2 for `--info-fd`, 3 the first process's
-    program. `resolver` is the host's resolv.conf, shown when the network is not blocked.
+    program. `resolver` is the /etc/resolv.conf of a sandbox that will have a network.
     """
     # Not --unshare-all: it makes a user namespace, whose owner, uid 0, has every capability over the other
     # namespaces in it, whatever the bounding set of a command says.
     command = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command.append("--unshare-net")
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
-    if block_network:
-        command.append("--unshare-net")
     command += ["--hostname", f"sandbox-{sandbox_id}"]
     command += ["--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
     # Root inside is the machine's uid 0, whom file modes alone would let write here.
@@ -37,6 +34,6 @@ def arguments(
     for path in MASKED_DIRECTORIES:
         if os.path.isdir(path):  # noqa: PTH112
             command += ["--tmpfs", path, "--remount-ro", path]
-    if not block_network and resolver is not None:
+    if resolver is not None:
         command += ["--ro-bind", str(resolver), "/etc/resolv.conf"]
     return [*command, "--info-fd", "@fd:2", "--", "/proc/self/fd/@fd:3"]

@@ -11,6 +11,7 @@ from injector.agent.local.first_process import open_program
 from injector.agent.local.host_image import HostImage
 from injector.agent.local.images import HOST, Image, ImageStore
 from injector.agent.local.machine import LocalMachine
+from injector.agent.local.network import RESOLVER
 from injector.agent.local.requirements import Requirements
 from injector.agent.machine import Died, SandboxSpec
 from injector.agent.sandboxes import RECORD
@@ -27,9 +28,11 @@ class LocalHost:
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.spawner = spawner
-        self._requirements = requirements
+        self.requirements = requirements
         self._program = open_program(os.uname().machine)
         self.store = ImageStore(state)
+        self.resolver = state / "resolv.conf"
+        """Of sandboxes with a network."""
         self.cgroups = Cgroups(state)
         self._host_image = HostImage(state, self.store)
         self._host_image_lock = asyncio.Lock()
@@ -41,6 +44,7 @@ class LocalHost:
                 if path.name != RECORD:
                     shutil.rmtree(path)
         self.cgroups.clean()
+        self.resolver.write_text(f"nameserver {RESOLVER}\n")
         self.store.clean()
         if not self.store.layer(FOUNDATION).is_dir():
             with self.store.workplace() as work:
@@ -54,7 +58,7 @@ class LocalHost:
     def capabilities(self) -> dict[str, Any]:
         """What this machine can and cannot do, for people."""
         return {
-            **self._requirements.document(),
+            **self.requirements.document(),
             "cgroup": self.cgroups.layout.version,
             "limits": dict(self.cgroups.enforced),
             "images": [HOST, *self.store.names()],
@@ -73,7 +77,7 @@ class LocalHost:
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
             )
             machine.note = self.cgroups.note
-            await machine.start(layers, self._requirements.bubblewrap, self._program)
+            await machine.start(layers, self._program)
         except BaseException:
             await asyncio.shield(machine.destroy())
             raise

@@ -16,6 +16,8 @@ from injector.agent.local import overlay
 from injector.agent.local.bubblewrap import arguments
 from injector.agent.local.cgroups import Group
 from injector.agent.local.images import FORK, Image, tree_size
+from injector.agent.local.network import Outbound
+from injector.agent.local.reading import Reading
 from injector.agent.machine import Died, SandboxSpec
 from injector.agent.spawning import Entry
 
@@ -40,6 +42,7 @@ class LocalMachine:
         self._store = host.store
         self._store.hold(image.layers)
         self._holding = True
+        self._outbound: Outbound | None = None
         self._upper = directory / "upper"
         self._pid = 0
         self._pidfd = -1
@@ -54,7 +57,7 @@ class LocalMachine:
         self.working_directory = image.working_directory
         self.note = ""
 
-    async def start(self, layers: list[Path], bubblewrap: str, program: int) -> None:
+    async def start(self, layers: list[Path], program: int) -> None:
         """Bring the sandbox up; returns when its first process runs and everything is mounted."""
         root, work = self._directory / "root", self._directory / "work"
         for directory in (self._upper, work, root):
@@ -62,11 +65,16 @@ class LocalMachine:
         self._upper.chmod(0o755)
         # bubblewrap's own mount namespace keeps the overlay; ours need not, so nothing is left when we die.
         with overlay.mounted(root, layers, upper=self._upper, work=work):
-            await self._launch(root, bubblewrap, program)
+            await self._launch(root, program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
             files.make_directory(self.root, needed)
         self.entry = Entry(pidfd=self._pidfd, cgroups=self.group.entrances if self.group else ())
+        if not self._spec.block_network:
+            self._outbound = Outbound(
+                self._spawner, f"network of {self._name}", self._host.requirements.slirp
+            )
+            await self._outbound.open(self._pid, self.entry.cgroups, self._network_lost)
 
     def oom_kills(self) -> int:
         """Processes killed for memory so far."""
@@ -104,6 +112,8 @@ class LocalMachine:
                 self._spawner.kill(self._name)
             # Else bubblewrap ends by itself, once it has reaped the first process.
             await self._launcher_gone.wait()
+        if self._outbound is not None:
+            await self._outbound.close()
         if self.root >= 0:
             os.close(self.root)
             self.root = -1
@@ -127,14 +137,12 @@ class LocalMachine:
             self._holding = False
             self._store.release(self._image.layers)
 
-    async def _launch(self, root: Path, bubblewrap: str, program: int) -> None:
-        resolver = Path("/etc/resolv.conf")
+    async def _launch(self, root: Path, program: int) -> None:
         command = arguments(
-            bubblewrap,
+            self._host.requirements.bubblewrap,
             root=root,
             sandbox_id=self._spec.sandbox_id,
-            block_network=self._spec.block_network,
-            resolver=resolver if resolver.exists() else None,
+            resolver=None if self._spec.block_network else self._host.resolver,
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
@@ -146,7 +154,7 @@ class LocalMachine:
                     failure or f"bubblewrap ended with status {os.waitstatus_to_exitcode(status)}"
                 )
 
-        readings = [_Reading(), _Reading(), _Reading()]
+        readings = [Reading(), Reading(), Reading()]
         ready, complaints, info = readings
         try:
             descriptors = [reading.writer for reading in readings] + [program]
@@ -171,43 +179,18 @@ class LocalMachine:
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._first_process_ended)
 
+    def _network_lost(self) -> None:
+        """A sandbox without what was promised is none: nothing in it goes on."""
+        if not self._destroying:
+            self._died("network_lost", "its network process ended")
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     def _first_process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self._ended.set()
         if not self._destroying:
             self._died("died", "its first process ended, and with it all others")
-
-
-class _Reading:
-    """What comes through a pipe: the first piece, and everything until its writers closed it, as futures."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        self._data = b""
-        self.first: asyncio.Future[bytes] = loop.create_future()
-        self.all: asyncio.Future[bytes] = loop.create_future()
-        loop.add_reader(self._reader, self._read)
-
-    def _read(self) -> None:
-        piece = os.read(self._reader, 65536)
-        self._data += piece
-        if not self.first.done():
-            self.first.set_result(piece)
-        if not piece:
-            asyncio.get_running_loop().remove_reader(self._reader)
-            self.all.set_result(self._data)
-
-    def close_writer(self) -> None:
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
-
-    def close(self) -> None:
-        self.close_writer()
-        asyncio.get_running_loop().remove_reader(self._reader)
-        os.close(self._reader)
-        self.all.cancel()
 
 
 class LocalTemplate:

@@ -12,6 +12,8 @@ from typing import Any
 from injector.agent import kernel, seccomp
 from injector.agent.errors import MachineUnfit
 
+NETWORK_MISSING = "install slirp4netns (`apt-get install slirp4netns`) for sandboxes with block_network=false"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
@@ -19,6 +21,8 @@ class Requirements:
 
     bubblewrap: str
     bubblewrap_version: str
+    slirp: str
+    """Path of the program for sandboxes with a network, or empty."""
     problems: tuple[str, ...]
     """One sentence each; empty when sandboxes can be made."""
 
@@ -27,6 +31,7 @@ class Requirements:
         return {
             "isolation": "namespaces" if not self.problems else "none",
             "bubblewrap": self.bubblewrap_version,
+            "network": NETWORK_MISSING if not self.slirp else "outbound, by slirp4netns",
             "kernel": os.uname().release,
             "python": sys.version.split()[0],
             "problems": list(self.problems),
@@ -66,7 +71,12 @@ def inspect(state: Path) -> Requirements:
         )
     elif complaint := _overlay_complaint(state):
         problems.append(complaint)
-    return Requirements(bubblewrap=program, bubblewrap_version=version, problems=tuple(problems))
+    return Requirements(
+        bubblewrap=program,
+        bubblewrap_version=version,
+        slirp=shutil.which("slirp4netns") or "",
+        problems=tuple(problems),
+    )
 
 
 def _overlay_complaint(state: Path) -> str:

@@ -1,0 +1,191 @@
+"""Outbound network of one sandbox: its own namespace, translated by a slirp4netns process of its own.
+
+Nothing gets in. Out gets what does not go to this machine, its loopback services, other sandboxes, link-local
+addresses (cloud metadata) or private ranges: the sandbox's own routing refuses these, and a task, lacking
+CAP_NET_ADMIN, cannot change it. Names are resolved as this machine resolves them, by an address that only the
+sandbox has.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from injector.agent import kernel
+from injector.agent.errors import AgentError
+from injector.agent.local.reading import Reading
+from injector.agent.spawning import Spawner
+
+PACKAGE = "slirp4netns"
+RESOLVER = "10.0.2.3"
+REFUSED = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
+"""Shared, link-local, private and multicast ranges; the sandbox's own 10.0.2.0/24 is nearer."""
+
+_INTERFACE = "tap0"
+_LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
+
+_RTM_NEWROUTE = 24
+_NLM_F_REQUEST_ACK_CREATE = 0x1 | 0x4 | 0x400
+_RTN_PROHIBIT = 8
+_RT_TABLE_MAIN, _RTPROT_STATIC, _RT_SCOPE_UNIVERSE, _RTA_DST = 254, 4, 0, 1
+
+
+class Outbound:
+    """A sandbox's line to the world. It ends with `close`, with the agent, and with its process."""
+
+    def __init__(self, spawner: Spawner, name: str, program: str) -> None:
+        """`name` tells it apart from all other processes of the spawner."""
+        self._spawner = spawner
+        self._name = name
+        self._program = program
+        self._stop = -1
+        self._launched = False
+        self._gone = asyncio.Event()
+        self._process: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def open(self, pid: int, cgroups: Sequence[str], lost: Any) -> None:
+        """Connect the network namespace of process `pid`, in the control groups with these entrances.
+
+        `lost` is called without arguments should the line end by itself. Raises AgentError
+        (`network_unavailable`).
+        """
+        if not self._program:
+            raise AgentError(
+                f"block_network=false needs {PACKAGE}: install it (`apt-get install {PACKAGE}`)",
+                reason="network_unavailable",
+            )
+        ready, said = Reading(), Reading()
+        stopping, self._stop = os.pipe2(os.O_CLOEXEC)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        opened = False
+
+        def report(status: int, failure: str | None) -> None:
+            self._gone.set()
+            if not ended.done():
+                ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
+            if opened and self._stop >= 0:
+                lost()
+
+        command = [self._program, "--configure", "--mtu=65520", "--disable-host-loopback"]
+        command += ["--enable-sandbox", "--enable-seccomp", "--exit-fd=@fd:2", "--ready-fd=@fd:3"]
+        try:
+            self._launched = True
+            await asyncio.shield(
+                self._spawner.launch(
+                    self._name,
+                    [*command, str(pid), _INTERFACE],
+                    {},
+                    [said.writer, said.writer, stopping, ready.writer],
+                    report,
+                    self._started,
+                )
+            )
+            ready.close_writer()
+            said.close_writer()
+            waiting: list[asyncio.Future[Any]] = [ended, ready.first]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not (ready.first.done() and ready.first.result()):
+                why = await ended
+                complaint = (said.all.done() and said.all.result()) or b""
+                raise AgentError(
+                    f"{PACKAGE} could not connect the sandbox ({why}): "
+                    f"{' '.join(complaint.decode(errors='replace').split())}",
+                    reason="network_unavailable",
+                )
+            process = await self._process
+            for entrance in cgroups:
+                Path(entrance).write_text(str(process))
+            await asyncio.to_thread(_refuse, pid, [*REFUSED, *own_addresses()])
+            opened = True
+        finally:
+            os.close(stopping)
+            ready.close()
+            said.close()
+
+    async def close(self) -> None:
+        """End the process; returns when it is gone."""
+        if self._stop >= 0:
+            stop, self._stop = self._stop, -1
+            os.close(stop)
+        if self._launched:
+            self._spawner.kill(self._name, signal.SIGKILL)
+            await self._gone.wait()
+
+    def _started(self, pid: int, _inner: int) -> None:
+        if not self._process.done():
+            self._process.set_result(pid)
+
+
+def own_addresses() -> Iterator[str]:
+    """The machine's own addresses beyond loopback, as networks of one address."""
+    for address in dict.fromkeys(_LOCAL.findall(Path("/proc/net/fib_trie").read_text())):
+        if not ipaddress.ip_address(address).is_loopback:
+            yield f"{address}/32"
+
+
+def _refuse(pid: int, networks: Sequence[str]) -> None:
+    """Let the routing of the process's network namespace prohibit these networks."""
+    with _route_socket(pid) as line:
+        for number, network in enumerate(networks):
+            line.send(prohibition(network, number))
+            _, _, _, _, _, error = struct.unpack_from("=IHHIIi", line.recv(4096))
+            if error not in (0, -errno.EEXIST):
+                raise OSError(-error, os.strerror(-error), network)
+
+
+def prohibition(network: str, number: int) -> bytes:
+    """The netlink request for a route that refuses `network`."""
+    parsed = ipaddress.IPv4Network(network)
+    route = struct.pack(
+        "=BBBBBBBBI",
+        socket.AF_INET,
+        parsed.prefixlen,
+        0,
+        0,
+        _RT_TABLE_MAIN,
+        _RTPROT_STATIC,
+        _RT_SCOPE_UNIVERSE,
+        _RTN_PROHIBIT,
+        0,
+    )
+    body = route + struct.pack("=HH4s", 8, _RTA_DST, parsed.network_address.packed)
+    return struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE, number, 0) + body
+
+
+def _route_socket(pid: int) -> socket.socket:
+    """A socket belongs to the namespace it was made in, so a thread that ends enters it to make one."""
+    made: list[socket.socket | OSError] = []
+
+    def make() -> None:
+        try:
+            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                kernel.setns(namespace, kernel.CLONE_NEWNET)
+            finally:
+                os.close(namespace)
+            made.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE))
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if isinstance(made[0], OSError):
+        raise made[0]
+    return made[0]

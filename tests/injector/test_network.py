@@ -1,0 +1,266 @@
+"""Sandboxes with a network: outbound only, through a namespace of their own.
+
+The agent runs in a network namespace made here, whose only neighbour is a second one with servers: nothing
+outside this machine is ever addressed.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from injector.agent.local.network import prohibition
+from injector.errors import SandboxFailed
+from injector.local.backend import LocalBackend
+from schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
+
+if TYPE_CHECKING:
+    from tests.injector.conftest import Service
+
+Eventually = Callable[[Callable[[], bool], str], None]
+
+MACHINE, NEIGHBOUR = "203.0.113.1", "203.0.113.2"
+FAR, PRIVATE, METADATA = "198.51.100.7", "192.168.77.7", "169.254.169.254"
+
+SERVERS = f"""
+import asyncio, struct, sys
+
+async def serve(reader, writer):
+    writer.write(f"hello to {{writer.get_extra_info('peername')[0]}}".encode())
+    writer.close()
+
+class Names(asyncio.DatagramProtocol):
+    def connection_made(self, transport): self.transport = transport
+    def datagram_received(self, data, address):
+        end = data.index(b"\\0", 12) + 5
+        head = data[:2] + struct.pack("!HHHHH", 0x8180, 1, 1, 0, 0)
+        answer = b"\\xc0\\x0c" + struct.pack("!HHIH", 1, 1, 60, 4) + bytes([198, 51, 100, 7])
+        self.transport.sendto(head + data[12:end] + answer, address)
+
+async def main():
+    await asyncio.start_server(serve, "0.0.0.0", 8080)
+    if sys.argv[1] == "names":
+        await asyncio.get_running_loop().create_datagram_endpoint(Names, ("{NEIGHBOUR}", 53))
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class Net:
+    """A machine with an agent, and its neighbour."""
+
+    def __init__(self, place: Path) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.state = place / "state"
+        self.machine, self.neighbour = self._namespace(), self._namespace()
+        (place / "resolv.conf").write_text(f"nameserver {NEIGHBOUR}\n")
+        self._ip(None, f"link add b0 netns {self.machine} type veth peer name b1 netns {self.neighbour}")
+        for pid, device, addresses in (
+            (self.machine, "b0", [f"{MACHINE}/24"]),
+            (self.neighbour, "b1", [f"{NEIGHBOUR}/24", f"{FAR}/32", f"{PRIVATE}/32", f"{METADATA}/32"]),
+        ):
+            for address in addresses:
+                self._ip(pid, f"address add {address} dev {device}")
+            self._ip(pid, f"link set {device} up")
+            self._ip(pid, "link set lo up")
+        self._ip(self.machine, f"route add default via {NEIGHBOUR}")
+        for pid, serves in ((self.neighbour, "names"), (self.machine, "no names")):
+            enter = ["nsenter", f"--net=/proc/{pid}/ns/net"]
+            server = self._start([*enter, sys.executable, "-c", SERVERS, serves])
+            assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+        reader, writer = os.pipe()
+        agent = [
+            sys.executable,
+            "-m",
+            "injector.agent",
+            "--state",
+            str(self.state),
+            "--ready-fd",
+            str(writer),
+        ]
+        script = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+        self.agent = self._start(
+            [
+                *("nsenter", f"--net=/proc/{self.machine}/ns/net", "unshare", "--mount"),
+                *("sh", "-c", script, str(place / "resolv.conf"), *agent),
+            ],
+            pass_fds=(writer,),
+        )
+        os.close(writer)
+        assert os.read(reader, 1) == b"1"
+        os.close(reader)
+
+    def _namespace(self) -> int:
+        process = self._start(["unshare", "--net", "sh", "-c", "echo ready; exec sleep 1031"])
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        return process.pid
+
+    def _start(self, line: list[str], pass_fds: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, pass_fds=pass_fds)
+        self._processes.append(process)
+        return process
+
+    def _ip(self, pid: int | None, arguments: str) -> None:
+        enter = [] if pid is None else ["nsenter", f"--net=/proc/{pid}/ns/net"]
+        subprocess.run([*enter, "ip", *arguments.split()], check=True)
+
+    def reaches(self, pid: int, address: str, port: int) -> bool:
+        """Whether a connection from this namespace is accepted."""
+        code = f"import socket; socket.create_connection(({address!r}, {port}), 2)"
+        line = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", code]
+        return subprocess.run(line, capture_output=True, check=False).returncode == 0
+
+    def close(self) -> None:
+        self.agent.terminate()
+        self.agent.wait()
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    made = Net(tmp_path_factory.mktemp("net"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def backend(net: Net) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(net.state, start_agent=False)
+    await made.open()
+    yield made
+    for sandbox in await made.list({}):
+        await made.delete(sandbox.sandbox_id)
+    await made.close()
+
+
+async def create(backend: LocalBackend, **fields: object) -> str:
+    made = await backend.create(CreateSandbox(image="host", **fields), None)  # type: ignore[arg-type]
+    ready: SandboxInfo = await backend.wait(made.sandbox_id, 60)
+    assert ready.ready, ready
+    return ready.sandbox_id
+
+
+async def python(backend: LocalBackend, sandbox_id: str, code: str) -> str:
+    request = ExecRequest(command=["python3", "-c", "import socket\n" + code], wait=True)
+    job = await backend.exec(sandbox_id, request, None)
+    assert isinstance(job, Job)
+    return job.stdout + (job.stderr.splitlines() or [""])[-1]
+
+
+def connecting(address: str, port: int = 8080) -> str:
+    return f"print(socket.create_connection(({address!r}, {port}), 2).recv(99).decode())"
+
+
+def translators(agent: int) -> set[int]:
+    """The processes of slirp4netns below this agent's, which are children of its spawner."""
+    found = set()
+    for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        for pid in Path(f"/proc/{child}/task/{child}/children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text() == "slirp4netns\n":
+                found.add(int(pid))
+    return found
+
+
+async def test_it_reaches_what_the_machine_reaches_by_name_and_by_address(backend: LocalBackend) -> None:
+    sandbox = await create(backend, block_network=False)
+    assert await python(backend, sandbox, connecting(FAR)) == f"hello to {MACHINE}\n"
+    assert await python(backend, sandbox, connecting("task.example")) == f"hello to {MACHINE}\n"
+
+
+async def test_blocked_stays_blocked(backend: LocalBackend) -> None:
+    sandbox = await create(backend)
+    assert "Network is unreachable" in await python(backend, sandbox, connecting(FAR))
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.2.2", "10.0.2.1", "10.0.2.4", MACHINE, PRIVATE, METADATA, "0.0.0.0"],
+)
+async def test_the_machine_its_services_and_private_ranges_are_out_of_reach(
+    backend: LocalBackend, net: Net, address: str
+) -> None:
+    assert net.reaches(net.machine, MACHINE, 8080) and net.reaches(net.machine, PRIVATE, 8080)
+    sandbox = await create(backend, block_network=False)
+    said = await python(backend, sandbox, connecting(address))
+    assert "hello" not in said and "Error" in said
+
+
+async def test_root_inside_cannot_change_what_is_refused(backend: LocalBackend) -> None:
+    sandbox = await create(backend, block_network=False)
+    code = "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\n"
+    code += f"s.send({prohibition('192.168.0.0/16', 1)!r}.replace(b'\\x18\\0', b'\\x19\\0', 1))\n"
+    code += "import struct; print(struct.unpack_from('=IHHIIi', s.recv(4096))[5])"
+    assert await python(backend, sandbox, code) == "-1\n"
+
+
+async def test_nobody_gets_in(backend: LocalBackend, net: Net) -> None:
+    one, two = await create(backend, block_network=False), await create(backend, block_network=False)
+    code = "import socket; s = socket.create_server(('', 7000)); print(1, flush=True); [*iter(s.accept, 0)]"
+    serve = f'python3 -c "{code}" > out & until [ -s out ]; do sleep 0.01; done'
+    request = ExecRequest(command=serve, wait=True)
+    await backend.exec(one, request, None)
+    assert "Error" not in await python(backend, one, "socket.create_connection(('10.0.2.100', 7000), 2)")
+    for address in (MACHINE, "127.0.0.1", "10.0.2.100"):
+        assert not net.reaches(net.machine, address, 7000)
+        assert not net.reaches(net.neighbour, address, 7000)
+        assert "Error" in await python(backend, two, f"socket.create_connection(({address!r}, 7000), 2)")
+
+
+async def test_the_translator_is_confined_and_goes_with_its_sandbox(backend: LocalBackend, net: Net) -> None:
+    sandbox = await create(backend, block_network=False)
+    (pid,) = translators(net.agent.pid)
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    assert int(status["CapEff"], 16) in (0, 1 << 10)  # net_bind_service
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {path.name for path in Path(f"/proc/{pid}/root").iterdir()} <= {"etc", "run"}
+    assert sandbox in Path(f"/proc/{pid}/cgroup").read_text()
+    await backend.delete(sandbox)
+    assert translators(net.agent.pid) == set()
+
+
+async def test_a_sandbox_whose_network_is_lost_has_failed(backend: LocalBackend, net: Net) -> None:
+    sandbox = await create(backend, block_network=False)
+    running = await backend.exec(sandbox, ExecRequest(command="sleep 1032"), None)
+    assert isinstance(running, JobQueued)
+    for pid in translators(net.agent.pid):
+        os.kill(pid, signal.SIGKILL)
+    job = await backend.wait_job(running.job_id, 30)
+    assert (job.status, job.error) == ("failed", "the sandbox died")
+    info = await backend.get(sandbox)
+    assert (info.status, info.reason) == ("failed", "network_lost")
+
+
+async def test_a_killed_agent_leaves_no_translator(own_service: "Service", eventually: Eventually) -> None:
+    async with own_service.client(auto_cleanup=False) as client:
+        await client.create_sandbox("host", block_network=False)
+        (made,) = translators(own_service.agent_pid)
+        own_service.kill_agent()
+        eventually(lambda: not Path(f"/proc/{made}").exists(), "the translator is gone")
+
+
+async def test_a_machine_without_the_program_says_what_to_install(
+    tmp_path: Path, start_service: "type[Service]"
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bwrap", "cp"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    running = start_service(tmp_path / "state", env={"PATH": str(programs)})
+    try:
+        async with running.client() as client:
+            with pytest.raises(SandboxFailed, match="apt-get install slirp4netns") as failed:
+                await client.create_sandbox("host", block_network=False)
+            assert failed.value.reason == "network_unavailable"
+            assert (await (await client.create_sandbox("host")).exec("true")).succeeded
+    finally:
+        running.stop()
