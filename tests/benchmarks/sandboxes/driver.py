@@ -133,6 +133,7 @@ async def endurance(caller: Caller, measured: Measured, options: argparse.Namesp
     stops = set(options.stops)
     done = 0
     lock = asyncio.Lock()
+    begun = time.perf_counter()
     for _ in range(options.sandboxes):
         sandbox = await caller.create()
         left = iter(range(options.count // options.sandboxes))
@@ -148,6 +149,7 @@ async def endurance(caller: Caller, measured: Measured, options: argparse.Namesp
 
         await asyncio.gather(*(slot() for _ in range(options.slots)))
         await caller.delete(sandbox)
+    measured.extra["wall"] = time.perf_counter() - begun
 
 
 def pause(phase: object) -> None:
