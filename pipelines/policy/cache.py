@@ -1,0 +1,95 @@
+"""Keys and values of the sequences being generated: one slot for each, attended to in a batch."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as functional
+
+from pipelines.policy.weights import ROWS, Attend, Qwen3
+
+_FINE, _COARSE = 64, 256
+
+
+def visible(length: int) -> int:
+    """How many places a step looks at when the longest sequence has `length`: few, for few shapes.
+
+    Steps of 256 above 256, as the attention kernel sums in blocks and rounds by how a block was cut: a row's
+    sum is the same for all lengths that this function returns.
+    """
+    step = _FINE if length <= _COARSE else _COARSE
+    return -(-length // step) * step
+
+
+class Cache:
+    """Static tensors [layers, slots, key heads, places, width]; the last place takes what nobody reads."""
+
+    def __init__(self, model: Qwen3, *, slots: int, context: int) -> None:
+        self.slots, self.context = -(-slots // ROWS) * ROWS, context
+        places = visible(context) + 1
+        shape = (len(model.layers), self.slots, model.key_heads, places, model.width)
+        self._keys = torch.zeros(shape, device=model.device, dtype=model.dtype)
+        self._values = torch.zeros_like(self._keys)
+        self._device = model.device
+        self._groups = model.heads // model.key_heads
+        self._scratch = places - 1
+
+    def decoding(self, lengths: Sequence[int | None]) -> Attend:
+        """Attention of one new token in each of the first slots, at place `lengths[slot]`, to all before it.
+
+        Slots with None take part as rows that write and read nothing of theirs.
+        """
+        rows = torch.arange(len(lengths), device=self._device)
+        places = torch.tensor(
+            [self._scratch if length is None else length for length in lengths], device=self._device
+        )
+        last = torch.tensor([length or 0 for length in lengths])
+        seen = visible(int(last.max()) + 1)
+        mask = torch.zeros(len(lengths), seen).masked_fill_(torch.arange(seen) > last[:, None], float("-inf"))
+        mask = mask.to(self._keys)[:, None, None]
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = self._keys[layer], self._values[layer]
+            keys[rows, :, places] = key
+            values[rows, :, places] = value
+            # The heads that share a key stand where a sequence's tokens would: no key is repeated.
+            count = len(rows)
+            grouped = query.reshape(count, key.shape[1], self._groups, -1)
+            attended = functional.scaled_dot_product_attention(
+                grouped, keys[:count, :, :seen], values[:count, :, :seen], attn_mask=mask
+            )
+            return attended.reshape(count, -1)
+
+        return attend
+
+    def filling(self, pieces: list[tuple[int, int, int]], padding: int) -> Attend:
+        """Attention of pieces of sequences, one after another: (slot, first place, tokens) of each.
+
+        Each token sees its own piece up to itself and what the slot already holds before it. `padding` rows
+        at the end attend to nothing.
+        """
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            outputs, position = [], 0
+            for slot, first, tokens in pieces:
+                rows = slice(position, position + tokens)
+                end = first + tokens
+                keys, values = self._keys[layer, slot], self._values[layer, slot]
+                keys[:, first:end] = key[rows].transpose(0, 1)
+                values[:, first:end] = value[rows].transpose(0, 1)
+                mask = None
+                if first:
+                    mask = torch.ones(tokens, end, dtype=torch.bool, device=self._device).tril(first)
+                attended = functional.scaled_dot_product_attention(
+                    query[rows].transpose(0, 1)[None],
+                    keys[None, :, :end],
+                    values[None, :, :end],
+                    attn_mask=mask,
+                    is_causal=mask is None,
+                    enable_gqa=self._groups > 1,
+                )
+                outputs.append(attended[0].transpose(0, 1).reshape(tokens, -1))
+                position += tokens
+            outputs.append(query.new_zeros(padding, query.shape[1] * query.shape[2]))
+            return torch.cat(outputs)
+
+        return attend

@@ -1,0 +1,348 @@
+"""Continuous batching: one thread, one token for every running request a step; requests join and leave
+between steps.
+
+Weights are exchanged between two steps. Requests under way go on: what they have so far stays, its keys and
+values are computed again with the new weights, and every later token is the new version's alone.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import torch
+
+from pipelines.policy.cache import Cache
+from pipelines.policy.sampling import Draws, Sampling, choose
+from pipelines.policy.weights import ROWS, Qwen3
+from schemas.messages import VersionRun
+
+
+class Overloaded(Exception):
+    """As many requests wait as may: ask again later."""
+
+
+class Stopping(Exception):
+    """The engine takes no more requests, or gave this one up as it stopped."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of an engine."""
+
+    slots: int = 32
+    """Requests that generate at once."""
+    context: int = 4096
+    """Tokens of a sequence, prompt and answer together."""
+    waiting: int = 256
+    """Requests that may wait for a slot."""
+    prefill: int = 4096
+    """Prompt tokens that are read between two steps, unless one prompt alone is longer."""
+    prefix_cache: bool = False
+    """Keep what a slot holds for a later prompt that begins alike. Saves most of the reading in multi-turn
+    rollouts; a token may then depend, in the last bit of its probability, on what was asked before."""
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request got."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[VersionRun]
+    finish_reason: str
+    """`stop` or `length`."""
+    cached: int
+    """Tokens of the prompt that were not read again."""
+
+
+class Figures(msgspec.Struct):
+    """Counts since the start, and what is going on."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    reloads: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+Ends = Callable[[Sequence[int]], bool]
+"""Whether an answer, given its tokens so far, is complete for another reason than a stop token."""
+
+
+class _Task:
+    """A request, waiting or running."""
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None) -> None:
+        self.tokens = list(prompt)
+        self.prompt = len(prompt)
+        self.sampling = sampling
+        self.ends = ends
+        self.draws = Draws(sampling.seed)
+        self.logprobs: list[float] = []
+        self.versions: list[VersionRun] = []
+        self.cached = 0
+        self.future: Future[Generated] = Future()
+
+    def take(self, token: int, logprob: float, version: int) -> str | None:
+        """Append a sampled token; the finish reason when it was the last."""
+        count = len(self.logprobs)
+        if not self.versions or self.versions[-1].version != version:
+            self.versions.append(VersionRun(start=count, version=version))
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.sampling.stop_ids or (self.ends and self.ends(self.tokens[self.prompt :])):
+            return "stop"
+        return "length" if count + 1 >= self.sampling.max_tokens else None
+
+
+class _Slot:
+    """A place in the cache: the tokens whose keys and values it holds, and who generates there."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.task: _Task | None = None
+
+
+class Engine:
+    """Generates in a thread of its own. Methods may be called from any thread."""
+
+    def __init__(self, model: Qwen3, version: int, settings: EngineSettings) -> None:
+        self.settings = msgspec.structs.replace(settings, context=min(settings.context, model.positions))
+        self.figures = Figures()
+        self.version = version
+        self._model = model
+        self._cache = Cache(model, slots=settings.slots, context=self.settings.context)
+        self._slots = [_Slot() for _ in range(settings.slots)]
+        self._waiting: deque[_Task] = deque()
+        self._exchanges: deque[tuple[Qwen3, int, Future[int]]] = deque()
+        self._changed = threading.Condition()
+        self._draining = self._stopped = False
+        self.ended: Future[BaseException | None] = Future()
+        """Done when the thread is: with the error that ended it, or None."""
+        self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to generate."""
+        self._thread.start()
+
+    def submit(
+        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None = None
+    ) -> Future[Generated]:
+        """Ask for an answer to `prompt`. A cancelled future frees its slot at the next step.
+
+        Raises Overloaded or Stopping; ValueError for a prompt with no token, with one the model does not
+        know, or with no room for an answer in the context.
+        """
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._model.vocabulary:
+            raise ValueError(f"a prompt is one or more token ids below {self._model.vocabulary}")
+        room = self.settings.context - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"the maximum context length is {self.settings.context} tokens, the prompt has {len(prompt)}"
+            )
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        task = _Task(prompt, sampling, ends)
+        with self._changed:
+            if self._draining:
+                raise Stopping
+            if len(self._waiting) >= self.settings.waiting:
+                raise Overloaded
+            self._waiting.append(task)
+            self.figures.waiting = len(self._waiting)
+            self._changed.notify()
+        return task.future
+
+    def reload(self, model: Qwen3, version: int) -> Future[int]:
+        """Exchange the weights before the next step; the future has the version once they are in use.
+
+        Raises ValueError for a model of another shape.
+        """
+        old, new = self._model, model
+        if (old.vocabulary, old.key_heads, old.width, len(old.layers)) != (
+            new.vocabulary,
+            new.key_heads,
+            new.width,
+            len(new.layers),
+        ):
+            raise ValueError("the new weights are of another architecture than those being served")
+        done: Future[int] = Future()
+        with self._changed:
+            if self._stopped:
+                raise Stopping
+            self._exchanges.append((model, version, done))
+            self._changed.notify()
+        return done
+
+    def stop(self, drain_seconds: float) -> None:
+        """Take no more requests, finish those there are within `drain_seconds`, give up the rest."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+        self._thread.join(drain_seconds)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                started = time.monotonic()
+                self._exchange_weights()
+                self._admit()
+                self._step()
+                self.figures.busy_seconds += time.monotonic() - started
+        except Exception as error:  # whoever waits on `ended` or for an answer is told
+            self._give_up(error)
+        else:
+            self._give_up(Stopping())
+
+    def _wait_for_work(self) -> bool:
+        """Until there is something to do; False when there never will be."""
+        with self._changed:
+            while not self._stopped:
+                if self._waiting or self._exchanges or self._running():
+                    return True
+                if self._draining:
+                    return False
+                self._changed.wait()
+            return False
+
+    def _running(self) -> list[tuple[int, _Task]]:
+        return [(number, slot.task) for number, slot in enumerate(self._slots) if slot.task]
+
+    def _exchange_weights(self) -> None:
+        while self._exchanges:
+            self._model, self.version, done = self._exchanges.popleft()
+            self.figures.reloads += 1
+            for slot in self._slots:
+                slot.held = []
+            self._read([(number, task.tokens[:-1]) for number, task in self._running()])
+            done.set_result(self.version)
+
+    def _admit(self) -> None:
+        """Give free slots to those that wait, as far as their prompts are quickly read."""
+        pieces: list[tuple[int, list[int]]] = []
+        budget = self.settings.prefill
+        free = [number for number, slot in enumerate(self._slots) if slot.task is None]
+        with self._changed:
+            while self._waiting and free and budget > 0:
+                task = self._waiting.popleft()
+                if task.future.cancelled():
+                    continue
+                prefix = task.tokens[:-1]
+                number = self._place(free, prefix)
+                free.remove(number)
+                slot = self._slots[number]
+                task.cached = _common(slot.held, prefix) if self.settings.prefix_cache else 0
+                slot.task, slot.held = task, slot.held[: task.cached]
+                pieces.append((number, prefix))
+                budget -= len(prefix) - task.cached
+                self.figures.requests += 1
+                self.figures.prompt_tokens += task.prompt
+                self.figures.cached_tokens += task.cached
+            self.figures.waiting = len(self._waiting)
+        self._read(pieces)
+
+    def _place(self, free: list[int], prefix: list[int]) -> int:
+        """The lowest free slot, as a step computes all slots up to the highest in use; with a prefix cache
+        the one that holds most of the prompt, else the one that holds least of any."""
+        if not self.settings.prefix_cache:
+            return free[0]
+        return max(free, key=lambda n: (_common(self._slots[n].held, prefix), -len(self._slots[n].held), -n))
+
+    def _read(self, sequences: list[tuple[int, list[int]]]) -> None:
+        """Compute keys and values of what the slots do not hold of these sequences yet."""
+        pieces: list[tuple[int, int, int]] = []
+        ids: list[int] = []
+        positions: list[int] = []
+        for number, tokens in sequences:
+            slot = self._slots[number]
+            first = len(slot.held)
+            if new := tokens[first:]:
+                pieces.append((number, first, len(new)))
+                ids += new
+                positions += range(first, len(tokens))
+                slot.held = list(tokens)
+        if not pieces:
+            return
+        padding = -len(ids) % ROWS
+        device = self._model.device
+        self._model.hidden(
+            torch.tensor(ids + [0] * padding, device=device),
+            torch.tensor(positions + [0] * padding, device=device),
+            self._cache.filling(pieces, padding),
+        )
+
+    def _step(self) -> None:
+        """One token for each request that runs."""
+        running = self._running()
+        if not running:
+            return
+        count = -(-(running[-1][0] + 1) // ROWS) * ROWS
+        lengths: list[int | None] = [None] * count
+        ids = [0] * count
+        for number, task in running:
+            lengths[number], ids[number] = len(task.tokens) - 1, task.tokens[-1]
+            self._slots[number].held.append(task.tokens[-1])
+        device = self._model.device
+        hidden = self._model.hidden(
+            torch.tensor(ids, device=device),
+            torch.tensor([length or 0 for length in lengths], device=device),
+            self._cache.decoding(lengths),
+        )
+        logits = self._model.logits(hidden)
+        rows = torch.tensor([number for number, _ in running], device=device)
+        tokens, logprobs = choose(
+            logits[rows],
+            [task.sampling for _, task in running],
+            [task.draws.next() for _, task in running],
+        )
+        self.figures.steps += 1
+        self.figures.generated_tokens += len(running)
+        for (number, task), token, logprob in zip(running, tokens, logprobs, strict=True):
+            reason = task.take(token, logprob, self.version)
+            if reason is not None or task.future.cancelled():
+                self._slots[number].task = None
+                self._finish(task, reason)
+        self.figures.running = sum(slot.task is not None for slot in self._slots)
+
+    def _finish(self, task: _Task, reason: str | None) -> None:
+        # Until here the future could be cancelled, from now on it cannot.
+        if reason is not None and task.future.set_running_or_notify_cancel():
+            task.future.set_result(
+                Generated(
+                    ids=task.tokens[task.prompt :],
+                    logprobs=task.logprobs,
+                    versions=task.versions,
+                    finish_reason=reason,
+                    cached=task.cached,
+                )
+            )
+
+    def _give_up(self, error: BaseException) -> None:
+        """Answer everyone who still waits: nothing will come."""
+        with self._changed:
+            self._draining = self._stopped = True
+            left = [*self._waiting, *(task for _, task in self._running())]
+            self._waiting.clear()
+            futures: list[Future[Any]] = [task.future for task in left]
+            futures += [done for _, _, done in self._exchanges]
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        self.ended.set_result(None if isinstance(error, Stopping) else error)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for place, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return place
+    return min(len(first), len(second))

@@ -1,0 +1,81 @@
+"""Choosing tokens: a batch of distributions, each with its own temperature, cuts and random numbers."""
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+_DRAWN_AT_ONCE = 64
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request chooses its tokens."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0: always the most probable token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no cut."""
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer; the one that did is its last."""
+
+
+class Draws:
+    """Uniform numbers in [0, 1) of one request: the same for the same seed, whatever else is in the batch."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = torch.Generator()
+        self._generator.manual_seed(secrets.randbits(63) if seed is None else seed % 2**63)
+        self._ready: list[float] = []
+
+    def next(self) -> float:
+        """The next number."""
+        if not self._ready:
+            self._ready = torch.rand(_DRAWN_AT_ONCE, generator=self._generator).tolist()[::-1]
+        return self._ready.pop()
+
+
+def choose(
+    logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """A token for each row of `logits` [rows, vocabulary], and its log-probability in nats.
+
+    The log-probability is of the distribution at the request's temperature before `top_k` and `top_p` cut it;
+    at temperature 0 it is that of temperature 1.
+    """
+    device = logits.device
+    temperatures = [sampling.temperature for sampling in samplings]
+    if any(temperature not in (0.0, 1.0) for temperature in temperatures):
+        scale = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
+        logits = logits / scale[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    probabilities = logprobs.exp()
+    if any(sampling.top_k or sampling.top_p < 1.0 for sampling in samplings):
+        probabilities = _cut(probabilities, samplings)
+    summed = probabilities.cumsum(dim=-1)
+    whole = summed[:, -1:]
+    drawn = torch.tensor(draws, device=device, dtype=summed.dtype)[:, None] * whole
+    # Rounding must not carry a draw to the very end, behind the last token that has a probability.
+    drawn = torch.minimum(drawn, torch.nextafter(whole, torch.zeros_like(whole)))
+    chosen = torch.searchsorted(summed, drawn, right=True)
+    if 0.0 in temperatures:
+        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
+        chosen = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), chosen)
+    return chosen[:, 0].tolist(), logprobs.gather(1, chosen)[:, 0].tolist()
+
+
+def _cut(probabilities: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Zero all but the `top_k` most probable tokens, of these all but the fewest that sum to `top_p`."""
+    device, size = probabilities.device, probabilities.shape[1]
+    ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(size, device=device)
+    top_k = torch.tensor([sampling.top_k or size for sampling in samplings], device=device)[:, None]
+    top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
+    ordered = ordered * (ranks < top_k)
+    before = ordered.cumsum(dim=-1) - ordered
+    kept = (before < top_p * ordered.sum(dim=-1, keepdim=True)) | (top_p >= 1.0)
+    kept[:, 0] = True
+    return torch.zeros_like(probabilities).scatter_(1, places, ordered * kept)
