@@ -1,7 +1,6 @@
 """The routes of the sandbox service in front of a Backend."""
 
 import base64
-import binascii
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -172,7 +171,7 @@ class Orchestrator:
         upload = await decoded(request, UploadFile)
         try:
             content = base64.b64decode(upload.content, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error is one; text beyond ASCII is another
             raise Invalid(["body", "content"], f"not base64: {error}") from error
         return json_reply(await self._backend.write_file(sandbox_id, upload.path, content))
 

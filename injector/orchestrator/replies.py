@@ -60,6 +60,8 @@ async def decoded(request: web.Request, kind: type[T]) -> T:
         raise Invalid(["body", *steps(path.rstrip("`"))], message, "validation_error") from error
     except msgspec.DecodeError as error:
         raise Invalid(["body"], f"the body is not JSON: {error}", "json_invalid") from error
+    except RecursionError as error:
+        raise Invalid(["body"], "the body is nested too deeply", "json_invalid") from error
 
 
 async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:

@@ -107,8 +107,9 @@ async def test_quantities_are_checked(http: aiohttp.ClientSession, field: dict[s
     assert (reply.status, (await reply.json())["detail"][0]["loc"]) == (422, ["body", *field])
 
 
-async def test_a_body_that_is_not_json(http: aiohttp.ClientSession) -> None:
-    reply = await http.post("/sandboxes", data=b"{")
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff", b'{"labels":' * 100_000])
+async def test_a_body_that_is_not_json(http: aiohttp.ClientSession, body: bytes) -> None:
+    reply = await http.post("/sandboxes", data=body)
     assert (reply.status, (await reply.json())["detail"][0]["type"]) == (422, "json_invalid")
 
 
@@ -170,8 +171,11 @@ async def test_files_in_json(http: aiohttp.ClientSession, sandbox: AsyncSandbox)
     ]
 
 
-async def test_content_that_is_not_base64(http: aiohttp.ClientSession, sandbox: AsyncSandbox) -> None:
-    reply = await http.post(f"/sandboxes/{sandbox.sandbox_id}/files", json={"path": "/x", "content": "?"})
+@pytest.mark.parametrize("content", ["?", "AAA", "ü"])
+async def test_content_that_is_not_base64(
+    http: aiohttp.ClientSession, sandbox: AsyncSandbox, content: str
+) -> None:
+    reply = await http.post(f"/sandboxes/{sandbox.sandbox_id}/files", json={"path": "/x", "content": content})
     assert (reply.status, (await reply.json())["detail"][0]["loc"]) == (422, ["body", "content"])
 
 
