@@ -107,7 +107,7 @@ async def test_quantities_are_checked(http: aiohttp.ClientSession, field: dict[s
     assert (reply.status, (await reply.json())["detail"][0]["loc"]) == (422, ["body", *field])
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b"\xff", b'{"labels":' * 100_000])
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff", b'{"a":' * 100_000])
 async def test_a_body_that_is_not_json(http: aiohttp.ClientSession, body: bytes) -> None:
     reply = await http.post("/sandboxes", data=body)
     assert (reply.status, (await reply.json())["detail"][0]["type"]) == (422, "json_invalid")
