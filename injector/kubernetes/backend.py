@@ -24,9 +24,12 @@ from injector.kubernetes.activity import Activity
 from injector.kubernetes.agents import Agents, Work
 from injector.kubernetes.api import ClusterApi, selector
 from injector.kubernetes.cache import PodCache
+from injector.kubernetes.caretaker import Caretaker
 from injector.kubernetes.creation import Creation
 from injector.kubernetes.introductions import Introductions
+from injector.kubernetes.leadership import Leadership
 from injector.kubernetes.objects import NodeList, Pod, PodList
+from injector.kubernetes.reservations import Reservations
 from injector.kubernetes.resources import resources
 from injector.kubernetes.settings import KubernetesSettings
 from injector.kubernetes.status import judge
@@ -83,6 +86,10 @@ class KubernetesBackend:
         self._resources.push_async_callback(agents.close)
         introductions = Introductions(api, cache, agents, settings, self._identity)
         self._resources.push_async_callback(introductions.close)
+        leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
+        self._resources.push_async_callback(leadership.close)
+        caretaker = Caretaker(api, cache, leadership, settings)
+        self._resources.push_async_callback(caretaker.close)
         self._resources.push_async_callback(cache.close)
         self._parts = _Parts(
             api=api,
@@ -91,9 +98,12 @@ class KubernetesBackend:
             activity=activity,
             introductions=introductions,
             creation=Creation(api, cache, settings, self._identity),
+            reservations=Reservations(api, cache, settings.namespace),
         )
         cache.start()
         activity.start()
+        leadership.start()
+        caretaker.start()
 
     async def close(self) -> None:
         """Disconnect; sandboxes stay."""
@@ -198,6 +208,8 @@ class KubernetesBackend:
                 f"the Pod of sandbox {sandbox_id} is not gone after {self._settings.delete_timeout:g} s",
                 reason="delete_timeout",
             )
+        if marks.birth(pod).reserved:
+            await parts.reservations.give_up(sandbox_id)
 
     async def heartbeat(self, sandbox_id: str) -> None:
         """See Backend; the agent is asked, too."""
@@ -340,6 +352,7 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     activity: Activity
     introductions: Introductions
     creation: Creation
+    reservations: Reservations
 
 
 def _as_of(job: J, sandbox_id: str) -> J:

@@ -83,6 +83,11 @@ class PodCache:
                 reason="api_unavailable",
             ) from error
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether all Pods are known, as they were a moment ago."""
+        return self._synced.is_set() and not self._lost
+
     def __iter__(self) -> Iterator[Pod]:
         return iter(list(self._pods.values()))
 

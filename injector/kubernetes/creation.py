@@ -2,7 +2,8 @@
 
 The name of a Pod is that of its sandbox, so the API server itself refuses a second one. A request that names
 no sandbox but has an idempotency key gets an id that follows from the key: repeated at another orchestrator,
-it comes to the same Pod.
+it comes to the same Pod. Where there are warm pools, ids are reserved first, and a warm Pod is taken if one
+fits.
 """
 
 import asyncio
@@ -10,11 +11,12 @@ import random
 import time
 import uuid
 
-from injector.errors import SandboxConflict, SandboxUnavailable
-from injector.kubernetes import marks, pods
+from injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
+from injector.kubernetes import marks, pods, warm
 from injector.kubernetes.api import ApiRefused, ClusterApi
 from injector.kubernetes.cache import PodCache
 from injector.kubernetes.objects import Pod
+from injector.kubernetes.reservations import Reservations
 from injector.kubernetes.settings import KubernetesSettings
 from schemas.sandboxes import CreateSandbox
 
@@ -32,6 +34,7 @@ class Creation:
         self._cache = cache
         self._settings = settings
         self._identity = identity
+        self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
         self._under_way = 0
 
     async def create(self, request: CreateSandbox, key: str | None) -> Pod:
@@ -59,7 +62,23 @@ class Creation:
             key=marks.key_digest(key),
             attempt=f"{self._identity}/{uuid.uuid4().hex}",
             at=time.time(),
+            reserved=self._reservations is not None,
         )
+        if self._reservations is not None:
+            present = await self._reservations.take(sandbox_id, born.attempt)
+            if present is not None:
+                return _same(present, born, sandbox_id)
+        try:
+            claimed = await warm.claim(self._api, self._cache, self._settings, sandbox_id, born)
+            return claimed or await self._new(sandbox_id, born)
+        except (SandboxConflict, SandboxRequestInvalid):
+            if self._reservations is not None:
+                await self._reservations.give_up(sandbox_id)
+            raise
+
+    async def _new(self, sandbox_id: str, born: marks.Birth) -> Pod:
+        """A Pod of its own."""
+        request = born.request
         body = pods.manifest(
             marks.pod_name(sandbox_id),
             sandbox_id,

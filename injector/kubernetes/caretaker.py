@@ -1,0 +1,118 @@
+"""The leader's rounds: expired sandboxes, failures, warm pools, what was left behind."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from injector.errors import SandboxError
+from injector.kubernetes import marks, policies, reconcile, warm
+from injector.kubernetes.api import ApiRefused, ClusterApi, selector
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.failures import mark_failed
+from injector.kubernetes.leadership import Leadership, leases
+from injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
+from injector.kubernetes.reservations import RESERVED
+from injector.kubernetes.settings import KubernetesSettings
+
+SWEEP = 60.0
+"""Seconds between searches for what was left behind."""
+PAUSE = 0.05
+"""Seconds between rounds that events ask for."""
+
+log = logging.getLogger(__name__)
+
+
+class Caretaker:
+    """Makes rounds while it leads."""
+
+    def __init__(
+        self, api: ClusterApi, cache: PodCache, leadership: Leadership, settings: KubernetesSettings
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._leadership = leadership
+        self._settings = settings
+        self._asked = asyncio.Event()
+        self._swept = 0.0
+        self._going: asyncio.Task[None] | None = None
+        cache.listen(self._changed)
+
+    def start(self) -> None:
+        """Begin."""
+        self._going = asyncio.get_running_loop().create_task(self._go())
+
+    async def close(self) -> None:
+        """Stop where we are."""
+        if self._going is not None:
+            self._going.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._going
+
+    def _changed(self, was: Pod | None, now: Pod | None) -> None:
+        """A warm Pod was claimed or has gone: another is wanted. All else can wait for the next round."""
+        if was is not None and marks.WARM in was.labels and (now is None or marks.WARM not in now.labels):
+            self._asked.set()
+
+    async def _go(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(reconcile.next_due(self._cache, self._settings, time.time())):
+                    await self._asked.wait()
+            await asyncio.sleep(PAUSE)
+            self._asked.clear()
+            if not (self._leadership.leading and self._cache.is_synced):
+                continue
+            try:
+                await self._round()
+            except Exception:  # one bad object must not end the care for all others
+                log.exception("a round was not finished")
+
+    async def _round(self) -> None:
+        due = reconcile.actions(self._cache, self._settings, time.time())
+        for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
+            if isinstance(result, SandboxError):
+                log.warning("not done in this round: %s", result.detail)
+            elif isinstance(result, BaseException):
+                log.error("not done in this round", exc_info=result)
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._swept > SWEEP:
+            self._swept = loop.time()
+            await self._sweep()
+
+    async def _do(self, action: reconcile.Action) -> None:
+        if not self._leadership.leading:
+            return
+        match action:
+            case reconcile.Delete(pod, why):
+                log.info("deleting Pod %s: %s", pod.name, why)
+                await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
+            case reconcile.Fail(pod, failure):
+                log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
+                await mark_failed(self._api, self._cache, pod, failure)
+            case reconcile.MakeWarm(image, pool, count):
+                log.info("starting %d warm Pods of %s", count, image)
+                for _ in range(count):
+                    body = warm.manifest(image, pool, self._settings)
+                    self._cache.learn(await self._api.create(Pod, self._cache.path, body))
+
+    async def _sweep(self) -> None:
+        """Policies and reservations without a sandbox."""
+        namespace, now = self._settings.namespace, time.time()
+        ours = {"labelSelector": selector({**marks.APP, **marks.MANAGED_BY})}
+        made = await self._api.get(NamedList, policies.path(namespace), ours)
+        for policy in reconcile.orphaned_policies(made.items, self._cache, now):
+            await self._delete(f"{policies.path(namespace)}/{policy.metadata.name}", policy.metadata)
+        reserved = await self._api.get(LeaseList, leases(namespace), {"labelSelector": selector(RESERVED)})
+        known = {pod.labels[marks.SANDBOX] for pod in self._cache if marks.SANDBOX in pod.labels}
+        for lease in reconcile.orphaned_reservations(reserved.items, known, now):
+            await self._delete(f"{leases(namespace)}/{lease.metadata.name}", lease.metadata)
+
+    async def _delete(self, path: str, seen: Metadata) -> None:
+        """Only if it is still as we saw it."""
+        preconditions = {"uid": seen.uid, "resourceVersion": seen.resource_version}
+        try:
+            await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": preconditions})
+        except ApiRefused as error:
+            if error.code != 409:
+                raise

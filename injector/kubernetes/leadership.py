@@ -1,0 +1,141 @@
+"""Who of several orchestrators cleans up: the holder of a lease, which others take when it is dead.
+
+Clocks of different machines are not compared: a holder is dead when its lease has not changed, as seen from
+here, for as long as a lease lasts. It stops by itself before that.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import suppress
+from enum import StrEnum
+
+from injector.errors import SandboxError
+from injector.kubernetes import marks
+from injector.kubernetes.api import ApiRefused, ClusterApi
+from injector.kubernetes.objects import Lease, Manifest, microtime
+
+NAME = "orchard-orchestrator"
+RENEWALS = 3
+"""In the time that a lease lasts."""
+TRUST = 2 / 3
+"""Of that time, after its last renewal, a holder acts."""
+
+log = logging.getLogger(__name__)
+
+
+class Step(StrEnum):
+    MAKE = "make"
+    TAKE = "take"
+    WAIT = "wait"
+
+
+def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: float) -> Step:
+    """What to do about a lease that was seen to be as it is for `unchanged` s and lasts `seconds` s."""
+    if lease is None:
+        return Step.MAKE
+    holder = lease.spec.holder_identity
+    if not holder or holder == identity or unchanged > seconds:
+        return Step.TAKE
+    return Step.WAIT
+
+
+class Leadership:
+    """This process's part in it."""
+
+    def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._identity = identity
+        self._seconds = seconds
+        self._path = leases(namespace)
+        self._seen: tuple[str, float] = ("", 0.0)
+        """The version that was seen last, and since when, in the event loop's time."""
+        self._until = 0.0
+        self._lease: Lease | None = None
+        self._trying: asyncio.Task[None] | None = None
+
+    @property
+    def leading(self) -> bool:
+        """Whether nobody else can be the leader now."""
+        return asyncio.get_running_loop().time() < self._until
+
+    def start(self) -> None:
+        """Begin to try."""
+        self._trying = asyncio.get_running_loop().create_task(self._try())
+
+    async def close(self) -> None:
+        """Stop, and let another lead at once."""
+        if self._trying is not None:
+            self._trying.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._trying
+        if self.leading and self._lease is not None:
+            self._until = 0.0
+            with suppress(SandboxError):  # it will be taken, only later
+                await self._write(self._lease.metadata.resource_version, holder="")
+
+    async def _try(self) -> None:
+        while True:
+            try:
+                await self._step()
+            except SandboxError as error:
+                log.warning("the lease cannot be had: %s", error.detail)
+            except Exception:
+                log.exception("the lease cannot be had")
+            await asyncio.sleep(self._seconds / RENEWALS * random.uniform(0.8, 1.0))
+
+    async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        lease = await self._read()
+        version = "" if lease is None else lease.metadata.resource_version
+        if version != self._seen[0]:
+            self._seen = (version, begun)
+        step = next_step(lease, self._identity, begun - self._seen[1], self._seconds)
+        if step is Step.WAIT:
+            self._until = 0.0
+            return
+        led = self.leading
+        try:
+            self._lease = await self._write(version, holder=self._identity)
+        except ApiRefused as error:
+            if error.code != 409:
+                raise
+            self._until = 0.0  # somebody was faster
+            return
+        self._seen = (self._lease.metadata.resource_version, begun)
+        self._until = begun + self._seconds * TRUST
+        if not led:
+            log.info("leading: this orchestrator cleans up")
+
+    async def _read(self) -> Lease | None:
+        patience = self._seconds / RENEWALS
+        try:
+            return await self._api.get(Lease, f"{self._path}/{NAME}", patience=patience)
+        except ApiRefused as error:
+            if error.code != 404:
+                raise
+            return None
+
+    async def _write(self, version: str, holder: str) -> Lease:
+        body: Manifest = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": NAME, "namespace": self._namespace, "labels": marks.MANAGED_BY},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": max(1, round(self._seconds)),
+                "renewTime": microtime(time.time()),
+            },
+        }
+        if not version:
+            return await self._api.create(Lease, self._path, body)
+        body["metadata"]["resourceVersion"] = version
+        return await self._api.replace(Lease, f"{self._path}/{NAME}", body)
+
+
+def leases(namespace: str) -> str:
+    """The path of a namespace's leases."""
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

@@ -1,0 +1,125 @@
+"""What has to be done about the Pods there are, as a pure function of them, the settings and the time.
+
+The leader does it, and each deed is refused by the API server when the Pod has changed meanwhile, so that a
+leader which only believes to be one does no harm.
+"""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from injector.kubernetes import marks, warm
+from injector.kubernetes.activity import DUE
+from injector.kubernetes.objects import Lease, Named, Pod
+from injector.kubernetes.reservations import is_stale
+from injector.kubernetes.settings import KubernetesSettings, WarmPool
+from injector.kubernetes.status import judge
+
+RETENTION = 3600.0
+"""Seconds that a sandbox which reached its greatest age can still be asked why it ended."""
+WARM_RETRY = 60.0
+"""Seconds before a warm Pod that failed makes room for another try."""
+POLICY_AGE = 60.0
+"""Seconds that the Pod of a policy may be unknown to us."""
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """`why` is for the log."""
+
+    pod: Pod
+    why: str
+
+
+class Fail(msgspec.Struct, frozen=True):
+    pod: Pod
+    failure: marks.Failure
+
+
+class MakeWarm(msgspec.Struct, frozen=True):
+    image: str
+    pool: WarmPool
+    count: int
+
+
+Action = Delete | Fail | MakeWarm
+
+
+def actions(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> list[Action]:
+    """All that is due at `now` (epoch seconds)."""
+    present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+    done: list[Action] = []
+    for pod in present:
+        if marks.claimed(pod):
+            action = _for_sandbox(pod, settings, now)
+            if action is not None:
+                done.append(action)
+    return done + _for_pools([pod for pod in present if marks.WARM in pod.labels], settings, now)
+
+
+def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
+    born = marks.birth(pod)
+    ttl = born.request.ttl_seconds
+    touched = marks.moment(pod, marks.TOUCHED) or born.at
+    if ttl is not None and now > touched + ttl * DUE:
+        return Delete(pod, f"nobody asked for it for {ttl:g} s")
+    age = now - born.at
+    if age > settings.max_lifetime + RETENTION:
+        return Delete(pod, "it ended long ago")
+    verdict = judge(pod, settings, now)
+    if verdict.failed and not verdict.settled:
+        return Fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+    if not verdict.failed and age > settings.max_lifetime:
+        # Its kubelet should have ended it, but the node may be lost.
+        return Fail(pod, marks.Failure(reason="expired", message="it reached the most that one may live"))
+    return None
+
+
+def _for_pools(pods: list[Pod], settings: KubernetesSettings, now: float) -> list[Action]:
+    done: list[Action] = []
+    wanted = {warm.mark_of(image, pool): (image, pool) for image, pool in settings.warm.items()}
+    members: dict[str, list[Pod]] = {mark: [] for mark in wanted}
+    for pod in sorted(pods, key=lambda pod: pod.created_at):
+        mark = pod.labels[marks.WARM]
+        if mark not in wanted:
+            done.append(Delete(pod, "its pool is not wanted any more"))
+        elif judge(pod, settings, now).failed and now > pod.created_at + WARM_RETRY:
+            done.append(Delete(pod, "it failed before anybody claimed it"))
+        else:
+            members[mark].append(pod)
+    for mark, (image, pool) in wanted.items():
+        there = members[mark]
+        done += [Delete(pod, "its pool is full") for pod in there[pool.count :]]
+        if len(there) < pool.count:
+            done.append(MakeWarm(image, pool, pool.count - len(there)))
+    return done
+
+
+def next_due(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> float:
+    """Seconds until something becomes due although no Pod changes; at most the interval."""
+    soonest = settings.reconcile_interval
+    for pod in pods:
+        until = judge(pod, settings, now).until if marks.claimed(pod) else None
+        soonest = min(soonest, math.inf if until is None else max(0.05, until - now))
+    return soonest
+
+
+def orphaned_policies(policies: Iterable[Named], pods: Iterable[Pod], now: float) -> list[Named]:
+    """Policies whose Pod has gone; the cluster's garbage collector takes them too, where it works."""
+    living = {pod.uid for pod in pods}
+    return [
+        policy
+        for policy in policies
+        if policy.metadata.creation_timestamp is not None
+        and now - policy.metadata.creation_timestamp.timestamp() > POLICY_AGE
+        and not any(owner.uid in living for owner in policy.metadata.owner_references)
+    ]
+
+
+def orphaned_reservations(leases: Iterable[Lease], sandbox_ids: set[str], now: float) -> list[Lease]:
+    """Reservations of ids that no sandbox has."""
+    return [
+        lease
+        for lease in leases
+        if is_stale(lease, now) and lease.metadata.labels.get(marks.SANDBOX) not in sandbox_ids
+    ]

@@ -1,0 +1,110 @@
+"""Sandbox ids that are taken although no Pod has their name.
+
+The API server refuses a second Pod of a name, but a claimed warm Pod has another name than its sandbox. So
+where there are warm pools every create first makes a lease of the sandbox's name. Who finds it there waits
+for the sandbox to come up, and takes the lease over when its holder must have died.
+"""
+
+import asyncio
+import time
+
+from injector.errors import SandboxUnavailable
+from injector.kubernetes import marks
+from injector.kubernetes.api import ApiRefused, ClusterApi
+from injector.kubernetes.cache import PodCache
+from injector.kubernetes.leadership import leases
+from injector.kubernetes.objects import Lease, Manifest, Pod, microtime
+
+RESERVED = {"orchard/reserved": "true"}
+"""Label of these leases."""
+LASTS = 90.0
+"""Seconds after which a reservation without a sandbox is nobody's; longer than a create is tried."""
+PATIENCE = 20.0
+"""Seconds that a create waits for another of the same id."""
+LOOK = 1.0
+"""Seconds between looks, should no event come."""
+
+
+class Reservations:
+    """Of one namespace."""
+
+    def __init__(self, api: ClusterApi, cache: PodCache, namespace: str) -> None:
+        self._api = api
+        self._cache = cache
+        self._namespace = namespace
+        self.path = leases(namespace)
+
+    async def take(self, sandbox_id: str, holder: str) -> Pod | None:
+        """Reserve the id; None: it is ours. Else the Pod of the sandbox that has it.
+
+        Raises SandboxUnavailable when another create of it is under way and does not come to an end.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE
+        while True:
+            try:
+                await self._api.create(Lease, self.path, self._body(sandbox_id, holder))
+                return None
+            except ApiRefused as error:
+                if error.code != 409:
+                    raise
+            lease = await self._read(sandbox_id)
+            if lease is None:
+                continue  # it has just gone
+            if lease.spec.holder_identity == holder:
+                return None  # by an earlier try whose answer was lost
+            pod = await self._cache.look_up(sandbox_id)
+            if pod is not None:
+                return pod
+            if is_stale(lease, time.time()):
+                if await self._take_over(lease, sandbox_id, holder):
+                    return None
+                continue
+            if loop.time() > deadline:
+                raise SandboxUnavailable(f"sandbox {sandbox_id} is being created by another request")
+            await self._cache.changed(sandbox_id, LOOK)
+
+    async def give_up(self, sandbox_id: str) -> None:
+        """Its sandbox has gone."""
+        await self._api.delete(f"{self.path}/{marks.pod_name(sandbox_id)}", {})
+
+    async def _take_over(self, lease: Lease, sandbox_id: str, holder: str) -> bool:
+        body = self._body(sandbox_id, holder)
+        body["metadata"]["resourceVersion"] = lease.metadata.resource_version
+        try:
+            await self._api.replace(Lease, f"{self.path}/{lease.metadata.name}", body)
+        except ApiRefused as error:
+            if error.code not in (404, 409):
+                raise
+            return False
+        return True
+
+    async def _read(self, sandbox_id: str) -> Lease | None:
+        try:
+            return await self._api.get(Lease, f"{self.path}/{marks.pod_name(sandbox_id)}")
+        except ApiRefused as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def _body(self, sandbox_id: str, holder: str) -> Manifest:
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": marks.pod_name(sandbox_id),
+                "namespace": self._namespace,
+                "labels": {**marks.MANAGED_BY, **RESERVED, marks.SANDBOX: sandbox_id},
+            },
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": round(LASTS),
+                "renewTime": microtime(time.time()),
+            },
+        }
+
+
+def is_stale(lease: Lease, now: float) -> bool:
+    """Whether its holder can have no create under way any more; `now` in epoch seconds."""
+    renewed = lease.spec.renew_time
+    return renewed is None or now - renewed.timestamp() > LASTS
