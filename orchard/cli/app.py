@@ -14,6 +14,7 @@ from orchard import config as configuration
 from orchard.cli import (
     campaigns,
     cost,
+    datasets,
     dead,
     doctor,
     images,
@@ -40,8 +41,8 @@ from workers.harnesses import UnknownHarness
 USER_ERRORS = (
     configuration.ConfigError,
     CampaignError,
-    TaskError,
     DatasetError,
+    TaskError,
     ModelError,
     TrainingError,
     InvalidName,
@@ -106,6 +107,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(images.app, name="images")
 app.add_typer(store.app, name="store")
 app.add_typer(dead.app, name="dead")
+app.add_typer(datasets.app, name="dataset")
 
 
 def main() -> None:

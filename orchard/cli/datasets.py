@@ -1,0 +1,179 @@
+"""`dataset ...`: training data out of the log, with its proof, for us and for others."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from orchard.cli.reading import rows_table
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.datasets.comparison import compare, find_row, origin
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.manifest import Manifest, read_manifest
+from pipelines.datasets.settings import read_settings
+from schemas.datasets import DatasetBuilt
+from schemas.events import make_event
+from schemas.identity import digest
+from storage.reader import open_tables
+from streams.publisher import Publisher
+
+app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
+
+Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
+
+
+@app.command()
+def build(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="TOML file: what the dataset is to be.")],
+    out: Annotated[Path, typer.Option(help="Directory that the dataset is written to.")],
+    as_of: Annotated[
+        int | None,
+        typer.Option(help="Last sequence of the log that counts.", show_default="the newest", min=1),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that make shards.", min=1)] = os.cpu_count() or 1,
+) -> None:
+    """Build a dataset. Equal log, code and configuration give equal bytes; a stopped build goes on."""
+    from pipelines.datasets.build import build as build_dataset  # it brings `transformers`, slow to import
+
+    session: Session = context.obj
+    settings = read_settings(config)
+    started = time.monotonic()
+    with _bar() as bar:
+        task = bar.add_task(settings.name, total=None)
+        manifest = build_dataset(
+            session.config.store,
+            settings,
+            out,
+            as_of=as_of,
+            processes=processes,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    asyncio.run(announce(session, manifest, time.monotonic() - started))
+    _show(manifest)
+
+
+async def announce(session: Session, manifest: Manifest, seconds: float) -> None:
+    """The build as an event, with its manifest as a blob."""
+    blob = session.blobs.put(msgspec.json.encode(manifest), "application/json")
+    data = DatasetBuilt(
+        name=manifest.name,
+        sha256=manifest.sha256,
+        first_sequence=manifest.range.first,
+        last_sequence=manifest.range.last,
+        code_version=manifest.code_version,
+        config_hash=manifest.config_hash,
+        rows=manifest.rows,
+        tokens=manifest.tokens,
+        trained_tokens=manifest.trained_tokens,
+        resolved=manifest.resolved,
+        tokenizer=manifest.tokenizer,
+        tokenizer_sha256=manifest.tokenizer_sha256,
+        counts=manifest.counts,
+        manifest=blob,
+        seconds=seconds,
+    )
+    event = make_event(
+        data,
+        id=digest(["dataset.built", manifest.name, manifest.sha256, manifest.range, manifest.config_hash]),
+        source="orchard/dataset/build",
+        campaign="datasets",
+        subject=f"datasets/{manifest.name}",
+    )
+    async with session.connection_or_server("dataset build") as connection:
+        await Publisher(connection).event(event)
+
+
+@app.command()
+def show(dataset: Dataset) -> None:
+    """A dataset's manifest, readable."""
+    _show(read_manifest(dataset))
+
+
+@app.command()
+def diff(a: Dataset, b: Dataset) -> None:
+    """What distinguishes two datasets. Exit code 1 when their rows differ."""
+    found = compare(a, b)
+    if found.facts:
+        console.print(rows_table(["fact", str(a), str(b)], [(k, *v) for k, v in found.facts.items()]))
+    if found.equal:
+        console.print("[bold green]equal rows[/]")
+        return
+    counts = [("only in the first", found.only_a), ("only in the second", found.only_b)]
+    for what, names in (*counts, ("with other content", found.changed)):
+        examples = ", ".join(names[:3])
+        console.print(f"{len(names)} {what}" + (f": {examples}" if names else ""), highlight=False)
+    raise typer.Exit(1)
+
+
+@app.command()
+def why(
+    context: typer.Context,
+    dataset: Dataset,
+    row: Annotated[str, typer.Argument(help="Row number from 0, or example id.")],
+) -> None:
+    """Where a row came from: its rollout, attempt, annotation, and the events it was made of."""
+    session: Session = context.obj
+    found, manifest = find_row(dataset, row), read_manifest(dataset)
+    left_out = {"messages", "tools", "input_ids", "loss_mask"}
+    facts = [(name, getattr(found, name)) for name in found.__struct_fields__ if name not in left_out]
+    facts += [("tokens", found.tokens), ("trained_tokens", found.trained_tokens)]
+    console.print(rows_table(["field", "value"], facts))
+    with open_tables(session.config.store) as tables:
+        events = origin(tables, found, manifest.range.last)
+    if not events:
+        raise DatasetError(
+            f"the store {session.config.store} has no event of rollout {found.rollout_id}: name with --store "
+            "the one that the dataset was built from"
+        )
+    console.print(rows_table(["sequence", "type", "time", "id"], events, "events"))
+    console.print(f"all of it: orchard show {found.rollout_id}", highlight=False)
+
+
+@app.command()
+def tokenizer(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Directory that the tokenizer is written to.")],
+    campaign: Annotated[list[str] | None, typer.Option(help="Learn from these campaigns only.")] = None,
+    vocab_size: Annotated[int, typer.Option(help="Tokens, bytes included.", min=300)] = 2048,
+    limit: Annotated[int, typer.Option(help="Messages to learn from, at most.", min=1)] = 100_000,
+) -> None:
+    """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""
+    from pipelines.datasets.corpus import log_texts
+    from pipelines.datasets.tokenizer import train_tokenizer
+
+    session: Session = context.obj
+    with open_tables(session.config.store) as tables:
+        made = train_tokenizer(log_texts(tables, campaign or [], limit), vocab_size, out)
+    console.print(f"[bold green]trained[/] {out}: {len(made)} tokens", highlight=False)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("trajectories"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def _show(manifest: Manifest) -> None:
+    facts = [
+        ("sha256", manifest.sha256),
+        ("range", f"{manifest.range.first} to {manifest.range.last}"),
+        ("rows", f"{manifest.rows:,} ({manifest.resolved:,} resolved) in {len(manifest.shards)} shards"),
+        ("tokens", f"{manifest.tokens:,}, of which {manifest.trained_tokens:,} train"),
+        ("tokenizer", manifest.tokenizer),
+        ("code", manifest.code_version),
+        *manifest.counts.items(),
+    ]
+    console.print(rows_table(["dataset", manifest.name], facts))

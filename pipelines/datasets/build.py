@@ -1,0 +1,211 @@
+"""Building a dataset: candidates cut into shards, shards made by processes, then the manifest, last.
+
+A build that was stopped goes on with the shards it lacks; its range stays the one it began with. The hash is
+over the digests of rows in the order of the log, so shards and processes leave no trace in it.
+"""
+
+import multiprocessing
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+
+from pipelines.datasets.candidates import candidates
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.examples import Candidate
+from pipelines.datasets.manifest import MANIFEST, Manifest, Range, Shard, read_manifest, write_manifest
+from pipelines.datasets.rows import rows_sha256
+from pipelines.datasets.settings import DatasetSettings, config_hash
+from pipelines.datasets.shards import (
+    Job,
+    ShardMaker,
+    ShardReport,
+    make_shard,
+    shard_path,
+    start_process,
+)
+from pipelines.datasets.tokenization import ChatTokenizer
+from pipelines.datasets.version import code_version
+from storage.reader import open_tables, position
+
+SHARD_TRAJECTORIES = 500
+_STATE = ".build.json"
+
+Progress = Callable[[int, int], None]
+"""Called with trajectories done and in all."""
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """What an unfinished build in a directory is."""
+
+    config_hash: str
+    code_version: str
+    as_of: int
+    shard_trajectories: int
+
+
+def build(
+    store: str,
+    settings: DatasetSettings,
+    out: Path,
+    *,
+    as_of: int | None = None,
+    processes: int = 1,
+    shard_trajectories: int = SHARD_TRAJECTORIES,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Build into the directory `out`, or go on with a build there; its manifest.
+
+    `as_of` is the last sequence of the log that counts; None: the newest that every table has. Raises
+    DatasetError, MaskError where a mask does not hold, and StorageError; nothing that was made is lost then.
+    """
+    tokenizer = ChatTokenizer.load(settings.tokenizer)
+    tokenizer_sha256 = tokenizer.sha256
+    state = _enter(store, settings, out, tokenizer_sha256, as_of, shard_trajectories)
+    if isinstance(state, Manifest):
+        return state
+    counts: Counter[str] = Counter()
+    with open_tables(store, as_of=state.as_of) as tables:
+        taken = candidates(tables, settings, counts)
+    job = Job(store=store, as_of=state.as_of, out=out, settings=settings)
+    size = state.shard_trajectories
+    shards = [taken[start : start + size] for start in range(0, len(taken), size)]
+    reports: list[ShardReport] = []
+    done = 0
+    for report in _reports(job, shards, processes):
+        reports.append(report)
+        done += len(shards[report.index])
+        if progress is not None:
+            progress(done, len(taken))
+    reports.sort(key=lambda report: report.index)
+    manifest = _manifest(settings, state, reports, counts, tokenizer_sha256)
+    if not manifest.rows:
+        raise DatasetError(f"no example is left of {manifest.counts}: change the configuration's source")
+    for report in reports:
+        if not report.rows:
+            shard_path(out, report.index).unlink(missing_ok=True)
+    write_manifest(out, manifest)
+    for left in (*out.glob(".report-*.json"), out / _STATE):
+        left.unlink(missing_ok=True)
+    for spill in out.glob(".spill-*"):
+        shutil.rmtree(spill, ignore_errors=True)
+    return manifest
+
+
+def _enter(
+    store: str,
+    settings: DatasetSettings,
+    out: Path,
+    tokenizer_sha256: str,
+    as_of: int | None,
+    shard_trajectories: int,
+) -> _State | Manifest:
+    """The state of the build in `out`: a new one, the one to go on with, or the dataset that is there."""
+    hashed, version = config_hash(settings, tokenizer_sha256), code_version()
+    if (out / MANIFEST).exists():
+        there = read_manifest(out)
+        if (there.config_hash, there.code_version) == (hashed, version) and as_of in (None, there.range.last):
+            return there
+        raise DatasetError(f"{out} holds another dataset ({there.name}): choose another --out, or delete it")
+    path = out / _STATE
+    if path.exists():
+        state = msgspec.json.decode(path.read_bytes(), type=_State)
+        if (state.config_hash, state.code_version) != (hashed, version) or as_of not in (None, state.as_of):
+            raise DatasetError(
+                f"{out} holds an unfinished build of something else: delete it, or choose another"
+            )
+        return state
+    state = _State(
+        config_hash=hashed,
+        code_version=version,
+        as_of=position(store) if as_of is None else as_of,
+        shard_trajectories=shard_trajectories,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(state))
+    return state
+
+
+def _reports(job: Job, shards: list[list[Candidate]], processes: int) -> Iterator[ShardReport]:
+    """Reports of all shards as they come, first of those that were there already."""
+    todo = []
+    for index in range(len(shards)):
+        path = _report_path(job.out, index)
+        if path.exists():
+            yield msgspec.json.decode(path.read_bytes(), type=ShardReport)
+        else:
+            todo.append(index)
+    if processes == 1 or len(todo) == 1:
+        maker = ShardMaker(job) if todo else None
+        for index in todo:
+            assert maker is not None
+            yield _kept(job.out, maker.make(index, shards[index]))
+        return
+    with ProcessPoolExecutor(
+        min(processes, max(len(todo), 1)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=start_process,
+        initargs=(job,),
+    ) as pool:
+        pending: list[Future[ShardReport]] = [pool.submit(make_shard, index, shards[index]) for index in todo]
+        try:
+            for future in as_completed(pending):
+                yield _kept(job.out, future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _report_path(out: Path, index: int) -> Path:
+    return out / f".report-{index:05}.json"
+
+
+def _kept(out: Path, report: ShardReport) -> ShardReport:
+    """The report, stored so that the shard is not made again."""
+    path = _report_path(out, report.index)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(report))
+    temporary.replace(path)
+    return report
+
+
+def _manifest(
+    settings: DatasetSettings,
+    state: _State,
+    reports: list[ShardReport],
+    counts: Counter[str],
+    tokenizer_sha256: str,
+) -> Manifest:
+    for report in reports:
+        counts.update(report.counts)
+    rows = sum(report.rows for report in reports)
+    tokenizer = Path(settings.tokenizer).name if Path(settings.tokenizer).is_dir() else settings.tokenizer
+    named = msgspec.structs.replace(settings, tokenizer=tokenizer)  # a machine's own paths stay on it
+    return Manifest(
+        name=settings.name,
+        sha256=rows_sha256(one for report in reports for one in report.digests),
+        range=Range(first=1, last=state.as_of),
+        code_version=state.code_version,
+        config_hash=state.config_hash,
+        config=msgspec.json.encode(named, order="deterministic").decode(),
+        tokenizer=tokenizer,
+        tokenizer_sha256=tokenizer_sha256,
+        rows=rows,
+        tokens=sum(report.tokens for report in reports),
+        trained_tokens=sum(report.trained_tokens for report in reports),
+        resolved=sum(report.resolved for report in reports),
+        counts=dict(sorted(counts.items())),
+        shards=tuple(
+            Shard(
+                file=shard_path(Path(), report.index).name,
+                rows=report.rows,
+                tokens=report.tokens,
+                sha256=rows_sha256(report.digests),
+            )
+            for report in reports
+            if report.rows
+        ),
+    )

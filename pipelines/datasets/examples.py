@@ -1,0 +1,210 @@
+"""From a trajectory to an example: which turns train, where it ends, and why it may be left out. Pure.
+
+Resolved: every assistant turn trains. Unresolved: only those in rise segments; what comes before stays as
+context, and all after the last trained turn is cut off, because it cannot train (learning.md, section 3).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipelines.datasets.rows import Row, Segment
+from pipelines.datasets.settings import DatasetSettings
+from pipelines.datasets.tokenization import Conversation, Encoded
+from pipelines.trajectories import assistants
+from pipelines.values.curves import rise_segments
+from schemas.messages import MessageNode, Role
+from schemas.outcomes import ExitStatus
+from workers.trace import chat_messages
+
+LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
+"""Infrastructure errors that the released rows show as observations (exporters.md)."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A graded rollout that a dataset may take, as the tables tell of it, with its values if it has any."""
+
+    rollout_id: str
+    attempt: int
+    campaign: str
+    task_id: str
+    task_source: str
+    repo: str
+    harness: str
+    model: str
+    model_kind: str
+    sample: int
+    status: str
+    exit_status: str
+    reward: float
+    resolved: bool
+    leaf: str | None
+    start_sequence: int
+    done_sequence: int
+    gold_files: int = 0
+    gold_lines: int = 0
+    tools: str = ""
+    """JSON text, of imported trajectories alone."""
+    base: float = 0.0
+    curve: tuple[float, ...] = ()
+    value_sequence: int = 0
+    """0: nobody has annotated it."""
+
+
+class Dropped(StrEnum):
+    """Why a trajectory gave no example. The names are keys of the manifest's counts."""
+
+    NO_MESSAGES = "dropped_no_messages"
+    OTHER_STEPS = "dropped_values_of_other_steps"
+    NO_SEGMENT = "dropped_no_segment"
+    UNDEFINED_TOOL = "dropped_undefined_tool"
+    UNPARSED_ACTION = "dropped_unparsed_action"
+    TOO_LONG = "dropped_too_long"
+    FULLY_MASKED = "dropped_fully_masked"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An example before its tokens."""
+
+    candidate: Candidate
+    conversation: Conversation
+    trained: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    masked: int
+    """Turns that would have trained but for what is wrong with them."""
+
+
+def draft(
+    candidate: Candidate,
+    path: Sequence[MessageNode],
+    tools: tuple[dict[str, Any], ...],
+    known: Collection[str],
+    settings: DatasetSettings,
+) -> Draft | Dropped:
+    """The example that a trajectory gives, or why it gives none. `known` are the names of its tools."""
+    turns = assistants(path)
+    if not turns:
+        return Dropped.NO_MESSAGES
+    segments: tuple[Segment, ...] = ()
+    if candidate.resolved:
+        trained = list(range(len(turns)))
+    else:
+        if len(candidate.curve) != len(turns):
+            return Dropped.OTHER_STEPS
+        segments = segments_of(candidate, settings, leaked_steps(path))
+        trained = [step for run in segments for step in range(run.first, run.last + 1)]
+    if not trained:
+        return Dropped.NO_SEGMENT
+    finished = candidate.exit_status == ExitStatus.FINISHED
+    faults = _faults(path, turns[: max(trained) + 1], known, len(turns) - 1 if finished else None)
+    if faults and settings.filters.bad_turns == "drop":
+        return min(faults.values())
+    good = tuple(step for step in trained if step not in faults)
+    if not good:
+        return Dropped.FULLY_MASKED
+    end = next(index for index, node in enumerate(path) if node is turns[good[-1]]) + 1
+    tokens = {index: node.tokens.ids for index, node in enumerate(path[:end]) if node.tokens}
+    conversation = Conversation(
+        name=f"{candidate.rollout_id}.{candidate.attempt}.0",
+        messages=chat_messages(list(path))[:end],  # of the whole path: the last call has its result there
+        tools=tools,
+        stored=tokens if settings.stored_tokens else {},
+    )
+    return Draft(candidate, conversation, good, segments, len(trained) - len(good))
+
+
+def segments_of(
+    candidate: Candidate, settings: DatasetSettings, leaked: Collection[int] = ()
+) -> tuple[Segment, ...]:
+    """The rise segments of an unresolved trajectory."""
+    submitted = candidate.exit_status == ExitStatus.SUBMITTED
+    barren = {*leaked, *([len(candidate.curve) - 1] if submitted else [])}
+    values = settings.values
+    runs = rise_segments(
+        candidate.base, candidate.curve, eps=values.eps, barren=barren, convention=values.segments
+    )
+    return tuple(Segment(run.first, run.last) for run in runs)
+
+
+def finish(one: Draft, encoded: Encoded, tools_json: str, settings: DatasetSettings) -> Row | Dropped:
+    """The row of a draft whose conversation has its tokens."""
+    end = encoded.spans[-1][1]  # what the template writes after the last turn trains nothing
+    input_ids = encoded.input_ids[:end]
+    if len(input_ids) > settings.filters.max_tokens:
+        return Dropped.TOO_LONG
+    loss_mask = np.zeros(end, np.int8)
+    for step in one.trained:
+        first, stop = encoded.spans[step]
+        loss_mask[first:stop] = 1
+    if not loss_mask.any():
+        return Dropped.FULLY_MASKED
+    candidate = one.candidate
+    return Row(
+        example_id=one.conversation.name,
+        rollout_id=candidate.rollout_id,
+        attempt=candidate.attempt,
+        campaign=candidate.campaign,
+        task_id=candidate.task_id,
+        task_source=candidate.task_source,
+        repo=candidate.repo,
+        harness=candidate.harness,
+        model=candidate.model,
+        model_kind=candidate.model_kind,
+        sample=candidate.sample,
+        status=candidate.status,
+        exit_status=candidate.exit_status,
+        reward=candidate.reward,
+        resolved=candidate.resolved,
+        annotator="" if candidate.resolved else settings.values.annotator,
+        turns=len(encoded.spans),
+        trained_turns=one.trained,
+        segments=one.segments,
+        stored_turns=sum(step in encoded.stored for step in one.trained),
+        done_sequence=candidate.done_sequence,
+        value_sequence=0 if candidate.resolved else candidate.value_sequence,
+        messages=msgspec.json.encode(one.conversation.messages).decode(),
+        tools=tools_json,
+        input_ids=input_ids,
+        loss_mask=loss_mask,
+    )
+
+
+def leaked_steps(path: Iterable[MessageNode]) -> set[int]:
+    """Steps whose observation is an infrastructure error. Rollouts of ours have none: they abort."""
+    return {
+        node.turn - 1
+        for node in path
+        if node.role is not Role.ASSISTANT
+        and node.turn > 0
+        and node.content.lstrip().startswith(LEAKED_ERRORS)
+    }
+
+
+def _faults(
+    path: Sequence[MessageNode], turns: Sequence[MessageNode], known: Collection[str], farewell: int | None
+) -> dict[int, Dropped]:
+    """What is wrong with steps. An action that parsed was executed, so a result answers it; the step
+    `farewell`, with which a rollout may end, needs no call."""
+    executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
+    faults: dict[int, Dropped] = {}
+    for step, node in enumerate(turns):
+        if any(call.name not in known for call in node.tool_calls):
+            faults[step] = Dropped.UNDEFINED_TOOL
+        elif not all(_is_object(call.arguments) for call in node.tool_calls) or not (
+            any((node.turn, call.id) in executed for call in node.tool_calls)
+            or (step == farewell and not node.tool_calls)
+        ):
+            faults[step] = Dropped.UNPARSED_ACTION
+    return faults
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except msgspec.DecodeError:
+        return False

@@ -1,0 +1,95 @@
+"""What a dataset is to be: its TOML configuration, every key of it, and the hash of it."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from pipelines.datasets.errors import DatasetError
+from pipelines.values.curves import EPS, Convention
+from schemas.identity import check_name, digest
+from schemas.llm_calls import ModelKind
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Strategy = Literal["random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite"]
+"""Of the paper's Table 9."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rollouts come into question; an empty list means all."""
+
+    campaigns: tuple[str, ...] = ()
+    harnesses: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    task_sources: tuple[str, ...] = ()
+    model_kinds: tuple[ModelKind, ...] = (ModelKind.MODEL,)
+    """Rollouts that an oracle played are taken only where they are named: `["oracle"]`."""
+    truncated: bool = True
+    """Take rollouts that ran out of a budget and were graded."""
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What trains of unresolved trajectories."""
+
+    annotator: str = ""
+    """Layer whose newest annotation counts; empty: unresolved trajectories are left out."""
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
+    segments: Convention = "actions"
+
+
+class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What no example may have; each filter is counted."""
+
+    max_tokens: Annotated[int, msgspec.Meta(gt=0)] = 65536
+    bad_turns: Literal["drop", "mask"] = "drop"
+    """A call of a tool that the harness does not define, an action that does not parse: leave the whole
+    example out, as the paper does, or keep such turns as context that does not train."""
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many trajectories, and which. The filters come after, so that a dataset may have fewer."""
+
+    strategy: Strategy = "random"
+    resolved: Count | None = None
+    unresolved: Count | None = None
+    """At most so many of each, unresolved ones counted among those with a rise segment; None: all."""
+    seed: int = 0
+    per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """`diverse-repo` alone: a repository's share; None: the smallest that fills the budget."""
+
+
+class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A dataset's configuration file."""
+
+    name: str
+    tokenizer: str
+    """Directory, or name on the Hub, of a tokenizer with a chat template."""
+    source: Source = Source()
+    values: Values = Values()
+    filters: Filters = Filters()
+    selection: Selection = Selection()
+    stored_tokens: bool = True
+    """Sampled token ids win over tokenizing again."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "dataset")
+
+
+def read_settings(file: Path) -> DatasetSettings:
+    """The settings of a TOML file. Raises DatasetError that names the key and the fix."""
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DatasetError(f"{file} does not exist: write a dataset's configuration there") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{file} is not valid TOML: {error}") from error
+    try:
+        return msgspec.convert(tree, DatasetSettings)
+    except msgspec.ValidationError as error:
+        raise DatasetError(f"{file}: {error}; docs/datasets.md explains every key") from error
+
+
+def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
+    """32 hexadecimal digits over the settings; the tokenizer counts by what it is, not by where it lies."""
+    return digest([msgspec.structs.replace(settings, tokenizer=""), tokenizer_sha256], 32)

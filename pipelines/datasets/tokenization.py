@@ -1,0 +1,295 @@
+"""Conversations as tokens, with the span of each assistant message, checked by decoding.
+
+A conversation is rendered once by the chat template and cut where assistant text begins and ends. The parts
+are tokenized apart, as a policy server does it: a prompt ends where generation starts. So the tokens of a
+span are exactly those of the assistant's own text, its end mark included. Control tokens that stand inside
+a message's text are text: an observation cannot end a turn.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import jinja2
+import msgspec
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import (
+    encode_marked_chat,
+    mark_control_tokens,
+    render_jinja_template,
+)
+
+from pipelines.datasets.errors import DatasetError, MaskError
+from pipelines.datasets.rows import Ids
+
+CACHED_CHARACTERS = 50_000_000
+"""Of texts whose tokens are remembered: prompts, commands and observations come again and again."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One example to be. `stored` has the sampled token ids of assistant messages, by message index."""
+
+    name: str
+    """Of the example, for errors."""
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] = ()
+    stored: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a conversation."""
+
+    input_ids: Ids
+    spans: tuple[tuple[int, int], ...]
+    """For each assistant message its first token and the one after its last."""
+    stored: frozenset[int]
+    """Indices of assistant messages, counted among these, whose stored ids were taken."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Text between two cuts."""
+
+    text: str
+    marked: bool
+    """Holds control tokens that are text, between the markers of `mark_control_tokens`."""
+
+
+class ChatTokenizer:
+    """A named tokenizer with its chat template. Raises DatasetError for one that cannot serve."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise DatasetError(
+                f"tokenizer {name} has no fast implementation: choose one with a tokenizer.json"
+            )
+        if not isinstance(tokenizer.chat_template, str):
+            raise DatasetError(
+                f"tokenizer {name} has no chat template: choose one of a chat model, or add one"
+            )
+        self._backend = backend
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._template: str = tokenizer.chat_template
+        self._special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+        self._marks_itself = bool(_GENERATION.search(self._template))
+        self._text_arguments = "is string" in self._template
+        tokens = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+        self._memory: dict[str, Ids] = {}
+        self._remembered = 0
+        self._check_pieces()
+
+    @classmethod
+    def load(cls, name: str) -> "ChatTokenizer":
+        """From a directory, or by name from the Hub or its cache."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise DatasetError(
+                f"no tokenizer can be loaded from {name} ({reason}): name a directory with tokenizer.json, "
+                "or train one with `orchard dataset tokenizer`"
+            ) from error
+        return cls(tokenizer, name)
+
+    @property
+    def sha256(self) -> str:
+        """64 hexadecimal digits over the vocabulary, the rules and the template, wherever they lie."""
+        parts = [self._backend.to_str(), self._template, *map("=".join, sorted(self._special.items()))]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def render(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation and the span of characters of each assistant message.
+
+        Control tokens inside messages are between markers. Raises DatasetError for a template that refuses
+        the conversation or rewrites earlier turns.
+        """
+        messages = [self._adapted(message) for message in conversation.messages]
+        if self._control.search(_texts(messages)):
+            messages = mark_control_tokens(messages, self._control)
+        tools = list(conversation.tools) or None
+        count = sum(message["role"] == "assistant" for message in messages)
+        if self._marks_itself:
+            text, spans = self._rendered(conversation.name, messages, tools)
+        else:
+            text, spans = self._by_prefixes(conversation.name, messages, tools)
+        if len(spans) != count:
+            raise DatasetError(
+                f"example {conversation.name}: the chat template of {self.name} marks {len(spans)} "
+                f"generations of {count} assistant messages: mend its `generation` blocks"
+            )
+        return text, spans
+
+    def encode(self, conversations: Sequence[Conversation]) -> list[Encoded]:
+        """Tokens of many conversations; equal texts are tokenized once. Raises MaskError, DatasetError."""
+        cut = [self._parts(conversation) for conversation in conversations]
+        self._learn([part for parts in cut for part in parts])
+        return [self._joined(one, parts) for one, parts in zip(conversations, cut, strict=True)]
+
+    def _parts(self, conversation: Conversation) -> list[_Part]:
+        """Texts between the cuts: even ones are context, odd ones are assistant text."""
+        text, spans = self.render(conversation)
+        cuts = [0, *(at for span in spans for at in span), len(text)]
+        return [_part(text[start:end]) for start, end in pairwise(cuts)]
+
+    def _learn(self, parts: Sequence[_Part]) -> None:
+        """Tokenize what is not remembered."""
+        if self._remembered > CACHED_CHARACTERS:
+            self._memory.clear()
+            self._remembered = 0
+        new = {part.text: part.marked for part in parts if part.text not in self._memory}
+        plain = [text for text, marked in new.items() if not marked]
+        for text, encoding in zip(
+            plain, self._backend.encode_batch_fast(plain, add_special_tokens=False), strict=True
+        ):
+            self._memory[text] = np.array(encoding.ids, np.int32)
+        for text, marked in new.items():
+            self._remembered += len(text)
+            if marked:
+                self._memory[text] = np.array(encode_marked_chat(self.tokenizer, text), np.int32)
+
+    def _joined(self, conversation: Conversation, parts: Sequence[_Part]) -> Encoded:
+        assistants = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
+        arrays, spans, taken = [], [], set()
+        position = 0
+        for number, part in enumerate(parts):
+            ids = self._memory[part.text]
+            turn, is_assistant = divmod(number, 2)
+            if is_assistant:
+                stored = conversation.stored.get(assistants[turn])
+                if stored is not None and self._sampled_here(stored, conversation.messages[assistants[turn]]):
+                    ids = np.array(stored, np.int32)
+                    taken.add(turn)
+                else:
+                    self._check(conversation.name, turn, ids, part)
+                spans.append((position, position + len(ids)))
+            arrays.append(ids)
+            position += len(ids)
+        return Encoded(np.concatenate(arrays), tuple(spans), frozenset(taken))
+
+    def _check(self, name: str, turn: int, ids: Ids, part: _Part) -> None:
+        """The mask's proof: what trains decodes to what the assistant said."""
+        said = _unmarked(part)
+        if self._backend.decode(ids.tolist(), skip_special_tokens=False) != said:
+            raise MaskError(
+                f"example {name}: the tokens of assistant message {turn} do not decode to its text with "
+                f"tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
+            )
+
+    def _sampled_here(self, ids: Sequence[int], message: Message) -> bool:
+        """Whether sampled ids are this tokenizer's: they decode to a text that holds what the message says.
+        Ids of another vocabulary do not, and the text is tokenized then."""
+        size = len(self.tokenizer)
+        if not ids or min(ids) < 0 or max(ids) >= size:
+            return False
+        text = self.decode(ids)
+        said = [message.get("content") or "", message.get("reasoning_content") or ""]
+        said += [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        return all(words.strip() in text for words in said)
+
+    def _adapted(self, message: Message) -> Message:
+        """Arguments as text where the template knows text, else as the object that they spell."""
+        if self._text_arguments or not message.get("tool_calls"):
+            return message
+        calls = [{**call, "function": _with_object(call["function"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+
+    def _rendered(
+        self, name: str, messages: list[Message], tools: list[dict[str, Any]] | None, generating: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        try:
+            rendered: Any = render_jinja_template(
+                [messages],
+                tools=tools,  # type: ignore[arg-type]
+                chat_template=self._template,
+                return_assistant_tokens_mask=self._marks_itself,
+                add_generation_prompt=generating,
+                **self._special,  # type: ignore[arg-type]
+            )
+        except (jinja2.TemplateError, ValueError, TypeError, LookupError) as error:
+            raise DatasetError(f"example {name}: chat template of {self.name} refuses it: {error}") from error
+        texts, spans = rendered
+        return texts[0], spans[0] if spans else []
+
+    def _by_prefixes(
+        self, name: str, messages: list[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Spans for a template without `generation` blocks: from the generation prompt to the text's end,
+        less what follows the end mark. Quadratic in the turns."""
+        whole, _ = self._rendered(name, messages, tools)
+        end = self._special.get("eos_token", "")
+        spans = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, _ = self._rendered(name, messages[:index], tools, generating=True)
+            after, _ = self._rendered(name, messages[: index + 1], tools)
+            if not (after.startswith(before) and whole.startswith(after)):
+                raise DatasetError(
+                    f"example {name}: the chat template of {self.name} rewrites earlier turns: give it a "
+                    "template with `generation` blocks that keeps them"
+                )
+            stop = len(after)
+            if end and after.rstrip().endswith(end):
+                stop = len(after.rstrip())
+            spans.append((len(before), stop))
+        return whole, spans
+
+    def _check_pieces(self) -> None:
+        """Parts are tokenized apart: the tokenizer must not add anything at the beginning of a text."""
+        ids = [i for text in _PROBES for i in self._backend.encode(text, add_special_tokens=False).ids]
+        if self._backend.decode(ids, skip_special_tokens=False) != "".join(_PROBES):
+            raise DatasetError(
+                f"tokenizer {self.name} does not give texts back as they were when they are tokenized in "
+                "parts: use a byte-level one"
+            )
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(function["arguments"])
+    except msgspec.DecodeError:
+        return function
+    return {**function, "arguments": arguments} if isinstance(arguments, dict) else function
+
+
+def _texts(messages: Sequence[Message]) -> str:
+    """All that the messages' authors wrote, to be searched at once."""
+    found = []
+    for message in messages:
+        found += [message.get("content") or "", message.get("reasoning_content") or ""]
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            found += [function["name"], str(function["arguments"])]
+    return "\0".join(found)
+
+
+_START, _END = mark_control_tokens("x", re.compile("x")).split("x")
+
+
+def _part(text: str) -> _Part:
+    return _Part(text, _START in text or _END in text)
+
+
+def _unmarked(part: _Part) -> str:
+    return part.text.replace(_START, "").replace(_END, "") if part.marked else part.text

@@ -1,0 +1,63 @@
+"""Tokenizers trained here, for where none can be downloaded: byte-level BPE with a compact chat template.
+
+The template is in the manner of Qwen's, `<|im_start|>role ... <|im_end|>`, with tool calls as JSON between
+`<tool_call>` tags. It never rewrites earlier turns: what was sampled stays as it was sampled.
+"""
+
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens of their own that are part of what an assistant says, so decoding keeps them."""
+
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""Where words end, as in Qwen2, without its English contractions: digits stand alone."""
+
+
+def chat_template() -> str:
+    """The Jinja text of the template."""
+    return (
+        files("pipelines.datasets").joinpath("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
+    )
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: Path) -> PreTrainedTokenizerFast:
+    """Train on `texts` and save a directory that `transformers.AutoTokenizer` loads.
+
+    Equal texts give an equal tokenizer. `vocab_size` includes the 256 bytes and the special tokens; fewer
+    tokens come out of texts too small for it.
+    """
+    special = [END_OF_TEXT, START, END]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(MARKS),
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        chat_template=chat_template(),
+    )
+    out_dir.mkdir(parents=True, exist_ok=True)
+    wrapped.save_pretrained(str(out_dir))
+    return wrapped

@@ -1,0 +1,121 @@
+"""Trajectories out of the tables: the accepted attempt's path of messages, whole, many rollouts at a time."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from schemas.blobs import BlobRef
+from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
+from storage.blobs import BlobStore
+
+_SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
+_COLUMNS = (
+    *("rollout_id", "node_id", "parent", "role", "turn", "content", "content_sha256", "content_length"),
+    *("reasoning", "tool_calls", "tool_call_id", "rest_sha256", "token_ids"),
+)
+_QUERY = f"""
+select {", ".join(_COLUMNS)} from tables.messages_all m {_SEMI_JOIN}
+where m.sequence between $first and $last order by m.sequence
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the log a finished attempt is."""
+
+    rollout_id: str
+    attempt: int
+    leaf: str | None
+    """Node id of the last message; None: the newest one."""
+    first: int
+    last: int
+    """Sequences of its start and of its terminal event."""
+
+
+def read_paths(
+    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[Place]
+) -> dict[str, list[MessageNode]]:
+    """The messages from root to leaf of each attempt, by rollout id; empty where the log has none.
+
+    Reads the range of the log that the attempts span, so neighbours in the log should be read together.
+    Results of commands are left out. Raises BlobMissing or BlobCorrupt.
+    """
+    if not places:
+        return {}
+    wanted = pa.table(
+        {
+            "rollout_id": [place.rollout_id for place in places],
+            "attempt": pa.array([place.attempt for place in places], pa.int64()),
+        }
+    )
+    tables.register("_wanted", wanted)
+    try:
+        bounds = {"first": min(p.first for p in places), "last": max(p.last for p in places)}
+        found: pa.Table = tables.execute(_QUERY, bounds).to_arrow_table()
+    finally:
+        tables.unregister("_wanted")
+    nodes: dict[str, dict[str, MessageNode]] = {place.rollout_id: {} for place in places}
+    columns = [found.column(name).to_pylist() for name in _COLUMNS]
+    for values in zip(*columns, strict=True):
+        known = nodes[values[0]]
+        if values[1] not in known:  # an event may be in the log twice
+            known[values[1]] = _node(blobs, *values[1:])
+    return {place.rollout_id: path(nodes[place.rollout_id], place.leaf) for place in places}
+
+
+def path(nodes: dict[str, MessageNode], leaf: str | None) -> list[MessageNode]:
+    """From the root to `leaf`; to the last of `nodes` where `leaf` is None."""
+    at = leaf if leaf is not None else next(reversed(nodes), None)
+    found = []
+    while at is not None and at in nodes:
+        found.append(nodes[at])
+        at = found[-1].parent
+    return found[::-1]
+
+
+def assistants(path: Iterable[MessageNode]) -> list[MessageNode]:
+    """The assistant messages: step t is the one at index t."""
+    return [node for node in path if node.role is Role.ASSISTANT]
+
+
+def _node(
+    blobs: BlobStore,
+    node_id: str,
+    parent: str | None,
+    role: str,
+    turn: int,
+    content: str,
+    content_sha256: str | None,
+    content_length: int,
+    reasoning: str,
+    tool_calls: list[dict[str, str]] | None,
+    tool_call_id: str,
+    rest_sha256: str | None,
+    token_ids: list[int] | None,
+) -> MessageNode:
+    if content_sha256:
+        content = blobs.get(BlobRef(sha256=content_sha256, size=content_length)).decode("utf-8", "replace")
+    rest: Any
+    if rest_sha256:
+        rest = msgspec.json.decode(blobs.get(BlobRef(sha256=rest_sha256, size=0)), type=NodeRest)
+    else:
+        rest = NodeRest(
+            reasoning=reasoning,
+            tool_calls=tuple(ToolCall(**call) for call in tool_calls or ()),
+            tokens=TokenRecord(ids=tuple(token_ids)) if token_ids else None,
+        )
+    return MessageNode(
+        node_id=node_id,
+        parent=parent,
+        role=Role(role),
+        turn=turn,
+        content=content,
+        reasoning=rest.reasoning,
+        tool_calls=rest.tool_calls,
+        tool_call_id=tool_call_id,
+        tokens=rest.tokens,
+    )
