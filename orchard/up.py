@@ -200,9 +200,10 @@ class Supervisor:
             "ORCHARD_STORE": str(self.store),
             "ORCHARD_NATS__URL": self.nats_url,
             "ORCHARD_SANDBOX__URL": self.sandbox_url,
-            self.config.sandbox.api_key_env: RunFiles(self.store).key.read_text(),
             "PYTHONUNBUFFERED": "1",
         }
+        if self._own_sandboxes:  # another service's key is in our environment
+            environment[self.config.sandbox.api_key_env] = RunFiles(self.store).key.read_text()
         if self.oracle_url:
             environment["ORCHARD_ENDPOINTS__ORACLE__BASE_URL"] = self.oracle_url
         return environment

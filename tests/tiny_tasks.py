@@ -51,7 +51,7 @@ def _diff(path: str, old: str, new: str) -> str:
     return header + "".join(lines)
 
 
-def tiny_task(number: int, base_commit: str = "HEAD") -> Task:
+def tiny_task(number: int, base_commit: str = "HEAD", image: str = IMAGE) -> Task:
     """Task `number`: its module subtracts where it should add."""
     path, test = f"arithmetic/mod_{number}.py", f"tests/test_mod_{number}.py"
     name = f"tests.test_mod_{number}.Combine"
@@ -59,7 +59,7 @@ def tiny_task(number: int, base_commit: str = "HEAD") -> Task:
         task_id=f"tiny-{number}",
         source="tiny",
         repo="tests/arithmetic",
-        image=IMAGE,
+        image=image,
         base_commit=base_commit,
         statement=f"combine() in arithmetic/mod_{number}.py gives the difference of its arguments, "
         f"not the sum (report {number}).",
@@ -77,15 +77,21 @@ def tiny_task(number: int, base_commit: str = "HEAD") -> Task:
     )
 
 
+def tiny_repository(count: int) -> dict[str, str]:
+    """Path and content of the files that `tiny_task(0)` to `tiny_task(count - 1)` are about."""
+    files = {f"arithmetic/mod_{number}.py": _module(number, "-") for number in range(count)}
+    return files | {"arithmetic/__init__.py": "", "tests/__init__.py": "", "README": "arithmetic\n"}
+
+
+COMMIT = "git init -q . && git add -A && git -c user.name=t -c user.email=t@t commit -qm base"
+"""Makes the repository of those files."""
+
+
 async def build_tiny_image(client: AsyncSandboxClient, count: int) -> None:
     """Make the image that `tiny_task(0)` to `tiny_task(count - 1)` run in."""
     async with await client.create_sandbox("host", memory="512Mi", cpu="1") as sandbox:
-        files = {f"arithmetic/mod_{number}.py": _module(number, "-") for number in range(count)}
-        files |= {"arithmetic/__init__.py": "", "tests/__init__.py": "", "README": "arithmetic\n"}
-        for path, text in files.items():
+        for path, text in tiny_repository(count).items():
             await sandbox.upload_content(text, f"{WORKDIR}/{path}")
-        result = await sandbox.exec(
-            "git init -q . && git add -A && git -c user.name=t -c user.email=t@t commit -qm base", cwd=WORKDIR
-        )
+        result = await sandbox.exec(COMMIT, cwd=WORKDIR)
         assert result.succeeded, result.stderr
         await sandbox.snapshot(IMAGE)

@@ -13,14 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from injector.client import AsyncSandboxClient
+from tests.infra.conftest import INFRA
 from tests.kubernetes import images
 
 KEY = "key-of-the-tests"
@@ -99,9 +101,9 @@ def cluster() -> Cluster:
     return Cluster(
         Path(path),
         Images(
-            full=os.environ.get("ORCHARD_TEST_FULL_IMAGE", images.FULL),
-            bare=os.environ.get("ORCHARD_TEST_BARE_IMAGE", images.BARE),
-            agent=os.environ.get("ORCHARD_TEST_AGENT_IMAGE", images.AGENT),
+            full=os.environ.get("TEST_FULL_IMAGE", images.FULL),
+            bare=os.environ.get("TEST_BARE_IMAGE", images.BARE),
+            agent=os.environ.get("TEST_AGENT_IMAGE", images.AGENT),
         ),
     )
 
@@ -115,13 +117,56 @@ def agent_secret() -> str:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of this test's own, in which no Pod may be left."""
+    with new_namespace(cluster) as name:
+        yield name
+
+
+@contextmanager
+def new_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace with the orchestrator's account and rights, as infra/ has them; no Pod may be left."""
     name = f"orchard-test-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", name)
+    rights = account_of(name)
+    cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(rights))
     try:
         yield name
         no_pod_left(cluster, name)
     finally:
+        wide = [item["metadata"]["name"] for item in rights if item["kind"] == "ClusterRoleBinding"]
+        cluster.kubectl("delete", "clusterrolebinding", *wide, "--wait=false")
         cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def account_of(namespace: str) -> list[Manifest]:
+    """The orchestrator's account and all rights that infra/ gives it, moved to another namespace."""
+    items = [
+        item
+        for file in ("orchestrator.yaml", "sandboxes-rights.yaml")
+        for item in yaml.safe_load_all((INFRA / "base" / file).read_text())
+        if item["kind"] in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    ]
+    for item in items:
+        if "namespace" in item["metadata"]:
+            item["metadata"]["namespace"] = namespace
+        if item["kind"] == "ClusterRoleBinding":
+            item["metadata"]["name"] = namespace
+        for subject in item.get("subjects", []):
+            subject["namespace"] = namespace
+    return items
+
+
+def kubeconfig_of(cluster: Cluster, namespace: str, directory: Path) -> Path:
+    """A kubeconfig of the orchestrator's account in a namespace, with a token that the API server made."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/orchestrator/token"
+    made = json.loads(cluster.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(request)))
+    words = ("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    config = json.loads(cluster.kubectl(*words))
+    config["users"] = [{"name": "orchestrator", "user": {"token": made["status"]["token"]}}]
+    config["contexts"][0]["context"]["user"] = "orchestrator"
+    file = directory / f"{namespace}.kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
 
 
 def no_pod_left(cluster: Cluster, namespace: str, timeout: float = 60.0) -> None:
@@ -161,14 +206,14 @@ async def serving(
     port: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Service]:
-    """An orchestrator process over the cluster, until the end of the block."""
+    """An orchestrator process over the cluster, with its own account, until the end of the block."""
     place = directory / f"orchestrator-{secrets.token_hex(3)}"
     place.mkdir()
     given = {
         "namespace": namespace,
         "agent_image": cluster.images.agent,
         "image_pull_policy": "IfNotPresent",
-        "kubeconfig": str(cluster.kubeconfig),
+        "kubeconfig": str(kubeconfig_of(cluster, namespace, place)),
         **(settings or {}),
     }
     (place / "kubernetes.toml").write_text(toml(given))

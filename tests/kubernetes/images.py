@@ -15,13 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.tiny_tasks import COMMIT, WORKDIR, tiny_repository
+
 FULL = "docker.io/local/orchard-full:1"
-"""Debian with what campaigns need."""
+"""Debian with what campaigns need, and the repository of the tiny tasks."""
 BARE = "docker.io/local/busybox:1"
 """busybox alone: neither bash nor Python."""
 AGENT = "docker.io/local/orchard-agent:1"
 """The payload of the agent in /payload, and nothing else."""
 
+TINY_TASKS = 5
 RELEASE = "bookworm"
 PACKAGES = ("git", "patch", "procps", "python3", "python3-pytest")
 _DROPPED = (
@@ -74,15 +77,35 @@ class Workshop:
 
             return self._kept(f"agent-{recipe}", make, "agent.tar")
 
-    def full(self) -> Path:
-        """Debian's smallest system with the packages above, from Debian's own archive."""
-        recipe = _digest(Path(__file__).read_bytes(), self._packer.read_bytes())
+    def debian(self) -> Path:
+        """Debian's smallest system with the packages above, from Debian's own archive; no image yet."""
+        recipe = _digest(repr((RELEASE, PACKAGES, _DROPPED, _MADE)).encode())
 
         def make(directory: Path) -> None:
             root = directory / "root"
             included = f"--include={','.join(PACKAGES)}"
             _run("debootstrap", "--variant=minbase", included, RELEASE, str(root))
             _strip(root)
+            _run("tar", "--sort=name", "-C", str(root), "-cf", str(directory / "debian.tar"), ".")
+
+        return self._kept(f"debian-{recipe}", make, "debian.tar")
+
+    def full(self) -> Path:
+        """That system, with the repository of the tiny tasks."""
+        debian, files = self.debian(), tiny_repository(TINY_TASKS)
+        recipe = _digest(debian.name.encode(), repr((files, COMMIT)).encode(), self._packer.read_bytes())
+
+        def make(directory: Path) -> None:
+            root = directory / "root"
+            root.mkdir()
+            _run("tar", "-C", str(root), "-xf", str(debian))
+            for path, text in files.items():
+                place = root / WORKDIR.lstrip("/") / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text)
+            same = [f"GIT_{who}_DATE=2026-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")]
+            same += ["GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"]
+            _run("env", "-C", str(root / WORKDIR.lstrip("/")), *same, "sh", "-c", COMMIT)
             self._pack(root, FULL, directory / "full.tar")
 
         return self._kept(f"full-{recipe}", make, "full.tar")

@@ -15,8 +15,8 @@ from tests.kubernetes.images import Workshop
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
-TOOLS_VARIABLE = "ORCHARD_KUBERNETES_TOOLS"
-BINARIES_VARIABLE = "ORCHARD_KUBERNETES_BIN"
+TOOLS_VARIABLE = "TEST_KUBERNETES_TOOLS"
+BINARIES_VARIABLE = "TEST_KUBERNETES_BIN"
 
 
 class NoNode(Exception):
