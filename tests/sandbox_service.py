@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from injector.agent.local.cgroups import cgroup_name
+from injector.agent.local.cgroups import cgroup_name, layout
 
 DEADLINE = 60.0
 """Seconds a process may take to start or to end."""
@@ -105,8 +105,11 @@ class LocalService:
 
     def cgroups(self) -> list[Path]:
         """Control groups of this service's sandboxes."""
-        name = cgroup_name(self.state.resolve())
-        return [path for path in Path("/sys/fs/cgroup").glob(f"**/{name}/*") if path.is_dir()]
+        parents = layout(
+            Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+        ).parents
+        own = {parent / cgroup_name(self.state.resolve()) for parent in parents.values()}
+        return [path for parent in own if parent.is_dir() for path in parent.iterdir() if path.is_dir()]
 
 
 def usage(process: psutil.Process) -> Usage:
