@@ -1,0 +1,122 @@
+"""As much of an API server as it takes to fail like one: over real HTTP, with Pods, watches and leases."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kubernetes_asyncio.client
+import msgspec
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from injector.kubernetes.api import ClusterApi
+from injector.kubernetes.objects import Pod
+
+PODS = "/api/v1/namespaces/sandboxes/pods"
+Reply = Callable[[web.Request], Any]
+
+
+def document(pod: Pod) -> dict[str, Any]:
+    """A Pod as it is sent."""
+    return json.loads(msgspec.json.encode(pod))
+
+
+def event(kind: str, pod: Pod) -> bytes:
+    """A line of a watch."""
+    return json.dumps({"type": kind, "object": document(pod)}).encode() + b"\n"
+
+
+def bookmark(version: int) -> bytes:
+    """A line that only says how far the watch is."""
+    head = {"kind": "Pod", "metadata": {"resourceVersion": str(version), "creationTimestamp": None}}
+    return json.dumps({"type": "BOOKMARK", "object": head}).encode() + b"\n"
+
+
+def error(code: int, reason: str) -> bytes:
+    """A line that ends a watch."""
+    return json.dumps({"type": "ERROR", "object": {"code": code, "reason": reason}}).encode() + b"\n"
+
+
+def refusal(code: int, message: str = "no", **headers: str) -> web.Response:
+    """An answer that is an error."""
+    return web.json_response({"code": code, "message": message}, status=code, headers=headers)
+
+
+class ApiServer:
+    """Lists what `pods` has at `version`; each watch sends what is put into `lines`, until None."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.version = 1
+        self.lists = 0
+        self.watched_from: list[str] = []
+        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.refusals: list[Callable[[], web.Response] | None] = []
+        """What the next requests that are no watch get instead of an answer; None: the connection is cut."""
+        self.requests: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request)
+        self.requests.append(f"{request.method} {request.path}")
+        done = await self._answer(request)
+        if self.refusals:
+            refused = self.refusals.pop(0)
+            if refused is None:
+                assert request.transport is not None
+                request.transport.abort()
+                return done
+            return refused()
+        return done
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.path.removeprefix(PODS).strip("/")
+        if request.method == "POST":
+            body = await request.json()
+            if body["metadata"]["name"] in self.pods:
+                return refusal(409, "it exists")
+            return self._put(body)
+        if not name:
+            self.lists += 1
+            items = [document(pod) for pod in self.pods.values()]
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+        return web.json_response(document(self.pods[name])) if name in self.pods else refusal(404)
+
+    def _put(self, body: dict[str, Any]) -> web.Response:
+        self.version += 1
+        name = body["metadata"]["name"]
+        body["metadata"] |= {"uid": f"uid-{self.version}", "resourceVersion": str(self.version)}
+        self.pods[name] = msgspec.json.decode(json.dumps(body).encode(), type=Pod)
+        return web.json_response(document(self.pods[name]))
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.watched_from.append(request.query["resourceVersion"])
+        assert request.query["allowWatchBookmarks"] == "true"
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        while (line := await self.lines.get()) is not None:
+            await reply.write(line)
+            if b'"ERROR"' in line:
+                return reply
+        assert request.transport is not None
+        request.transport.abort()
+        return reply
+
+
+@asynccontextmanager
+async def api_of(server: ApiServer) -> AsyncIterator[ClusterApi]:
+    """A line to it."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    listening = TestServer(app)
+    await listening.start_server()
+    configuration = kubernetes_asyncio.client.Configuration(host=str(listening.make_url("")).rstrip("/"))
+    api = ClusterApi(kubernetes_asyncio.client.ApiClient(configuration), concurrent_writes=4)
+    try:
+        yield api
+    finally:
+        await api.close()
+        server.lines.put_nowait(None)
+        await listening.close()

@@ -1,0 +1,69 @@
+"""Pods as an API server would tell of them, made by hand."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from injector.kubernetes import marks
+from injector.kubernetes.objects import Pod
+from injector.kubernetes.settings import KubernetesSettings
+from schemas.sandboxes import CreateSandbox
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def settings() -> KubernetesSettings:
+    return KubernetesSettings(agent_image="orchard/agent:1", namespace="sandboxes")
+
+
+def born(at: float = NOW, **fields: Any) -> marks.Birth:
+    """How a sandbox came to be; `fields` are those of its request."""
+    return marks.Birth(request=CreateSandbox(**{"image": "debian:12", **fields}), attempt="one/1", at=at)
+
+
+def pod(
+    name: str = "sandbox-a",
+    *,
+    birth: marks.Birth | None = None,
+    age: float = 0.0,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    deleted: bool = False,
+    version: int = 1,
+    uid: str = "",
+    **status: Any,
+) -> Pod:
+    """A Pod made `age` seconds before NOW; a sandbox's when it has a birth. `status` as the API has it."""
+    sandbox = {} if birth is None else marks.claim_marks(name.removeprefix("sandbox-"), birth)
+    document = {
+        "metadata": {
+            "name": name,
+            "uid": uid or f"uid-of-{name}",
+            "resourceVersion": str(version),
+            "creationTimestamp": _time(NOW - age),
+            **({"deletionTimestamp": _time(NOW)} if deleted else {}),
+            "labels": {**marks.APP, marks.AGENT: name, **sandbox.get("labels", {}), **(labels or {})},
+            "annotations": {**sandbox.get("annotations", {}), **(annotations or {})},
+        },
+        "spec": {"containers": []},
+        "status": {"phase": "Pending", **status},
+    }
+    return msgspec.json.decode(msgspec.json.encode(document), type=Pod)
+
+
+def running(**state: Any) -> dict[str, Any]:
+    """The status of a Pod whose agent has started."""
+    containers = [{"name": "sandbox", "started": True, "state": {"running": {}}}]
+    return {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": containers, **state}
+
+
+def container(**state: Any) -> list[dict[str, Any]]:
+    """The statuses of one container in this state."""
+    return [{"name": "sandbox", "state": state}]
+
+
+def _time(epoch: float) -> str:
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,169 @@
+"""What the leader does about the Pods there are, and who leads."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from injector.kubernetes import marks, reconcile, warm
+from injector.kubernetes.leadership import Step, next_step
+from injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
+from injector.kubernetes.reconcile import Delete, Fail, MakeWarm
+from injector.kubernetes.reservations import LASTS
+from injector.kubernetes.settings import KubernetesSettings, WarmPool
+from schemas.sandboxes import CreateSandbox
+from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
+
+POOL = WarmPool(count=2, cpu="1", memory="1Gi")
+READY = {marks.INTRODUCED: marks.stamp(NOW)}
+
+
+def only(pods: list[Pod], settings: KubernetesSettings, now: float = NOW) -> Any:
+    (action,) = reconcile.actions(pods, settings, now)
+    return action
+
+
+class TestSandboxes:
+    def test_one_that_somebody_uses_is_left_alone(self, settings: KubernetesSettings) -> None:
+        sandbox = pod(birth=born(ttl_seconds=60), annotations=READY, **running())
+        assert reconcile.actions([sandbox], settings, NOW + 60) == []
+
+    def test_one_that_nobody_asked_for_is_deleted(self, settings: KubernetesSettings) -> None:
+        touched = {**READY, marks.TOUCHED: marks.stamp(NOW + 100)}
+        sandbox = pod(birth=born(ttl_seconds=60), annotations=touched, **running())
+        assert reconcile.actions([sandbox], settings, NOW + 174) == [], "a quarter is what a mark may be late"
+        assert isinstance(only([sandbox], settings, NOW + 176), Delete)
+
+    def test_a_failed_one_stays_for_its_time_to_live(self, settings: KubernetesSettings) -> None:
+        over = container(terminated={"exitCode": 1})
+        sandbox = pod(birth=born(ttl_seconds=60), phase="Failed", containerStatuses=over)
+        assert reconcile.actions([sandbox], settings, NOW + 60) == []
+        assert isinstance(only([sandbox], settings, NOW + 76), Delete)
+
+    def test_one_that_does_not_start_in_time_fails(self, settings: KubernetesSettings) -> None:
+        action = only([pod(birth=born(timeout=30))], settings, NOW + 31)
+        assert (type(action), action.failure.reason) == (Fail, "start_timeout")
+
+    def test_one_without_an_image_is_made_to_stay_failed(self, settings: KubernetesSettings) -> None:
+        broken = container(waiting={"reason": "ErrImagePull"})
+        action = only([pod(birth=born(), containerStatuses=broken)], settings)
+        assert action.failure.reason == "image_missing"
+
+    def test_none_lives_for_ever(self, settings: KubernetesSettings) -> None:
+        sandbox = pod(birth=born(), annotations=READY, **running())
+        action = only([sandbox], settings, NOW + settings.max_lifetime + 1)
+        assert (type(action), action.failure.reason) == (Fail, "expired")
+        much_later = NOW + settings.max_lifetime + reconcile.RETENTION + 1
+        assert isinstance(only([sandbox], settings, much_later), Delete)
+
+    def test_one_that_is_being_deleted_needs_nothing(self, settings: KubernetesSettings) -> None:
+        sandbox = pod(birth=born(ttl_seconds=1), deleted=True)
+        assert reconcile.actions([sandbox], settings, NOW + 1000) == []
+
+    def test_pods_of_others_are_left_alone(self, settings: KubernetesSettings) -> None:
+        assert reconcile.actions([pod("theirs")], settings, NOW + 1e9) == []
+
+    def test_the_next_round_comes_when_something_is_due(self, settings: KubernetesSettings) -> None:
+        assert reconcile.next_due([], settings, NOW) == settings.reconcile_interval
+        assert reconcile.next_due([pod(birth=born(timeout=3))], settings, NOW + 1) == 2
+
+
+class TestPools:
+    @pytest.fixture
+    def settings(self) -> KubernetesSettings:
+        return KubernetesSettings(agent_image="x", warm={"debian:12": POOL})
+
+    def member(self, name: str, age: float = 0, **options: Any) -> Pod:
+        return pod(name, age=age, labels={marks.WARM: warm.mark_of("debian:12", POOL)}, **options)
+
+    def test_what_is_missing_is_made(self, settings: KubernetesSettings) -> None:
+        assert only([self.member("warm-1")], settings) == MakeWarm("debian:12", POOL, 1)
+
+    def test_a_full_pool_is_left_alone_and_a_fuller_one_emptied(self, settings: KubernetesSettings) -> None:
+        pods = [self.member("warm-1", 9), self.member("warm-2", 8)]
+        assert reconcile.actions(pods, settings, NOW) == []
+        assert only([*pods, self.member("warm-3", 7)], settings).pod.name == "warm-3"
+
+    def test_a_pool_that_is_not_wanted_goes(self) -> None:
+        action = only([self.member("warm-1")], KubernetesSettings(agent_image="x"))
+        assert (type(action), action.pod.name) == (Delete, "warm-1")
+
+    def test_one_that_cannot_start_is_tried_again_in_a_while(self, settings: KubernetesSettings) -> None:
+        broken = {"containerStatuses": container(waiting={"reason": "ErrImagePull"})}
+        young, old = self.member("warm-1", 9, **broken), self.member("warm-2", 61, **broken)
+        assert reconcile.actions([young, young], settings, NOW) == []
+        deleted, made = reconcile.actions([young, old], settings, NOW)
+        assert (deleted.pod.name, made.count) == ("warm-2", 1)
+
+    def test_a_claimed_one_is_no_member_any_more(self, settings: KubernetesSettings) -> None:
+        claimed = pod("warm-1", birth=born(), annotations=READY, **running())
+        assert only([claimed], settings) == MakeWarm("debian:12", POOL, 2)
+
+    @pytest.mark.parametrize(
+        ("change", "fits"),
+        [
+            ({}, True),
+            ({"cpu": "1000m", "memory": "1024Mi"}, True),
+            ({"cpu": "2"}, False),
+            ({"block_network": False}, False),
+            ({"pids": 5}, False),
+            ({"image": "debian:13"}, False),
+        ],
+    )
+    def test_only_requests_for_just_what_is_there_get_it(
+        self, settings: KubernetesSettings, change: dict[str, Any], fits: bool
+    ) -> None:
+        request = CreateSandbox(**{"image": "debian:12", "cpu": "1", "memory": "1Gi", **change})
+        assert (warm.pool_for(request, settings) is not None) == fits
+
+
+class TestLeftovers:
+    def test_policies_of_pods_that_are_gone(self) -> None:
+        old, young = datetime.fromtimestamp(NOW - 61, UTC), datetime.fromtimestamp(NOW - 59, UTC)
+
+        def policy(owner: str, made: datetime) -> Named:
+            owners = [OwnerReference(uid=owner)]
+            return Named(metadata=Metadata(name=owner, creation_timestamp=made, owner_references=owners))
+
+        policies = [policy("uid-of-a", old), policy("gone", old), policy("new", young)]
+        left = reconcile.orphaned_policies(policies, [pod("a")], NOW)
+        assert [policy.metadata.name for policy in left] == ["gone"]
+
+    def test_reservations_without_a_sandbox(self) -> None:
+        def lease(sandbox_id: str, age: float) -> Lease:
+            renewed = LeaseSpec(renew_time=datetime.fromtimestamp(NOW - age, UTC))
+            return Lease(metadata=Metadata(labels={marks.SANDBOX: sandbox_id}), spec=renewed)
+
+        leases = [lease("a", LASTS + 1), lease("b", LASTS + 1), lease("c", LASTS - 1)]
+        left = reconcile.orphaned_reservations(leases, {"a"}, NOW)
+        assert [lease.metadata.labels[marks.SANDBOX] for lease in left] == ["b"]
+
+
+class TestLeadership:
+    def lease(self, holder: str | None) -> Lease:
+        return Lease(metadata=Metadata(), spec=LeaseSpec(holder_identity=holder))
+
+    def test_the_first_makes_the_lease(self) -> None:
+        assert next_step(None, "me", 0, 15) is Step.MAKE
+
+    def test_its_holder_renews_it(self) -> None:
+        assert next_step(self.lease("me"), "me", 1, 15) is Step.TAKE
+
+    def test_one_that_was_given_up_is_taken_at_once(self) -> None:
+        assert next_step(self.lease(""), "me", 0, 15) is Step.TAKE
+        assert next_step(self.lease(None), "me", 0, 15) is Step.TAKE
+
+    def test_anothers_is_taken_when_it_did_not_change_for_its_whole_duration(self) -> None:
+        assert next_step(self.lease("other"), "me", 15, 15) is Step.WAIT
+        assert next_step(self.lease("other"), "me", 15.1, 15) is Step.TAKE
+
+
+def test_ids_follow_from_keys() -> None:
+    assert marks.sandbox_id_for("k", 0) == marks.sandbox_id_for("k", 0) != marks.sandbox_id_for("k", 1)
+    assert len(marks.sandbox_id_for("k", 0)) == 8
+
+
+def test_a_birth_survives_its_annotation() -> None:
+    birth = born(labels={"a": "ü"}, ttl_seconds=5)
+    assert msgspec.json.decode(marks.encoded(birth), type=marks.Birth) == birth

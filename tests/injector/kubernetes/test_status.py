@@ -1,0 +1,112 @@
+"""What a Pod's state says about its sandbox."""
+
+from typing import Any
+
+import pytest
+
+from injector.kubernetes import marks
+from injector.kubernetes.settings import KubernetesSettings
+from injector.kubernetes.status import judge
+from schemas.sandboxes import SandboxStatus
+from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
+
+READY = {marks.INTRODUCED: marks.stamp(NOW)}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    return {"containerStatuses": container(waiting={"reason": reason, "message": f"because of {reason}"})}
+
+
+def ended(code: int, reason: str = "Error") -> dict[str, Any]:
+    over = container(terminated={"exitCode": code, "reason": reason})
+    return {"phase": "Failed" if code else "Succeeded", "containerStatuses": over}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"],
+)
+def test_an_image_that_cannot_be_had_fails_at_once(settings: KubernetesSettings, reason: str) -> None:
+    verdict = judge(pod(birth=born(), **waiting(reason)), settings, NOW)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, "image_missing")
+    assert reason in verdict.message
+    assert not verdict.settled, "Kubernetes goes on trying: the failure must be marked"
+
+
+def test_an_agents_image_that_cannot_be_had_is_not_the_requests_fault(settings: KubernetesSettings) -> None:
+    broken = container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
+    verdict = judge(pod(birth=born(), initContainerStatuses=broken), settings, NOW)
+    assert (verdict.reason, "agent's image" in verdict.message) == ("start_failed", True)
+
+
+@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError"])
+def test_a_container_that_cannot_be_made_fails_at_once(settings: KubernetesSettings, reason: str) -> None:
+    assert judge(pod(birth=born(), **waiting(reason)), settings, NOW).reason == "start_failed"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (ended(137, "OOMKilled"), "out_of_memory"),
+        (ended(1), "died"),
+        (ended(0, "Completed"), "died"),
+        (ended(128, "StartError"), "start_failed"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "evicted"),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "expired"),
+        ({"phase": "Failed", "reason": "OutOfcpu", "message": "no cpu left"}, "start_failed"),
+        ({"phase": "Unknown"}, "node_lost"),
+    ],
+)
+def test_why_it_ended(settings: KubernetesSettings, state: dict[str, Any], reason: str) -> None:
+    verdict = judge(pod(birth=born(), annotations=READY, **state), settings, NOW)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, reason)
+    assert verdict.message
+
+
+def test_an_installer_that_fails_is_why_it_did_not_start(settings: KubernetesSettings) -> None:
+    installer = container(terminated={"exitCode": 1, "message": "no space left"})
+    verdict = judge(pod(birth=born(), phase="Failed", initContainerStatuses=installer), settings, NOW)
+    assert (verdict.reason, "no space left" in verdict.message) == ("start_failed", True)
+
+
+def test_what_cannot_be_scheduled_may_be_later(settings: KubernetesSettings) -> None:
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    waiting_pod = pod(birth=born(timeout=60), conditions=[full])
+    verdict = judge(waiting_pod, settings, NOW + 59)
+    assert (verdict.status, verdict.message) == (SandboxStatus.UNSCHEDULABLE, "0/3 nodes")
+    assert verdict.until == NOW + 60
+    late = judge(waiting_pod, settings, NOW + 60)
+    assert (late.reason, "0/3 nodes" in late.message) == ("start_timeout", True)
+
+
+def test_no_request_may_wait_longer_than_the_operator_lets_it(settings: KubernetesSettings) -> None:
+    sandbox = pod(birth=born(timeout=100_000))
+    assert judge(sandbox, settings, NOW + settings.pending_timeout).reason == "start_timeout"
+
+
+def test_it_is_ready_when_its_agent_has_its_key_and_not_before(settings: KubernetesSettings) -> None:
+    started = judge(pod(birth=born(), **running()), settings, NOW)
+    assert (started.status, started.startable) == (SandboxStatus.PENDING, True)
+    introduced = judge(pod(birth=born(), annotations=READY, **running()), settings, NOW + 1e6)
+    assert introduced.ready
+
+
+def test_a_marked_failure_outlives_whatever_the_pod_does(settings: KubernetesSettings) -> None:
+    failure = marks.Failure(reason="agent_replaced", message="another answered")
+    sandbox = pod(birth=born(), annotations={**READY, marks.FAILED: marks.encoded(failure)}, **running())
+    verdict = judge(sandbox, settings, NOW)
+    assert (verdict.reason, verdict.message, verdict.settled) == (
+        *("agent_replaced", "another answered"),
+        True,
+    )
+
+
+def test_one_that_is_being_deleted_is_no_sandbox_to_use(settings: KubernetesSettings) -> None:
+    verdict = judge(pod(birth=born(), annotations=READY, deleted=True, **running()), settings, NOW)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, "deleted")
+
+
+def test_a_drained_node_evicts(settings: KubernetesSettings) -> None:
+    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    sandbox = pod(birth=born(), annotations=READY, deleted=True, **running(conditions=disrupted))
+    assert judge(sandbox, settings, NOW).reason == "evicted"
