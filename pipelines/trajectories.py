@@ -55,7 +55,7 @@ def read_paths(
     tables.register("_wanted", wanted)
     try:
         bounds = {"first": min(p.first for p in places), "last": max(p.last for p in places)}
-        found: pa.Table = tables.execute(_QUERY, bounds).to_arrow_table()
+        found: pa.Table = tables.sql(_QUERY, params=bounds).to_arrow_table()
     finally:
         tables.unregister("_wanted")
     nodes: dict[str, dict[str, MessageNode]] = {place.rollout_id: {} for place in places}
