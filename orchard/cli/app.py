@@ -18,6 +18,7 @@ from orchard.cli import (
     dead,
     doctor,
     images,
+    policy,
     processes,
     quickstart,
     reading,
@@ -102,6 +103,7 @@ reading.register(app)
 doctor.register(app)
 cost.register(app)
 sft.register(app)
+policy.register(app)
 quickstart.register(app)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(images.app, name="images")

@@ -1,0 +1,60 @@
+"""`serve-policy`: an OpenAI-compatible server for models trained here."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchard.cli.processes import start_logging
+from pipelines.policy.serving import ServingSettings, serve
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+
+    @app.command(name="serve-policy")
+    def serve_policy(
+        model: Annotated[
+            Path, typer.Argument(help="Directory of a Qwen3 model, as `orchard sft` writes it.")
+        ],
+        name: Annotated[str, typer.Option(help="Model name that requests give.")] = "policy",
+        version: Annotated[int, typer.Option(help="Policy version of these weights.", min=0)] = 0,
+        host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="0 chooses one.")] = 8800,
+        api_key_env: Annotated[
+            str | None, typer.Option(help="Environment variable with the key that clients must send.")
+        ] = None,
+        slots: Annotated[int, typer.Option(help="Requests that generate at once.", min=1)] = 32,
+        context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.", min=2)] = 4096,
+        waiting: Annotated[int, typer.Option(help="Requests that may wait; more get a 503.", min=0)] = 256,
+        prefix_cache: Annotated[
+            bool, typer.Option("--prefix-cache", help="Do not read again what a conversation repeats.")
+        ] = False,
+        dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+        threads: Annotated[int, typer.Option(help="CPU threads; 0: torch decides.", min=0)] = 0,
+    ) -> None:
+        """Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.
+
+        Workers use it like any other endpoint; `return_token_ids` puts the sampled ids into the log:
+
+            [endpoints.default]
+            base_url = "http://127.0.0.1:8800/v1"
+            extra_body = { return_token_ids = true, logprobs = true }
+        """
+        start_logging()
+        settings = ServingSettings(
+            model=model,
+            name=name,
+            version=version,
+            host=host,
+            port=port,
+            api_key_env=api_key_env,
+            slots=slots,
+            context=context,
+            waiting=waiting,
+            prefix_cache=prefix_cache,
+            dtype=dtype,
+            threads=threads,
+        )
+        sys.exit(serve(settings))

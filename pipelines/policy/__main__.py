@@ -1,0 +1,40 @@
+"""`python -m pipelines.policy MODEL_DIR`: the policy server alone; `orchard serve-policy` is the same."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from pipelines.datasets.errors import DatasetError
+from pipelines.models.errors import ModelError
+from pipelines.policy.serving import ServingSettings, serve
+
+
+def main() -> int:
+    """Run; errors a user can mend are one sentence and exit code 1."""
+    defaults = {name: value for name, value in _defaults().items() if name != "model"}
+    parser = argparse.ArgumentParser(prog="python -m pipelines.policy", description=__doc__)
+    parser.add_argument("model", type=Path)
+    for name, value in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            kind = Path if name.endswith("_file") else str if value is None else type(value)
+            parser.add_argument(flag, type=kind, default=value)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return serve(ServingSettings(**vars(parser.parse_args())))
+    except (ModelError, DatasetError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _defaults() -> dict[str, object]:
+    names = ServingSettings.__struct_fields__
+    values = ServingSettings.__struct_defaults__
+    return dict(zip(names[-len(values) :], values, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Tokens in, tokens out over chat messages: what was sampled is never tokenized again.
+
+A client sends a conversation as text. Assistant messages that this server said are recognized, by the whole
+path up to them, and their sampled ids stand in the next prompt in place of the tokenization of their text.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from pipelines.policy.answers import Message, read_message
+from schemas.identity import digest
+
+_REMEMBERED = 100_000
+
+
+class Prompts:
+    """Prompts of conversations in tokens, and answers in messages, by one tokenizer and its template."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        template = str(tokenizer.tokenizer.chat_template)
+        self._calls, self._thinking = "<tool_call>" in template, "<think>" in template
+        end = tokenizer.tokenizer.eos_token_id
+        self.stop_ids = frozenset(end if isinstance(end, list) else [] if end is None else [end])
+        """Tokens that end a message."""
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids up to where the next assistant message begins. Raises DatasetError for messages that
+        the template refuses."""
+        messages = [_plain(message) for message in messages]
+        paths = _paths(messages, tools)
+        stored = {
+            number: ids
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and (ids := self._recalled(paths[number], message))
+        }
+        # A prompt ends where generation starts: before the text of one more assistant message.
+        asked = Conversation("prompt", [*messages, {"role": "assistant", "content": "x"}], tools, stored)
+        encoded = self._tokenizer.encode([asked])[0]
+        return [int(token) for token in encoded.input_ids[: encoded.spans[-1][0]]]
+
+    def answer(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        prompt: Sequence[int],
+        ids: Sequence[int],
+    ) -> Message:
+        """The message that sampled tokens say; it is remembered with them."""
+        message = read_message(
+            self.text(ids), calls=self._calls, thinking=self._thinking, source=[prompt, ids]
+        )
+        said = _plain(
+            {
+                "role": "assistant",
+                "content": message.content,
+                "tool_calls": [
+                    {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                    for call in message.tool_calls
+                ],
+            }
+        )
+        path = _paths([*(_plain(each) for each in messages), said], tools)[-1]
+        for key in {path, digest([path, message.reasoning])}:
+            self._sampled[key] = tuple(ids)
+            self._sampled.move_to_end(key)
+        while len(self._sampled) > _REMEMBERED:
+            self._sampled.popitem(last=False)
+        return message
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What tokens say, without the mark that ended them."""
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        return self._tokenizer.decode(ids[:-1] if ended else ids)
+
+    def token(self, token: int) -> str:
+        """One token's text."""
+        return self._tokenizer.decode([token])
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a plain text, special ones recognized."""
+        ids: list[int] = self._tokenizer.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _recalled(self, path: str, message: dict[str, Any]) -> tuple[int, ...] | None:
+        reasoning = message.get("reasoning_content")
+        return self._sampled.get(digest([path, reasoning]) if reasoning else path)
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the fields that templates read, content as one text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content if part.get("type") == "text")
+    plain: dict[str, Any] = {"role": message["role"], "content": content or ""}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [
+            {
+                "id": call.get("id", ""),
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": call["function"].get("arguments", ""),
+                },
+            }
+            for call in calls
+        ]
+    for name in ("tool_call_id", "reasoning_content"):
+        if message.get(name):
+            plain[name] = message[name]
+    return plain
+
+
+def _paths(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[str]:
+    """For each message a hash of all up to it, without reasoning, which clients may leave out."""
+    paths, path = [], digest(list(tools))
+    for message in messages:
+        kept = {name: value for name, value in message.items() if name != "reasoning_content"}
+        path = digest([path, kept])
+        paths.append(path)
+    return paths

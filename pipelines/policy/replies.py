@@ -1,0 +1,109 @@
+"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and our runs of versions."""
+
+from typing import Any
+
+from pipelines.policy.answers import Message
+from pipelines.policy.conversations import Prompts
+from pipelines.policy.engine import Generated
+from pipelines.policy.requests import ChatRequest, CompletionRequest
+
+
+def chat_reply(
+    name: str,
+    request: ChatRequest,
+    prompts: Prompts,
+    prompt: list[int],
+    generated: Generated,
+    message: Message,
+    created: int,
+) -> dict[str, Any]:
+    """Body of a chat completion."""
+    said: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        said["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        said["content"] = message.content or None
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    calls_end = message.tool_calls and generated.finish_reason == "stop"
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": said,
+        "finish_reason": "tool_calls" if calls_end else generated.finish_reason,
+        "logprobs": None,
+    }
+    if request.logprobs:
+        choice["logprobs"] = {
+            "content": [
+                {
+                    "token": _named(request, prompts, token),
+                    "logprob": logprob,
+                    "bytes": None,
+                    "top_logprobs": [],
+                }
+                for token, logprob in zip(generated.ids, generated.logprobs, strict=True)
+            ]
+        }
+    reply = _reply("chat.completion", name, created, choice, prompt, generated)
+    if request.return_token_ids:
+        reply["prompt_token_ids"] = prompt
+        choice |= _tokens(generated)
+    return reply
+
+
+def completion_reply(
+    name: str,
+    request: CompletionRequest,
+    prompts: Prompts,
+    prompt: list[int],
+    generated: Generated,
+    text: str,
+    created: int,
+) -> dict[str, Any]:
+    """Body of a text completion; prompts that came as ids are answered with ids."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": text,
+        "finish_reason": generated.finish_reason,
+        "logprobs": None,
+    }
+    if request.logprobs is not None:
+        choice["logprobs"] = {
+            "tokens": [_named(request, prompts, token) for token in generated.ids],
+            "token_logprobs": generated.logprobs,
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+    if request.return_token_ids or isinstance(request.prompt, list):
+        choice |= _tokens(generated) | {"prompt_token_ids": prompt}
+    return _reply("text_completion", name, created, choice, prompt, generated)
+
+
+def _reply(
+    kind: str, name: str, created: int, choice: dict[str, Any], prompt: list[int], generated: Generated
+) -> dict[str, Any]:
+    return {
+        "id": "",
+        "object": kind,
+        "created": created,
+        "model": name,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(generated.ids),
+            "total_tokens": len(prompt) + len(generated.ids),
+            "prompt_tokens_details": {"cached_tokens": generated.cached},
+        },
+        "system_fingerprint": f"orchard-policy-{generated.versions[-1].version}",
+    }
+
+
+def _tokens(generated: Generated) -> dict[str, Any]:
+    versions = [{"start": run.start, "version": run.version} for run in generated.versions]
+    return {"token_ids": generated.ids, "policy_versions": versions}
+
+
+def _named(request: ChatRequest | CompletionRequest, prompts: Prompts, token: int) -> str:
+    return f"token_id:{token}" if request.return_tokens_as_token_ids else prompts.token(token)

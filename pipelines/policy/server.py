@@ -1,0 +1,233 @@
+"""The HTTP side of the policy server: OpenAI's routes, weight reload, health and metrics."""
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from aiohttp import web
+
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.tokenization import ChatTokenizer
+from pipelines.models.errors import ModelError
+from pipelines.policy.conversations import Prompts
+from pipelines.policy.engine import Ends, Engine, EngineSettings, Generated, Overloaded, Stopping
+from pipelines.policy.replies import chat_reply, completion_reply
+from pipelines.policy.requests import BadRequest, ChatRequest, CompletionRequest, ReloadRequest, read_body
+from pipelines.policy.sampling import Sampling
+from pipelines.policy.weights import load_weights
+
+BODY_LIMIT = 64 * 2**20
+RETRY_SECONDS = 1
+_STOP_TAIL = 16
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PolicyServer:
+    """One model behind `host:port` (port 0: any free one). An async context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str = "policy",
+        version: int = 0,
+        settings: EngineSettings | None = None,
+        dtype: torch.dtype = torch.float32,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        drain_seconds: float = 30.0,
+    ) -> None:
+        """Loads the weights. Raises ModelError or DatasetError for a directory that cannot be served."""
+        self.name, self.host, self.port = name, host, port
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = dtype
+        self._api_key = api_key
+        self._drain_seconds = drain_seconds
+        self._prompts = Prompts(ChatTokenizer.load(str(directory)))
+        model = load_weights(directory, device=self._device, dtype=dtype)
+        self.engine = Engine(model, version, settings or EngineSettings())
+        self._reloading = asyncio.Lock()
+        self._draining = False
+        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[self._guard])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/admin/reload", self._reload)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+
+    @property
+    def url(self) -> str:
+        """With the version path, as clients want it."""
+        return f"http://{self.host}:{self.port}/v1"
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        self.engine.start()
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.host, self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Refuse new requests, finish those under way as long as it may take, close."""
+        self._draining = True
+        await asyncio.to_thread(self.engine.stop, self._drain_seconds)
+        await self._runner.cleanup()
+
+    async def __aenter__(self) -> "PolicyServer":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self._draining or self.engine.ended.done():
+            return web.json_response({"status": "stopping"}, status=503)
+        figures = self.engine.figures
+        return web.json_response(
+            {
+                "status": "healthy",
+                "model": self.name,
+                "policy_version": self.engine.version,
+                "running": figures.running,
+                "waiting": figures.waiting,
+            }
+        )
+
+    async def _models(self, _: web.Request) -> web.Response:
+        context = self.engine.settings.context
+        entry = {"id": self.name, "object": "model", "created": 0, "owned_by": "orchard"}
+        return web.json_response({"object": "list", "data": [entry | {"max_model_len": context}]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = read_body(await request.read(), ChatRequest)
+        self._check_model(body.model)
+        tools = body.tools or []
+        try:
+            prompt = self._prompts.prompt(body.messages, tools)
+        except (DatasetError, KeyError, TypeError, AttributeError) as error:
+            raise BadRequest(f"the messages cannot be written as a prompt: {error}") from error
+        generated = await self._generate(prompt, body)
+        message = self._prompts.answer(body.messages, tools, prompt, generated.ids)
+        if body.stops:
+            message = msgspec.structs.replace(message, content=_before(message.content, body.stops))
+        created = int(time.time())
+        return _json(chat_reply(self.name, body, self._prompts, prompt, generated, message, created))
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = read_body(await request.read(), CompletionRequest)
+        self._check_model(body.model)
+        prompt = self._prompts.tokens(body.prompt) if isinstance(body.prompt, str) else body.prompt
+        generated = await self._generate(prompt, body)
+        text = _before(self._prompts.text(generated.ids), body.stops)
+        created = int(time.time())
+        return _json(completion_reply(self.name, body, self._prompts, prompt, generated, text, created))
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        """Load beside the running weights, then exchange between two steps. One at a time, in order."""
+        body = read_body(await request.read(), ReloadRequest)
+        async with self._reloading:
+            started = time.monotonic()
+            try:
+                model = await asyncio.to_thread(
+                    load_weights, Path(body.path), device=self._device, dtype=self._dtype
+                )
+                version = await asyncio.wrap_future(self.engine.reload(model, body.version))
+            except (ModelError, ValueError) as error:
+                raise BadRequest(f"the weights cannot be used: {error}") from error
+        return web.json_response({"policy_version": version, "seconds": time.monotonic() - started})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        figures = msgspec.structs.asdict(self.engine.figures)
+        gauges = {name: figures.pop(name) for name in ("running", "waiting")}
+        gauges["version"] = self.engine.version
+        lines = []
+        for kind, values in (("counter", figures), ("gauge", gauges)):
+            suffix = "_total" if kind == "counter" else ""
+            for name, value in values.items():
+                lines += [
+                    f"# TYPE orchard_policy_{name}{suffix} {kind}",
+                    f"orchard_policy_{name}{suffix} {value}",
+                ]
+        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+
+    async def _generate(self, prompt: Sequence[int], body: ChatRequest | CompletionRequest) -> Generated:
+        """An answer; when the client goes away the request leaves the batch."""
+        sampling = body.sampling(self._prompts.stop_ids, self.engine.settings.context)
+        future = self._submit(prompt, sampling, self._ends(body.stops))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+
+    def _submit(self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None) -> Future[Generated]:
+        try:
+            return self.engine.submit(prompt, sampling, ends)
+        except ValueError as error:
+            code = "context_length_exceeded" if "context length" in str(error) else None
+            raise BadRequest(str(error), code) from error
+
+    def _ends(self, stops: Sequence[str]) -> Ends | None:
+        """Whether the newest tokens complete one of these texts."""
+        if not stops:
+            return None
+        tail = max(map(len, stops)) + _STOP_TAIL
+
+        def ends(ids: Sequence[int]) -> bool:
+            # A token is one byte or more: this many of them hold the longest stop text and what cuts it.
+            text = self._prompts.text(ids[-4 * tail :])
+            return any(stop in text for stop in stops)
+
+        return ends
+
+    def _check_model(self, name: str) -> None:
+        if name != self.name:
+            raise BadRequest(
+                f"the model {name!r} is not served here, {self.name!r} is", "model_not_found", 404
+            )
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Who may ask, and errors in OpenAI's form."""
+        if self._api_key is not None and request.path != "/health":
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._api_key.encode()):
+                return _error(401, "the key is missing or wrong")
+        try:
+            return await handler(request)
+        except BadRequest as error:
+            return _error(error.status, str(error), error.code)
+        except Overloaded:
+            most = self.engine.settings.waiting
+            return _error(503, f"{most} requests wait already: try again", "overloaded")
+        except Stopping:
+            return _error(503, "the server is stopping: try again", "stopping")
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of the stop texts in it."""
+    return min((text.partition(stop)[0] for stop in stops), key=len, default=text)
+
+
+def _json(reply: dict[str, Any]) -> web.Response:
+    reply["id"] = f"policy-{uuid.uuid4().hex}"
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+def _error(status: int, message: str, code: str | None = None) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else {}
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return web.json_response({"error": error}, status=status, headers=headers)

@@ -1,0 +1,103 @@
+"""The policy server as a process: options, signals, exit codes. Shared by both command lines."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from pipelines.models.errors import ModelError, require_torch
+
+log = logging.getLogger(__name__)
+
+
+class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server process is told. Importable without torch."""
+
+    model: Path
+    """Hugging Face directory of a Qwen3 model with its tokenizer and chat template."""
+    name: str = "policy"
+    """Model name that requests give."""
+    version: int = 0
+    """Policy version of these weights."""
+    host: str = "127.0.0.1"
+    port: int = 8800
+    """0 chooses one."""
+    port_file: Path | None = None
+    """File that gets the port once the server listens."""
+    api_key_env: str | None = None
+    """Environment variable with the key that clients must send; None: no key."""
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 32
+    context: Annotated[int, msgspec.Meta(ge=2)] = 4096
+    waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
+    prefix_cache: bool = False
+    dtype: str = "float32"
+    """`float32` or `bfloat16`."""
+    threads: int = 0
+    """CPU threads; 0: torch decides."""
+    drain_seconds: float = 30.0
+    """How long running requests may go on after SIGTERM."""
+
+
+def serve(settings: ServingSettings) -> int:
+    """Serve until SIGTERM or SIGINT, which drain. Exit code 1 when generation failed.
+
+    Raises ModelError or DatasetError where there is nothing to serve.
+    """
+    require_torch("the policy server")
+    key = None
+    if settings.api_key_env is not None:
+        key = os.environ.get(settings.api_key_env)
+        if not key:
+            raise ModelError(f"the key's environment variable {settings.api_key_env} is empty: set it")
+    return asyncio.run(_serve(settings, key))
+
+
+async def _serve(settings: ServingSettings, key: str | None) -> int:
+    import torch
+
+    from pipelines.policy.engine import EngineSettings
+    from pipelines.policy.server import PolicyServer
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if settings.dtype not in dtypes:
+        raise ModelError(f"dtype {settings.dtype!r} is not known: choose one of {', '.join(dtypes)}")
+    server = PolicyServer(
+        settings.model,
+        name=settings.name,
+        version=settings.version,
+        settings=EngineSettings(
+            slots=settings.slots,
+            context=settings.context,
+            waiting=settings.waiting,
+            prefix_cache=settings.prefix_cache,
+        ),
+        dtype=dtypes[settings.dtype],
+        host=settings.host,
+        port=settings.port,
+        api_key=key,
+        drain_seconds=settings.drain_seconds,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with server:
+        server.engine.ended.add_done_callback(lambda _: loop.call_soon_threadsafe(stop.set))
+        if settings.port_file is not None:
+            temporary = settings.port_file.with_name(f".{settings.port_file.name}")
+            temporary.write_text(str(server.port))
+            temporary.replace(settings.port_file)
+        log.info("serving %s as %r at %s", settings.model, settings.name, server.url)
+        await stop.wait()
+        log.info("draining")
+    error = server.engine.ended.result()
+    if error is not None:
+        log.error("generation failed", exc_info=error)
+        return 1
+    return 0
