@@ -13,6 +13,7 @@ from injector.agent import kernel, spawner
 from injector.agent.errors import AgentError
 
 LOCK = "agent.lock"
+DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
 STOP_TIMEOUT = 60.0
 """Seconds that `--stop` waits for the agent to delete its sandboxes."""
 
@@ -45,6 +46,12 @@ def _options() -> argparse.Namespace:
         "--parent-pid", type=int, default=None, help="end, with all sandboxes, when this process ends"
     )
     parser.add_argument("--ready-fd", type=int, default=None, help="a byte is written here once it serves")
+    parser.add_argument(
+        "--disk-limit",
+        default=os.environ.get(DISK_LIMIT_VARIABLE, "20Gi"),
+        metavar="SIZE",
+        help=f"disk that one sandbox may take (default: ${DISK_LIMIT_VARIABLE} or 20Gi)",
+    )
     parser.add_argument("--stop", action="store_true", help="stop the agent of this state directory")
     parser.add_argument(
         "--import-image", type=Path, default=None, metavar="PATH", help="OCI layout or docker save"
@@ -90,7 +97,26 @@ def _run(state: Path, options: argparse.Namespace) -> int:
             os.write(options.ready_fd, b"1")
             os.close(options.ready_fd)
 
-    return asyncio.run(serve(state, channel, requirements, options.backend, options.parent_pid, ready))
+    return asyncio.run(
+        serve(
+            state,
+            channel,
+            requirements,
+            options.backend,
+            _bytes(options.disk_limit),
+            options.parent_pid,
+            ready,
+        )
+    )
+
+
+def _bytes(text: str) -> int:
+    from injector.agent.machine import quantity
+
+    try:
+        return int(quantity(text))
+    except ValueError as error:
+        raise AgentError(f"--disk-limit (or {DISK_LIMIT_VARIABLE}): {error}") from error
 
 
 def _stop(state: Path) -> int:

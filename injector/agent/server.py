@@ -3,17 +3,18 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from injector.agent import archives, bodies, files, patches
-from injector.agent.errors import AgentError, RequestInvalid
+from injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from injector.agent.jobs import Job
-from injector.agent.machine import Host, SandboxSpec
+from injector.agent.machine import Host, Machine, SandboxSpec
 from injector.agent.sandboxes import Sandbox, Sandboxes, matching
 from injector.agent.terminal_sessions import TerminalSession
 
@@ -26,6 +27,7 @@ EXEC_WAIT_MARGIN = 30.0
 """Seconds a waiting exec is held beyond the command's own timeout."""
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -141,7 +143,7 @@ class AgentServer:
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
             size = 0
-            target = await asyncio.to_thread(files.open_for_writing, machine.root, path)
+            target = await _in_thread(files.open_for_writing, machine, path)
             try:
                 async for piece in bodies.pieces(request):
                     await asyncio.to_thread(_write_all, target, piece)
@@ -156,7 +158,7 @@ class AgentServer:
         sandbox, path = self._sandbox(request), _path(request)
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
-            source, size = await asyncio.to_thread(files.open_for_reading, machine.root, path)
+            source, size = await _in_thread(files.open_for_reading, machine, path)
             try:
                 if size <= files.CHUNK:
                     data = await asyncio.to_thread(source.read)
@@ -174,7 +176,7 @@ class AgentServer:
         sandbox, path = self._sandbox(request), _path(request)
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
-            return _json({"path": path, "files": await asyncio.to_thread(files.listing, machine.root, path)})
+            return _json({"path": path, "files": await _in_thread(files.listing, machine, path)})
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         sandbox = self._sandbox(request)
@@ -187,19 +189,21 @@ class AgentServer:
         sandbox, path = self._sandbox(request), _path(request)
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
-            async with archives.packed(machine.root, path) as pieces:
-                reply = bodies.stream(request, "application/x-tar")
-                await reply.prepare(request)
-                async for piece in pieces:
-                    await reply.write(piece)
-                await reply.write_eof()
-                return reply
+            with _root(machine) as root:
+                async with archives.packed(root, path) as pieces:
+                    reply = bodies.stream(request, "application/x-tar")
+                    await reply.prepare(request)
+                    async for piece in pieces:
+                        await reply.write(piece)
+                    await reply.write_eof()
+                    return reply
 
     async def _write_archive(self, request: web.Request) -> web.Response:
         sandbox, path = self._sandbox(request), _path(request)
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
-            done = await archives.unpack(machine.root, path, bodies.pieces(request))
+            with _root(machine) as root:
+                done = await archives.unpack(root, path, bodies.pieces(request))
             return _json({"success": True, "path": path, "size": done.size})
 
     async def _fork(self, request: web.Request) -> web.Response:
@@ -285,6 +289,30 @@ def _path(request: web.Request) -> str:
     if path is None:
         raise RequestInvalid("the query needs `path`")
     return path
+
+
+@contextmanager
+def _root(machine: Machine) -> Iterator[int]:
+    """The root for one operation: the machine's own number may be another's before a thread uses it."""
+    if machine.root < 0:
+        raise SandboxGone("the sandbox is gone", reason="deleted")
+    root = os.dup(machine.root)
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:
+    """Look at a file without holding up other sandboxes."""
+
+    with ExitStack() as kept:
+        root = kept.enter_context(_root(machine))
+        done = asyncio.ensure_future(asyncio.to_thread(work, root, path))
+        # A request that is given up does not end the thread, which needs the descriptor to its end.
+        holding = kept.pop_all()
+        done.add_done_callback(lambda _: holding.close())
+        return await asyncio.shield(done)
 
 
 def _write_all(target: Any, piece: bytes) -> None:

@@ -29,12 +29,14 @@ async def serve(
     channel: tuple[int, socket.socket, socket.socket],
     requirements: Requirements,
     backend: str,
+    disk_limit: int,
     parent_pid: int | None,
     ready: Callable[[], None],
 ) -> int:
     """Serve on `state`/agent.sock (mode 0600). Returns the exit status; all sandboxes are deleted by then.
 
-    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `ready` is called once.
+    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk_limit` is
+    of one sandbox, in bytes; `ready` is called once.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     loop = asyncio.get_running_loop()
@@ -54,7 +56,7 @@ async def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
     spawner_pid, requests, reports = channel
     spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every sandbox with it"))
-    host = LocalHost(state, spawner, requirements) if backend == "local" else UnsafeHost(state)
+    host = LocalHost(state, spawner, requirements, disk_limit) if backend == "local" else UnsafeHost(state)
     host.clean()
     sandboxes = Sandboxes(state / "sandboxes", host, spawner)
     sandboxes.recover()

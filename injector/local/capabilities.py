@@ -33,4 +33,6 @@ def capabilities(state: Path | None = None) -> list[Capability]:
         how = f"enforced by cgroups ({cgroups.layout.version})" if enforced else "not enforced"
         remedy = "" if enforced else f"give this process a writable `{controller}` control group"
         found.append(Capability(f"limit of {LIMIT_NAMES[controller]}", enforced, how, remedy))
+    says = "watched: a sandbox that takes more is stopped and its files removed"
+    found.append(Capability("limit of disk", True, says, ""))
     return found

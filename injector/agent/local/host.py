@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from injector.agent.local.cgroups import Cgroups
+from injector.agent.local.disk import DiskWatch
 from injector.agent.local.first_process import open_program
 from injector.agent.local.host_image import HostImage
 from injector.agent.local.images import HOST, Image, ImageStore
@@ -24,7 +25,8 @@ FOUNDATION = f"{HOST}-foundation"
 class LocalHost:
     """The sandboxes of one state directory. Needs root, in a mount namespace of its own."""
 
-    def __init__(self, state: Path, spawner: Spawner, requirements: Requirements) -> None:
+    def __init__(self, state: Path, spawner: Spawner, requirements: Requirements, disk_limit: int) -> None:
+        """`disk_limit`: bytes that one sandbox may take."""
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.spawner = spawner
@@ -36,6 +38,9 @@ class LocalHost:
         self.cgroups = Cgroups(state)
         self._host_image = HostImage(state, self.store)
         self._host_image_lock = asyncio.Lock()
+        self.machines: set[LocalMachine] = set()
+        self._disk_limit = disk_limit
+        self._disk = DiskWatch(self._directory, disk_limit, lambda: self.machines)
 
     def clean(self) -> None:
         """Remove what an agent that died left; its mounts and processes went with it. Records stay."""
@@ -61,6 +66,7 @@ class LocalHost:
             **self.requirements.document(),
             "cgroup": self.cgroups.layout.version,
             "limits": dict(self.cgroups.enforced),
+            "disk": {"limit": self._disk_limit, "enforced": "by watching: who takes more is stopped"},
             "images": [HOST, *self.store.names()],
         }
 
@@ -81,6 +87,8 @@ class LocalHost:
         except BaseException:
             await asyncio.shield(machine.destroy())
             raise
+        self.machines.add(machine)
+        self._disk.wake()
         return machine
 
     async def _layers(self, image: Image) -> list[Path]:

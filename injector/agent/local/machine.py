@@ -43,10 +43,11 @@ class LocalMachine:
         self._store.hold(image.layers)
         self._holding = True
         self._outbound: Outbound | None = None
-        self._upper = directory / "upper"
+        self.changes = directory / "upper"
         self._pid = 0
         self._pidfd = -1
         self._ended = asyncio.Event()
+        self._ending = asyncio.Lock()
         self._launched = False
         self._destroying = False
         self._launcher_gone = asyncio.Event()
@@ -60,11 +61,11 @@ class LocalMachine:
     async def start(self, layers: list[Path], program: int) -> None:
         """Bring the sandbox up; returns when its first process runs and everything is mounted."""
         root, work = self._directory / "root", self._directory / "work"
-        for directory in (self._upper, work, root):
+        for directory in (self.changes, work, root):
             directory.mkdir()
-        self._upper.chmod(0o755)
+        self.changes.chmod(0o755)
         # bubblewrap's own mount namespace keeps the overlay; ours need not, so nothing is left when we die.
-        with overlay.mounted(root, layers, upper=self._upper, work=work):
+        with overlay.mounted(root, layers, upper=self.changes, work=work):
             await self._launch(root, program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
@@ -91,18 +92,22 @@ class LocalMachine:
 
     async def snapshot(self, image: str) -> dict[str, Any]:
         """Commit the file system as it is now as a new image."""
-        made = await self._store.snapshot(self._upper, self._image, image)
+        made = await self._store.snapshot(self.changes, self._image, image)
         size = await asyncio.to_thread(tree_size, self._store.layer(made.layers[0]))
         return {"image": made.name, "layers": len(made.layers), "size": size}
 
     async def template(self) -> "LocalTemplate":
         """A copy of what it changed, as a layer that any number of sandboxes share."""
-        layer = await self._store.copy(self._upper, FORK)
+        layer = await self._store.copy(self.changes, FORK)
         return LocalTemplate(self._host, replace(self._image, layers=[layer, *self._image.layers]))
 
     async def destroy(self) -> None:
         """Kill everything inside; remove root, changes and cgroups."""
         self._destroying = True
+        async with self._ending:
+            await self._destroy()
+
+    async def _destroy(self) -> None:
         if self._pidfd >= 0 and not self._ended.is_set():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -120,6 +125,7 @@ class LocalMachine:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+        self._host.machines.discard(self)
         await asyncio.to_thread(self._remove)
 
     @property
@@ -178,6 +184,12 @@ class LocalMachine:
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._first_process_ended)
+
+    async def stop(self, reason: str, message: str) -> None:
+        """End it for this reason and remove what it changed."""
+        if not self._destroying:
+            self._died(reason, message)
+            await self.destroy()
 
     def _network_lost(self) -> None:
         """A sandbox without what was promised is none: nothing in it goes on."""

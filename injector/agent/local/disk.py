@@ -1,0 +1,173 @@
+"""Keeps sandboxes from filling the disk: who takes more than the limit is stopped, and its files removed.
+
+An overlay's upper layer has no quota of its own, and quotas of projects need a file system made for them, so
+this is done by watching. Looking at the file system's free space costs microseconds and is done twice a
+second while there are sandboxes; only when that has shrunk by a tenth of the limit are their files counted. A
+sandbox may thus exceed its limit by what it writes in that time. Open files without a name are counted too.
+"""
+
+import asyncio
+import os
+import stat
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+INTERVAL = 0.5
+"""Seconds between two looks at the free space."""
+CENSUS = 60.0
+"""Seconds after which files are counted whatever the free space says: others may free what one takes."""
+RESERVE = 2**30
+"""Free bytes at which the largest sandbox is stopped, whatever the limit is."""
+SMALL = 8 * 2**30
+"""A file system of fewer bytes is taken to be there for sandboxes alone: it may be filled."""
+LEAST = 4096
+"""Bytes that a file counts for at least, because files can run out before bytes do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Bytes of a file system."""
+
+    total: int
+    free: int
+    files: int
+    """What the files that can still be made count for."""
+
+    @classmethod
+    def of(cls, place: Path) -> "Space":
+        """As it is now."""
+        found = os.statvfs(place)
+        return cls(
+            total=found.f_blocks * found.f_frsize,
+            free=found.f_bavail * found.f_frsize,
+            # A file system without a table of files (f_files is 0) makes as many as there is room for.
+            files=found.f_favail * LEAST if found.f_files else found.f_bavail * found.f_frsize,
+        )
+
+    def less_than(self, before: "Space") -> int:
+        """How much less there is than there was."""
+        return max(before.free - self.free, before.files - self.files)
+
+
+class Watched(Protocol):
+    """A sandbox whose files can be counted."""
+
+    changes: Path
+    """The directory with what it wrote."""
+    root: int
+
+    async def stop(self, reason: str, message: str) -> None:
+        """End it and remove its files."""
+
+
+class DiskWatch:
+    """Watches the file system at `place` as long as there are sandboxes."""
+
+    def __init__(self, place: Path, limit: int, sandboxes: Callable[[], Collection[Watched]]) -> None:
+        self._place = place
+        self._limit = limit
+        self._sandboxes = sandboxes
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """There is a sandbox."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        counted, counted_at = Space.of(self._place), loop.time()
+        while self._sandboxes():
+            await asyncio.sleep(INTERVAL)
+            space = Space.of(self._place)
+            due = loop.time() - counted_at > CENSUS and space != counted
+            if due or space.less_than(counted) > self._limit // 10 or scarce(space):
+                await self._count(space)
+                counted, counted_at = Space.of(self._place), loop.time()
+
+    async def _count(self, space: Space) -> None:
+        sandboxes = {os.fspath(sandbox.changes): sandbox for sandbox in self._sandboxes()}
+        usage = await self._du("--block-size=1", sandboxes)
+        for place, files in (await self._du("--inodes", sandboxes)).items():
+            usage[place] = max(usage.get(place, 0), files * LEAST)
+        for place in usage:
+            with _root(sandboxes[place]) as root:
+                usage[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
+        for place, message in excess(usage, self._limit, space).items():
+            await sandboxes[place].stop("disk_limit", message)
+
+    async def _du(self, measure: str, places: Collection[str]) -> dict[str, int]:
+        """What is below each place. A process of its own: there may be millions of files."""
+        process = await asyncio.create_subprocess_exec(
+            *("du", "--summarize", measure, "--", *places), stdout=PIPE, stderr=DEVNULL
+        )
+        out, _ = await process.communicate()  # it complains of what was removed meanwhile
+        lines = (line.split("\t", 1) for line in out.decode(errors="surrogateescape").splitlines())
+        return {place: int(number) for number, place in lines}
+
+
+def scarce(space: Space) -> bool:
+    """Whether the file system is so full that others than sandboxes suffer."""
+    return space.total >= SMALL and min(space.free, space.files) < RESERVE
+
+
+def excess(usage: Mapping[str, int], limit: int, space: Space) -> dict[str, str]:
+    """Which sandboxes have to be stopped, and why; `usage` is in bytes."""
+    over = {
+        place: f"it took {size} bytes of disk, and {limit} is the limit"
+        for place, size in usage.items()
+        if size > limit
+    }
+    if not over and usage and scarce(space):
+        largest = max(usage, key=lambda place: usage[place])
+        over[largest] = f"the disk was nearly full, and it took the most of it: {usage[largest]} bytes"
+    return over
+
+
+@contextmanager
+def _root(sandbox: Watched) -> Iterator[int]:
+    """Its root, also when it goes meanwhile."""
+    root = os.dup(sandbox.root)
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+def nameless(root: int) -> int:
+    """Bytes of files that were removed and are still open, found by the sandbox's own /proc. Blocks."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    try:
+        for pid in filter(str.isdigit, os.listdir(proc)):  # noqa: PTH208 - of a descriptor
+            try:
+                opened = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            try:
+                for name in os.listdir(opened):  # noqa: PTH208
+                    total += _open_file(opened, name, seen)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            finally:
+                os.close(opened)
+    finally:
+        os.close(proc)
+    return total
+
+
+def _open_file(directory: int, name: str, seen: set[tuple[int, int]]) -> int:
+    try:
+        status = os.stat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return 0
+    identity = (status.st_dev, status.st_ino)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink or identity in seen:
+        return 0
+    seen.add(identity)
+    return status.st_blocks * 512
