@@ -4,7 +4,6 @@
 three images on it; variables name others than those of the test node.
 """
 
-import asyncio
 import json
 import os
 import secrets
@@ -12,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,10 @@ import yaml
 from injector.client import AsyncSandboxClient
 from tests.infra.conftest import INFRA
 from tests.kubernetes import images
+
+pytest.register_assert_rewrite(
+    *(f"tests.contract.{name}" for name in ("commands", "fixtures", "lifecycle", "replicas", "sessions"))
+)
 
 KEY = "key-of-the-tests"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
@@ -76,7 +79,7 @@ class Service:
     """A running orchestrator."""
 
     url: str
-    process: asyncio.subprocess.Process
+    process: subprocess.Popen[bytes]
     log: Path
 
     @property
@@ -87,11 +90,10 @@ class Service:
         """A client of it, to be closed by the caller."""
         return AsyncSandboxClient(base_url=self.url, api_key=KEY, **options)
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it and wait for that; nothing when it has ended."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-            await asyncio.wait_for(self.process.wait(), 30)
+        self.process.send_signal(number)
+        self.process.wait(60)
 
 
 @pytest.fixture(scope="session")
@@ -178,26 +180,26 @@ def no_pod_left(cluster: Cluster, namespace: str, timeout: float = 60.0) -> None
 
 
 @pytest.fixture
-async def orchestrator(
+def orchestrator(
     cluster: Cluster, namespace: str, agent_secret: str, tmp_path: Path
-) -> AsyncIterator[Callable[..., Any]]:
-    """A factory: `await orchestrator(port=0, **settings)` gives a Service.
+) -> Iterator[Callable[..., Service]]:
+    """A factory: `orchestrator(port=0, **settings)` gives a Service.
 
     Any number of them, all ended with the test. Settings are those of the Kubernetes backend, beside the
     namespace, the agent's image and the way to the cluster, which it has anyway.
     """
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
 
-        async def start(*, port: int = 0, **settings: Any) -> Service:
-            return await stack.enter_async_context(
+        def start(*, port: int = 0, **settings: Any) -> Service:
+            return stack.enter_context(
                 serving(cluster, namespace, agent_secret, tmp_path, port=port, settings=settings)
             )
 
         yield start
 
 
-@asynccontextmanager
-async def serving(
+@contextmanager
+def serving(
     cluster: Cluster,
     namespace: str,
     secret: str,
@@ -205,7 +207,7 @@ async def serving(
     *,
     port: int = 0,
     settings: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Service]:
+) -> Iterator[Service]:
     """An orchestrator process over the cluster, with its own account, until the end of the block."""
     place = directory / f"orchestrator-{secrets.token_hex(3)}"
     place.mkdir()
@@ -220,33 +222,35 @@ async def serving(
     command = [sys.executable, "-m", "injector.orchestrator", "--backend", "kubernetes"]
     command += ["--kubernetes-settings", str(place / "kubernetes.toml"), "--port", str(port)]
     with (place / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *[*command, "--port-file", str(place / "port")],
+        process = subprocess.Popen(
+            [*command, "--port-file", str(place / "port")],
             env={**os.environ, "SANDBOX_API_KEY": KEY, SECRET_VARIABLE: secret},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
     try:
-        async with asyncio.timeout(30):
-            while not (place / "port").exists():
-                assert process.returncode is None, (place / "log").read_text()
-                await asyncio.sleep(0.02)
-        service = Service(f"http://127.0.0.1:{(place / 'port').read_text().strip()}", process, place / "log")
+        deadline = time.monotonic() + 30
+        while not (place / "port").exists():
+            assert process.poll() is None, (place / "log").read_text()
+            assert time.monotonic() < deadline, "the orchestrator does not serve"
+            time.sleep(0.02)
+        url = f"http://127.0.0.1:{(place / 'port').read_text().strip()}"
+        service = Service(url, process, place / "log")
         yield service
     finally:
-        if process.returncode is None:
-            process.terminate()
-            await asyncio.wait_for(process.wait(), 30)
+        process.terminate()
+        process.wait(60)
 
 
 def toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML; values are of the kinds that it writes as JSON does, or tables of those."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            lines += [
-                f"[{key}]",
-                *(f"{json.dumps(name)} = {json.dumps(each)}" for name, each in value.items()),
-            ]
-    return "\n".join(lines) + "\n"
+    """Settings as TOML."""
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
