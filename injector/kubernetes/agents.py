@@ -51,6 +51,8 @@ class Agents:
         self._activity = activity
         self._settings = settings
         self._secret = secret
+        self.fingerprint = marks.fingerprint(secret)
+        """Of the secret."""
         self._connector = aiohttp.TCPConnector(limit=0)
         self._lines: dict[tuple[str, str], AgentConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -131,6 +133,13 @@ class Agents:
             raise _failed(sandbox_id, verdict)
         if not verdict.ready:
             raise SandboxConflict(f"sandbox {sandbox_id} is not ready yet", reason="pending")
+        if marks.introduced_by(pod) != self.fingerprint:
+            # Not a replaced agent: it must not be given up for what is wrong here.
+            raise SandboxUnavailable(
+                f"sandbox {sandbox_id} was made with another agent secret than this orchestrator has: all of"
+                " a cluster's orchestrators need the same",
+                reason="secret_differs",
+            )
         return pod
 
     async def _still_usable(self, pod: Pod, sandbox_id: str) -> Pod:

@@ -97,7 +97,7 @@ class KubernetesBackend:
             agents=agents,
             activity=activity,
             introductions=introductions,
-            creation=Creation(api, cache, settings, self._identity),
+            creation=Creation(api, cache, settings, self._identity, agents.fingerprint),
             reservations=Reservations(api, cache, settings.namespace),
         )
         cache.start()

@@ -29,11 +29,20 @@ LEAVING = 30.0
 class Creation:
     """Of the sandboxes of one cluster."""
 
-    def __init__(self, api: ClusterApi, cache: PodCache, settings: KubernetesSettings, identity: str) -> None:
+    def __init__(
+        self,
+        api: ClusterApi,
+        cache: PodCache,
+        settings: KubernetesSettings,
+        identity: str,
+        fingerprint: str,
+    ) -> None:
+        """`identity` is this orchestrator's, `fingerprint` that of its secret."""
         self._api = api
         self._cache = cache
         self._settings = settings
         self._identity = identity
+        self._fingerprint = fingerprint
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
         self._under_way = 0
 
@@ -69,7 +78,9 @@ class Creation:
             if present is not None:
                 return _same(present, born, sandbox_id)
         try:
-            claimed = await warm.claim(self._api, self._cache, self._settings, sandbox_id, born)
+            claimed = await warm.claim(
+                self._api, self._cache, self._settings, sandbox_id, born, self._fingerprint
+            )
             return claimed or await self._new(sandbox_id, born)
         except (SandboxConflict, SandboxRequestInvalid):
             if self._reservations is not None:

@@ -144,7 +144,9 @@ class Introductions:
             pod = await self._cache.refresh(name)
             if pod is None or pod.uid != uid or pod.annotations.get(marks.INTRODUCING) != mark:
                 return
-            if await self._write(pod, {marks.INTRODUCED: marks.stamp(time.time())}):
+            if await self._write(
+                pod, {marks.INTRODUCED: f"{marks.stamp(time.time())} {self._agents.fingerprint}"}
+            ):
                 return
 
     async def _write(self, pod: Pod, annotations: dict[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """Labels and annotations of a Pod: all that an orchestrator needs to know about a sandbox."""
 
 import hashlib
+import hmac
 import re
 from typing import Any
 
@@ -26,7 +27,7 @@ TOUCHED = "orchard/touched"
 INTRODUCING = "orchard/introducing"
 """When an orchestrator last set out to give the agent its key."""
 INTRODUCED = "orchard/introduced"
-"""When the agent had its key. Commands run only after it."""
+"""When the agent had its key, and a fingerprint of what its key was made from. Commands run only after it."""
 FAILED = "orchard/failed"
 """Why it failed, when the Pod itself does not say so or will not go on saying so (`Failure`)."""
 
@@ -97,6 +98,17 @@ def moment(pod: Pod, annotation: str) -> float | None:
     """An annotation that holds a time; None without."""
     text = pod.annotations.get(annotation)
     return None if text is None else float(text)
+
+
+def fingerprint(secret: bytes) -> str:
+    """Tells orchestrators' secrets apart and gives nothing of them away."""
+    return hmac.digest(secret, b"orchard fingerprint", "sha256").hex()[:16]
+
+
+def introduced_by(pod: Pod) -> str | None:
+    """The fingerprint of the secret that its agent's key was made from; None before it had one."""
+    text = pod.annotations.get(INTRODUCED)
+    return None if text is None else text.partition(" ")[2]
 
 
 def user_labels(labels: dict[str, str]) -> dict[str, str]:

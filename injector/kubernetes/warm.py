@@ -49,13 +49,17 @@ async def claim(
     settings: KubernetesSettings,
     sandbox_id: str,
     born: marks.Birth,
+    fingerprint: str,
 ) -> Pod | None:
-    """A warm Pod that is this sandbox from now on; None when there is none to be had."""
+    """A warm Pod that is this sandbox from now on; None when there is none to be had.
+
+    Only Pods whose agents' keys come from the secret with this `fingerprint` are.
+    """
     pool = pool_for(born.request, settings)
     if pool is None:
         return None
     wanted = mark_of(born.request.image, pool)
-    for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at)):
+    for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
         marked = marks.claim_marks(sandbox_id, born)
         body = {
             "metadata": {
@@ -77,11 +81,12 @@ async def claim(
     return None
 
 
-def _free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float) -> bool:
+def _free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float, fingerprint: str) -> bool:
     return (
         pod.labels.get(marks.WARM) == wanted
         and marks.sandbox_id(pod) is None
         and judge(pod, settings, now).ready
+        and marks.introduced_by(pod) == fingerprint
     )
 
 

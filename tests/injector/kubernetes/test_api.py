@@ -30,7 +30,7 @@ async def api(server: ApiServer) -> AsyncIterator[ClusterApi]:
 
 @pytest.fixture
 def creation(api: ClusterApi, settings: KubernetesSettings) -> Creation:
-    return Creation(api, PodCache(api, "sandboxes"), settings, "one")
+    return Creation(api, PodCache(api, "sandboxes"), settings, "one", "print")
 
 
 async def test_a_tired_server_is_asked_again(api: ClusterApi, server: ApiServer) -> None:
@@ -88,7 +88,7 @@ class TestCreates:
     async def test_without_an_id_the_key_decides_on_any_replica(
         self, api: ClusterApi, settings: KubernetesSettings, creation: Creation
     ) -> None:
-        elsewhere = Creation(api, PodCache(api, "sandboxes"), settings, "two")
+        elsewhere = Creation(api, PodCache(api, "sandboxes"), settings, "two", "print")
         request = CreateSandbox(image="debian:12")
         first = await creation.create(request, "key")
         assert (await elsewhere.create(request, "key")).uid == first.uid
