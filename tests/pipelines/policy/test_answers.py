@@ -1,0 +1,76 @@
+"""Generated text read back into messages: what the template writes, and nothing that it would not."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.policy.answers import read_message
+
+
+def read(text, **options):
+    return read_message(text, **({"calls": True, "thinking": True, "source": "s"} | options))
+
+
+def call(name="bash", arguments='{"command": "ls"}'):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_text_calls_and_thinking_are_told_apart():
+    message = read(f"<think>\nhm\n</think>\nLet me look.\n{call()}\n{call('edit', '{}')}")
+    assert (message.reasoning, message.content) == ("hm", "Let me look.")
+    assert [(each.name, each.arguments) for each in message.tool_calls] == [
+        ("bash", '{"command": "ls"}'),
+        ("edit", "{}"),
+    ]
+
+
+def test_ids_follow_from_the_answer():
+    first, second = read(call() + call()).tool_calls
+    assert first.id != second.id
+    assert read(call() + call()).tool_calls[0].id == first.id
+    assert read(call(), source="other").tool_calls[0].id != first.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        call().removesuffix("</tool_call>"),
+        call() + " and more",
+        call() + "<tool_call>",
+        call(arguments='{"command": "ls"'),
+        call(arguments='"ls"'),
+        call(arguments="[]"),
+        call(name='x", "other": "y'),
+        '<tool_call>{"name": "bash"}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>bash</tool_call>",
+        "</tool_call>" + call().removeprefix("<tool_call>"),
+    ],
+)
+def test_what_is_not_a_whole_call_stays_text(text):
+    message = read(text)
+    assert (message.content, message.tool_calls) == (text, ())
+
+
+def test_a_template_without_calls_or_thinking_has_none():
+    text = f"<think>\nhm\n</think>\n{call()}"
+    assert read(text, calls=False, thinking=False).content == text
+
+
+@given(st.text(), st.dictionaries(st.text(), st.text() | st.integers()))
+def test_arguments_come_back_as_they_were_written(content, arguments):
+    if "<tool_call>" in content or "<think>" in content:
+        return
+    written = msgspec.json.encode(arguments).decode()
+    message = read(f"{content}\n{call(arguments=written)}" if content else call(arguments=written))
+    if "</tool_call>" in written:
+        return
+    assert (message.content, message.tool_calls[0].arguments) == (content, written)
+
+
+@given(st.text())
+def test_no_text_is_lost_or_raises(text):
+    message = read(text)
+    assert message.tool_calls or message.reasoning or message.content == text
