@@ -14,6 +14,7 @@ import msgspec
 from schemas.blobs import BlobRef
 from schemas.campaigns import CampaignState, RolloutRequest
 from schemas.datasets import DatasetBuilt, TrajectoryImported
+from schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
 from schemas.identity import shard
 from schemas.llm_calls import LLMCall, ModelKind
 from schemas.messages import MessageNode
@@ -262,6 +263,11 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "training.started": TrainingStarted,
     "training.step": TrainingStep,
     "training.finished": TrainingFinished,
+    "run.started": RunStarted,
+    "group.assembled": GroupAssembled,
+    "prompt.failed": PromptFailed,
+    "group.dropped": GroupDropped,
+    "policy.updated": PolicyUpdated,
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
 
@@ -274,6 +280,9 @@ DONE_TYPES = TERMINAL_TYPES | {"rollout.reopened"}
 
 STARTED_TYPE = "rollout.started"
 """Lives on a subject of the rollout's own too: attempt numbers are taken there by compare-and-set."""
+
+DECISION_TYPES = frozenset({"group.assembled", "prompt.failed"})
+"""The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
 _DECODERS = {name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()}
@@ -347,6 +356,8 @@ def event_subject(event: Event) -> str:
         return started_subject(event.rollout_id)
     if event.type in ANNOTATION_TYPES:
         return annotated_subject(event.id)
+    if event.type in DECISION_TYPES:
+        return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
 
 
@@ -358,6 +369,11 @@ def started_subject(rollout_id: str) -> str:
 def annotated_subject(event_id: str) -> str:
     """The subject of one annotation's result, by the id of its event: whether it was asked is one look."""
     return f"{EVENTS_PREFIX}.annotated.{event_id}"
+
+
+def decided_subject(run: str, prompt: int | str) -> str:
+    """The subject of the one decision about a prompt; `*` for all of a run."""
+    return f"{EVENTS_PREFIX}.decided.{run}.{prompt}"
 
 
 def done_subject(rollout_id: str) -> str:

@@ -1,6 +1,11 @@
-"""Groups of rollouts that are trained on together (learning.md, section 4)."""
+"""Reinforcement learning in the log: groups of rollouts that are trained on together, and new policies."""
 
 from enum import StrEnum
+
+import msgspec
+
+from schemas.blobs import BlobRef
+from schemas.outcomes import RolloutStatus
 
 
 class GroupOutcome(StrEnum):
@@ -14,3 +19,86 @@ class GroupOutcome(StrEnum):
     """The budget was spent and one class is missing."""
     FIXED = "fixed"
     """All of a prompt's N rollouts, whatever their rewards."""
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout of a group: the accepted attempt and what it was chosen by."""
+
+    rollout_id: str
+    attempt: int
+    reward: float
+    status: RolloutStatus
+    tokens: int
+    """Of the response."""
+
+
+class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt is decided: these rollouts are its group. One for each prompt of a run, by compare-and-set."""
+
+    run: str
+    group_id: str
+    prompt: int
+    """Number of the prompt in the run, from 0."""
+    task_id: str
+    outcome: GroupOutcome
+    members: tuple[GroupMember, ...]
+    positive: int
+    degenerate: bool
+    generated: int
+    """Rollouts with a reward that the prompt cost, those that are no members included."""
+    aborted: int = 0
+    generated_tokens: int = 0
+    """Response tokens of all of `generated`."""
+
+
+class PromptFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt is decided: infrastructure took so many of its rollouts that there is no group."""
+
+    run: str
+    prompt: int
+    task_id: str
+    causes: tuple[str, ...]
+
+
+class DropReason(StrEnum):
+    """Why a group is not trained on."""
+
+    DEGENERATE = "degenerate"
+    """One class only, so every advantage is zero."""
+    INCOMPLETE = "incomplete"
+    """Fewer than N members, or a member without sampled tokens."""
+    STALE = "stale"
+    """Sampled by a policy that is too many versions old."""
+
+
+class GroupDropped(msgspec.Struct, frozen=True, kw_only=True):
+    run: str
+    group_id: str
+    reason: DropReason
+    detail: str = ""
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A reinforcement-learning run; its rollouts are those of the campaign of the same name."""
+
+    run: str
+    plan: BlobRef
+    """Tasks, harness, model and settings, as JSON."""
+    plan_hash: str
+    tasks: int
+    method: str
+    """`bar`, `fixed` or `dynamic`."""
+
+
+class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
+    """An optimizer step made a new policy version out of these groups."""
+
+    run: str
+    version: int
+    step: int
+    groups: tuple[str, ...]
+    """Trained on, in order. Every group is in one update of a run at most."""
+    position: int
+    """Sequence of the last group that was looked at: a resumed trainer goes on behind it."""
+    checkpoint: str = ""
+    """Name of the checkpoint, relative to the run's own directory."""

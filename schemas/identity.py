@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
-RESERVED_CAMPAIGNS = frozenset({"annotated", "datasets", "done", "started", "tasks", "training", "unknown"})
+RESERVED_CAMPAIGNS = frozenset(
+    {"annotated", "datasets", "decided", "done", "started", "tasks", "training", "unknown"}
+)
 
 
 class InvalidName(ValueError):

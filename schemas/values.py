@@ -19,13 +19,17 @@ class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
     annotator: str
     """Name of the layer that the annotation belongs to."""
     model: ModelSpec
-    prompt_version: str
+    first_sequence: int
+    last_sequence: int
+    """Where the attempt lies in the log: its start and its outcome."""
     max_tries: int = 3
     """Replies that may be asked for before the annotation has failed."""
     context_characters: int = 200_000
     """Of the prompt; a longer trajectory is cut by the rule that the prompt version states."""
     timeout_seconds: float = 600.0
     """Of one model call."""
+    failures: int = 0
+    """Times that the endpoint could not be asked."""
 
 
 class KeyStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from schemas import events as e
 from schemas.blobs import BlobRef
 from schemas.campaigns import RolloutRequest
 from schemas.datasets import DatasetBuilt, TrajectoryImported
+from schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
 from schemas.llm_calls import LLMCall
 from schemas.messages import MessageNode
 from schemas.outcomes import Reward
@@ -190,6 +191,14 @@ def _built(data: DatasetBuilt) -> Row:
     return _scalars(data) | {"counts": _pairs(data.counts), "manifest_sha256": _sha256(data.manifest)}
 
 
+def _assembled(data: GroupAssembled) -> Row:
+    return _scalars(data) | {"kind": "assembled", "members": [_scalars(member) for member in data.members]}
+
+
+def _run_started(data: RunStarted) -> Row:
+    return _scalars(data) | {"kind": "started", "plan_sha256": data.plan.sha256}
+
+
 def _with(**constants: str) -> Callable[[Any], Row]:
     return lambda data: _scalars(data) | constants
 
@@ -218,5 +227,10 @@ RULES: dict[type, tuple[str, Callable[[Any], Row]]] = {
     TrainingStarted: ("training_all", _with(kind="started")),
     TrainingStep: ("training_all", _with(kind="step")),
     TrainingFinished: ("training_all", _with(kind="finished")),
+    GroupAssembled: ("groups_all", _assembled),
+    PromptFailed: ("groups_all", _with(kind="failed")),
+    GroupDropped: ("groups_all", _with(kind="dropped")),
+    RunStarted: ("policies_all", _run_started),
+    PolicyUpdated: ("policies_all", _with(kind="updated")),
 }
 """Payload type to its table and the columns it fills there."""

@@ -289,6 +289,46 @@ SCHEMAS: dict[str, pa.Schema] = {
         checkpoint_sha256=_TEXT,
         final_loss=_REAL,
     ),
+    "groups_all": _derived(
+        kind=_TEXT,
+        run=_TEXT,
+        group_id=_TEXT,
+        prompt=_INT,
+        task_id=_TEXT,
+        outcome=_TEXT,
+        members=pa.list_(
+            pa.struct(
+                [
+                    ("rollout_id", _TEXT),
+                    ("attempt", _INT),
+                    ("reward", _REAL),
+                    ("status", _TEXT),
+                    ("tokens", _INT),
+                ]
+            )
+        ),
+        positive=_INT,
+        degenerate=pa.bool_(),
+        generated=_INT,
+        aborted=_INT,
+        generated_tokens=_INT,
+        causes=pa.list_(_TEXT),
+        reason=_TEXT,
+        detail=_TEXT,
+    ),
+    "policies_all": _derived(
+        kind=_TEXT,
+        run=_TEXT,
+        version=_INT,
+        step=_INT,
+        groups=pa.list_(_TEXT),
+        position=_INT,
+        checkpoint=_TEXT,
+        plan_hash=_TEXT,
+        plan_sha256=_TEXT,
+        tasks=_INT,
+        method=_TEXT,
+    ),
     "unreadable_all": _derived(type=_TEXT, reason=_TEXT),
 }
 

@@ -20,7 +20,7 @@ anti join tables.reopenings_all o on o.superseded_sequence = r.sequence
 
 
 def _once(table: str) -> str:
-    """The rows of a table without those whose event is in the log already at a lower sequence."""
+    """The rows, as `t`, of a table without those whose event is in the log already at a lower sequence."""
     return f"""
 from tables.{table} t anti join (
     select event_id, min(sequence) as first from tables.{table} group by event_id having count(*) > 1
@@ -129,6 +129,20 @@ where t.kind = 'annotated'
 qualify row_number() over (partition by t.rollout_id, t.annotator order by t.sequence desc) = 1
 """
 
+_GROUPS = f"""
+select t.campaign, t.run, t.group_id, t.prompt, t.task_id, t.outcome, t.members, t.positive, t.degenerate,
+       t.generated, t.aborted, t.generated_tokens, t.sequence, t.time, u.version as trained_version,
+       u.step as trained_step, d.reason as dropped, d.detail
+{_once("groups_all")}
+left join (select run, version, step, unnest(groups) as group_id from tables.policies_all) u
+on u.run = t.run and u.group_id = t.group_id
+left join (
+    select distinct on (run, group_id) run, group_id, reason, detail from tables.groups_all
+    where kind = 'dropped' order by run, group_id, sequence
+) d on d.run = t.run and d.group_id = t.group_id
+where t.kind = 'assembled'
+"""
+
 VIEWS: dict[str, str] = {
     "events": "select * from tables.events",
     "rollouts_all": _ROLLOUTS_ALL,
@@ -156,6 +170,9 @@ VIEWS: dict[str, str] = {
     "imports": f"select t.* {_once('imports_all')}",
     "datasets": f"select t.* {_once('datasets_all')}",
     "training": f"select t.* {_once('training_all')}",
+    "groups": _GROUPS,
+    "groups_all": f"select t.* {_once('groups_all')}",
+    "policies": f"select t.* {_once('policies_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }
 """View name to its query, in the order of their creation. `values` has the latest annotation of each rollout

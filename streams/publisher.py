@@ -3,7 +3,14 @@
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from schemas.events import Event, done_subject, encode_event, event_subject, started_subject
+from schemas.events import (
+    Event,
+    annotated_subject,
+    done_subject,
+    encode_event,
+    event_subject,
+    started_subject,
+)
 from streams import names
 from streams.confirmed import Message, store, store_all
 from streams.connection import Connection
@@ -68,6 +75,14 @@ class Publisher:
         """Store `rollout.reopened` over the aborted event at sequence `expected`; raises as `terminal`."""
         return await self._guarded(event, expected)
 
+    async def decision(self, event: Event) -> StoredEvent | None:
+        """Store the decision about a prompt unless there is one; the other one, None when ours stands."""
+        try:
+            await self._guarded(event, 0)
+        except OutcomeRefused as refused:
+            return refused.accepted
+        return None
+
     async def request(self, queue: Queue, message_id: str, body: bytes, delay: float = 0.0) -> int:
         """Put a request on a queue, now or in `delay` seconds; its sequence in the stream that holds it.
 
@@ -84,6 +99,10 @@ class Publisher:
     async def outcome(self, rollout_id: str) -> StoredEvent | None:
         """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
         return await self._last(done_subject(rollout_id))
+
+    async def annotation(self, event_id: str) -> StoredEvent | None:
+        """The annotation, or its failure, that is stored under this event id, or None."""
+        return await self._last(annotated_subject(event_id))
 
     async def _guarded(self, event: Event, expected: int) -> int:
         message = _message(event)._replace(expected=expected)
