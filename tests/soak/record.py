@@ -39,7 +39,8 @@ class Fault:
 
     def killed(self, sandbox_id: str | None) -> bool:
         """Whether it may have killed this sandbox."""
-        return self.effect is Effect.SANDBOXES and (self.sandboxes is None or sandbox_id in self.sandboxes)
+        named = self.sandboxes is None or sandbox_id is None or sandbox_id in self.sandboxes
+        return self.effect is Effect.SANDBOXES and named
 
 
 @dataclass
