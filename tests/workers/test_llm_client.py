@@ -126,6 +126,14 @@ def token_replies():
             {"prompt_token_ids": [8], "meta_info": triples},
             ((1, 2), (-0.5, -1.5), (8,)),
         ),
+        "ours": (
+            {"prompt_token_ids": [8]},
+            {
+                "token_ids": [1, 2],
+                "policy_versions": [{"start": 0, "version": 3}, {"start": 1, "version": 4}],
+            },
+            ((1, 2), (), (8,)),
+        ),
         "misaligned": ({}, {"token_ids": [1, 2, 3], "logprobs": logprobs}, ((1, 2, 3), (), ())),
     }
 
@@ -138,6 +146,40 @@ async def test_tokens_are_kept_in_every_form(endpoint, call, form):
     endpoint.answer(reply)
     tokens = (await call()).tokens
     assert (tokens.ids, tokens.logprobs, tokens.prompt_ids) == expected
+
+
+VERSIONS = {
+    "ours": (
+        {},
+        {"policy_versions": [{"start": 0, "version": 3}, {"start": 1, "version": 4}]},
+        [(0, 3), (1, 4)],
+    ),
+    "sglang spans": (
+        {
+            "metadata": {
+                "weight_versions": [{"version": "v3", "start": 0, "end": 1}, {"version": "4", "start": 1}]
+            }
+        },
+        {},
+        [(0, 3), (1, 4)],
+    ),
+    "sglang extension": ({"sglext": {"weight_version": "12"}}, {}, [(0, 12)]),
+    "sglang meta": ({}, {"meta_info": {"weight_version": "v7"}}, [(0, 7)]),
+    "not a number": ({"metadata": {"weight_version": "default"}}, {}, []),
+    "vllm": ({"metadata": None}, {}, []),
+    "not from the start": ({}, {"policy_versions": [{"start": 1, "version": 3}]}, []),
+    "beyond the end": ({}, {"policy_versions": [{"start": 0, "version": 3}, {"start": 2, "version": 4}]}, []),
+}
+
+
+@pytest.mark.parametrize("form", VERSIONS)
+async def test_policy_versions_are_kept_in_every_form(endpoint, call, form):
+    top, choice, expected = VERSIONS[form]
+    reply = endpoint.completion("ab", **top)
+    reply["choices"][0] |= {"token_ids": [1, 2]} | choice
+    endpoint.answer(reply)
+    versions = (await call()).tokens.versions
+    assert [(run.start, run.version) for run in versions] == expected
 
 
 async def test_no_tokens_are_made_up(endpoint, call):

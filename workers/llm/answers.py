@@ -1,11 +1,12 @@
 """Reading a chat completion as servers really write it: OpenAI's fields, vLLM's and SGLang's additions."""
 
+import re
 from typing import Any
 
 import msgspec
 
 from schemas.llm_calls import ModelKind, Usage
-from schemas.messages import TokenRecord, ToolCall
+from schemas.messages import TokenRecord, ToolCall, VersionRun
 
 ORACLE_FINGERPRINT = "orchard-oracle"
 """How the `system_fingerprint` of everything played from a gold patch begins."""
@@ -67,7 +68,19 @@ class _Logprobs(msgspec.Struct):
     content: list[_Sampled] | None = None
 
 
-class _MetaInfo(msgspec.Struct):
+class _Span(msgspec.Struct):
+    start: int
+    version: int | str
+
+
+class _Weights(msgspec.Struct):
+    """SGLang's words on which weights sampled: spans of tokens, or one version for all."""
+
+    weight_versions: list[_Span] | None = None
+    weight_version: int | str | None = None
+
+
+class _MetaInfo(_Weights):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
 
 
@@ -77,6 +90,7 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    policy_versions: list[_Span] | None = None
     meta_info: _MetaInfo | None = None
 
 
@@ -102,6 +116,8 @@ class _Reply(msgspec.Struct):
     model: str | None = None
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | None = None
+    metadata: _Weights | None = None
+    sglext: _Weights | None = None
     error: Any = None
 
 
@@ -175,7 +191,8 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
 
     vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
     tokens `token_id:<n>`. SGLang: `choice.token_ids` and `choice.prompt_token_ids`, or (log-probability, id,
-    text) triples in `choice.meta_info`. Log-probabilities that do not align with the ids are left out.
+    text) triples in `choice.meta_info`. Log-probabilities that do not align with the ids are left out, and so
+    are versions that are no numbers. Our own policy server: vLLM's fields and `choice.policy_versions`.
     """
     sampled = (choice.logprobs.content if choice.logprobs else None) or []
     triples = (choice.meta_info.output_token_logprobs if choice.meta_info else None) or []
@@ -187,7 +204,31 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     if not ids and not logprobs:
         return None
     prompt = reply.prompt_token_ids or choice.prompt_token_ids or []
-    return TokenRecord(ids=tuple(ids), logprobs=tuple(logprobs), prompt_ids=tuple(prompt))
+    return TokenRecord(
+        ids=tuple(ids),
+        logprobs=tuple(logprobs),
+        prompt_ids=tuple(prompt),
+        versions=_versions(reply, choice, max(len(ids), len(logprobs))),
+    )
+
+
+def _versions(reply: _Reply, choice: _Choice, tokens: int) -> tuple[VersionRun, ...]:
+    """Runs of policy versions over `tokens` tokens; none unless all are known."""
+    spans = choice.policy_versions or []
+    for weights in (choice.meta_info, reply.sglext, reply.metadata):
+        if not spans and weights is not None:
+            spans = weights.weight_versions or []
+            if not spans and weights.weight_version is not None:
+                spans = [_Span(start=0, version=weights.weight_version)]
+    runs = []
+    for span in spans:
+        number = re.fullmatch(r"v?(\d+)", str(span.version))
+        if number is None:
+            return ()
+        runs.append(VersionRun(start=span.start, version=int(number[1])))
+    starts = [run.start for run in runs]
+    ordered = starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < tokens
+    return tuple(runs) if ordered else ()
 
 
 def _written_ids(sampled: list[_Sampled]) -> list[int]:
