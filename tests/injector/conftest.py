@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from injector.client import AsyncSandbox, AsyncSandboxClient
+from tests.injector.in_pod import busybox_root
 
 DEADLINE = 30.0
 
@@ -259,3 +260,11 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with tarfile.open(archive) as tar:
             tar.extractall(Path(place) / "payload", filter="tar")
         yield Path(place) / "payload"
+
+
+@pytest.fixture
+def busybox() -> Iterator[Path]:
+    """A root of busybox, below a directory that everybody may enter, which pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="pod-test-") as place:
+        Path(place).chmod(0o755)
+        yield busybox_root(Path(place) / "root")

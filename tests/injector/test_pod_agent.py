@@ -4,8 +4,7 @@ import asyncio
 import base64
 import json
 import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tests.injector.in_pod import (
     USERS,
     PodAgent,
     become,
-    busybox_root,
     container,
     eventually,
     pod_agent,
@@ -42,24 +40,16 @@ while True:
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    """Below a directory that everybody may enter, which pytest's are not."""
-    with tempfile.TemporaryDirectory(prefix="pod-test-") as place:
-        Path(place).chmod(0o755)
-        yield busybox_root(Path(place) / "root")
-
-
-@pytest.fixture
-async def agent(payload: Path, root: Path) -> AsyncIterator[PodAgent]:
-    async with pod_agent(payload, root) as agent:
+async def agent(payload: Path, busybox: Path) -> AsyncIterator[PodAgent]:
+    async with pod_agent(payload, busybox) as agent:
         yield agent
 
 
 class TestCommands:
     @pytest.mark.parametrize("user", USERS)
-    async def test_they_run_as_the_container_is(self, payload: Path, root: Path, user: str) -> None:
+    async def test_they_run_as_the_container_is(self, payload: Path, busybox: Path, user: str) -> None:
         options = ["--setenv", "OF_THE_IMAGE", "x=y", "--chdir", "/tmp"]
-        async with pod_agent(payload, root, *options, user=user) as agent:
+        async with pod_agent(payload, busybox, *options, user=user) as agent:
             job = await agent.run(["sh", "-c", "id -u; pwd; umask"], cwd=".")
             variables = (await agent.run(["env"], env={"OF_THE_COMMAND": "1"})).stdout.splitlines()
 
@@ -141,10 +131,10 @@ class TestCommands:
 
         await eventually(none_left, "all orphans gone")
 
-    async def test_all_processes_used_up(self, payload: Path, root: Path) -> None:
+    async def test_all_processes_used_up(self, payload: Path, busybox: Path) -> None:
         """As the limit of a Pod does, but for the whole machine's processes of a user that has no others."""
         start = become(45_678, processes=40)
-        async with pod_agent(payload, root, user="nobody", start=start) as agent:
+        async with pod_agent(payload, busybox, user="nobody", start=start) as agent:
             bomb = await agent.begin(python(BOMB))
 
             async def full() -> bool:
@@ -160,7 +150,7 @@ class TestCommands:
 
             await eventually(works, "commands run again")
 
-    async def test_killed_for_memory(self, payload: Path, root: Path, tmp_path: Path) -> None:
+    async def test_killed_for_memory(self, payload: Path, busybox: Path, tmp_path: Path) -> None:
         """In a control group of its own, which it sees as a container does."""
         groups = Cgroups(tmp_path)
         assert groups.enforced["memory"], groups.note
@@ -174,7 +164,9 @@ class TestCommands:
                 Path(entrance).write_text("0")
 
         try:
-            async with pod_agent(payload, root, "--ro-bind", str(directory), seen, preexec_fn=join) as agent:
+            async with pod_agent(
+                payload, busybox, "--ro-bind", str(directory), seen, preexec_fn=join
+            ) as agent:
                 job = await agent.run("tail -c 1000000000 /dev/zero")
                 assert (job.oom_killed, job.error, job.exit_code) == (True, "out of memory", 137)
                 assert (await agent.run("echo alive")).stdout == "alive\n"
@@ -223,8 +215,8 @@ class TestFiles:
 
 class TestTerminals:
     @pytest.mark.parametrize("user", USERS)
-    async def test_nothing_is_lost_and_nothing_stays(self, payload: Path, root: Path, user: str) -> None:
-        async with pod_agent(payload, root, user=user) as agent:
+    async def test_nothing_is_lost_and_nothing_stays(self, payload: Path, busybox: Path, user: str) -> None:
+        async with pod_agent(payload, busybox, user=user) as agent:
             line = await agent.connection.line(f"/sandboxes/{ID}/exec/pty")
             command = "read word; sleep 1000 & yes $word | head -n 20000; echo last"
             await line.send_json({"type": "init", "cmd": command, "cwd": "/"})
@@ -247,8 +239,8 @@ class TestTerminals:
 
 
 class TestImages:
-    async def test_a_read_only_root(self, payload: Path, root: Path) -> None:
-        async with pod_agent(payload, root, "--remount-ro", "/", user="1000") as agent:
+    async def test_a_read_only_root(self, payload: Path, busybox: Path) -> None:
+        async with pod_agent(payload, busybox, "--remount-ro", "/", user="1000") as agent:
             assert (await agent.run("echo works")).stdout == "works\n"
             info = await agent.connection.call(SandboxInfo, "GET", f"/sandboxes/{ID}")
             assert info.ready
@@ -280,8 +272,8 @@ class TestProcess:
         with pytest.raises(AgentUnreachable):
             await agent.run("true")
 
-    async def test_health_is_open(self, payload: Path, root: Path) -> None:
-        async with pod_agent(payload, root, introduced=False) as agent:
+    async def test_health_is_open(self, payload: Path, busybox: Path) -> None:
+        async with pod_agent(payload, busybox, introduced=False) as agent:
             probe = agent.connect(None)
             assert await probe.call(dict, "GET", "/health") == {"status": "healthy", "introduced": False}
             await agent.connection.introduce()
@@ -294,9 +286,9 @@ class TestProcess:
         commands = int((await agent.run("cat /proc/self/oom_score_adj")).stdout)
         assert commands == min(own + 500, 1000)
 
-    async def test_both_kinds_of_addresses(self, payload: Path, root: Path) -> None:
+    async def test_both_kinds_of_addresses(self, payload: Path, busybox: Path) -> None:
         line = launch.command("/orchard", "--serve", "--host", "::", "--port", "0", "--sandbox", ID)
-        with container(payload, line, "--bind", str(root), "/") as (process, pid):
+        with container(payload, line, "--bind", str(busybox), "/") as (process, pid):
             agent = PodAgent(process, port_told(process), pid)
             await agent.connection.introduce()
             assert (await agent.run("echo works")).stdout == "works\n"

@@ -6,6 +6,9 @@ from pathlib import Path
 from injector.agent import spawner
 from injector.agent.pod.protection import protect
 
+OF_THE_CLUSTER = "KUBERNETES_"
+"""How names of variables begin that a kubelet adds to every container: the address of its API server."""
+
 
 def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
     """Serve until a signal; returns the exit status.
@@ -26,7 +29,11 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
 
 
 def _environment(left_out: frozenset[str]) -> dict[str, str]:
-    """From the kernel, because the interpreter adds a variable of its own (LC_CTYPE) to `os.environ`."""
+    """What image and Pod say; from the kernel, since the interpreter adds LC_CTYPE to `os.environ`."""
     variables = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = dict(os.fsdecode(variable).split("=", 1) for variable in variables if b"=" in variable)
-    return {name: value for name, value in pairs.items() if value or name not in left_out}
+    return {
+        name: value
+        for name, value in pairs.items()
+        if not name.startswith(OF_THE_CLUSTER) and (value or name not in left_out)
+    }
