@@ -22,6 +22,15 @@ class SandboxUnavailable(SandboxError):
 
     default_status = 503
     default_reason = "unavailable"
+    retry_after: float | None = None
+    """Seconds after which the service wants to be asked again, where it said so."""
+
+
+class SandboxOverLimit(SandboxUnavailable):
+    """This key asks for more than it may, of requests or of sandboxes. It may be let in later."""
+
+    default_status = 429
+    default_reason = "over_limit"
 
 
 class SandboxNotFound(SandboxError):
@@ -83,6 +92,7 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
     408: SandboxWaitTimeout,
     409: SandboxConflict,
     410: SandboxFailed,
+    429: SandboxOverLimit,
     501: SandboxUnsupported,
     503: SandboxUnavailable,
 }

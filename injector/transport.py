@@ -16,6 +16,8 @@ from injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavaila
 KEY_HEADER = "Idempotency-Key"
 API_KEY_HEADER = "X-API-Key"
 REASON_HEADER = "X-Error-Reason"
+OVERLOAD = "overload"
+"""Reason of a replica that has too much to do."""
 
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
@@ -123,11 +125,12 @@ class Transport:
         while True:
             try:
                 return await attempt()
-            except SandboxUnavailable:
+            except SandboxUnavailable as error:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise
-            await asyncio.sleep(min(pause, left) * random.uniform(0.5, 1.0))
+                asked = error.retry_after or 0.0
+            await asyncio.sleep(min(asked + pause * random.uniform(0.5, 1.0), left))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _try(
@@ -193,7 +196,12 @@ async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _error(reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
-    return error_for(reply.status, _detail(body), reply.headers.get(REASON_HEADER))
+    reason, after = reply.headers.get(REASON_HEADER), reply.headers.get("Retry-After", "")
+    error = error_for(reply.status, _detail(body), reason)
+    # Of a replica that is only ending, others may be asked at once.
+    if isinstance(error, SandboxUnavailable) and (reply.status == 429 or reason == OVERLOAD):
+        error.retry_after = float(after) if after.isdigit() else None
+    return error
 
 
 def _detail(data: bytes) -> str:

@@ -18,7 +18,7 @@ from aiohttp import web
 from injector.backend import Backend
 from injector.errors import SandboxError, SandboxRequestInvalid
 from injector.local.backend import LocalBackend
-from injector.orchestrator import logs
+from injector.orchestrator import limits, logs
 from injector.orchestrator.app import Orchestrator
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
@@ -79,6 +79,9 @@ def _options() -> argparse.Namespace:
         "--keys-env", default=KEYS_VARIABLE, help="environment variable with the accepted keys"
     )
     parser.add_argument(
+        "--limits", type=Path, default=None, metavar="FILE", help="TOML: what keys may ask for"
+    )
+    parser.add_argument(
         "--metrics-port", type=int, default=None, help="serve /metrics here, and not on --port"
     )
     parser.add_argument(
@@ -115,7 +118,8 @@ def _backend(options: argparse.Namespace) -> Backend:
 
 
 async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str]) -> None:
-    orchestrator = Orchestrator(backend, keys, own_metrics_port=options.metrics_port is not None)
+    allowed = None if options.limits is None else limits.load(options.limits)
+    orchestrator = Orchestrator(backend, keys, allowed, own_metrics_port=options.metrics_port is not None)
     figures = web.AppRunner(orchestrator.metrics_application(), access_log=None)
     runner = web.AppRunner(
         orchestrator.application(),
@@ -134,7 +138,10 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str])
         site = web.TCPSite(runner, options.host, options.port, backlog=4096)
         await site.start()
         port = runner.addresses[0][1]
-        logging.getLogger(__name__).info("serving %s:%d over %s", options.host, port, options.backend)
+        log = logging.getLogger(__name__)
+        log.info("serving %s:%d over %s", options.host, port, options.backend)
+        for key in keys:  # by these names they are in figures and in the file of limits
+            log.info("accepting the key named %s", limits.name_of(key))
         if options.metrics_port is not None:
             await figures.setup()
             await web.TCPSite(figures, options.host, options.metrics_port).start()

@@ -13,9 +13,19 @@ from injector.errors import SandboxUnavailable
 from injector.orchestrator import openapi
 from injector.orchestrator.drain import Drain
 from injector.orchestrator.keys import offered_protocols
+from injector.orchestrator.limits import Admission, Limits
 from injector.orchestrator.metrics import MEDIA_TYPE, Metrics
+from injector.orchestrator.ownership import Ownership, without_owner
 from injector.orchestrator.relay import relay
-from injector.orchestrator.replies import Invalid, add_request_id, decoded, json_reply, middleware, streamed
+from injector.orchestrator.replies import (
+    KEY_NAME,
+    Invalid,
+    add_request_id,
+    decoded,
+    json_reply,
+    middleware,
+    streamed,
+)
 from injector.orchestrator.routes import RAW, ROUTES, TAR
 from schemas.sandboxes import (
     Acknowledgement,
@@ -44,9 +54,18 @@ SERVICE = "orchard-sandbox"
 class Orchestrator:
     """Handlers without a memory of their own. `drain` is for whoever ends the process."""
 
-    def __init__(self, backend: Backend, keys: list[str], *, own_metrics_port: bool = False) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        keys: list[str],
+        limits: Limits | None = None,
+        *,
+        own_metrics_port: bool = False,
+    ) -> None:
         """With `own_metrics_port`, metrics are served by `metrics_application` only."""
         self._backend = backend
+        self._admission = Admission(limits or Limits(), keys=len(keys))
+        self._ownership = Ownership(backend, self._admission)
         self._keys = keys
         self._own_metrics_port = own_metrics_port
         self._metrics = Metrics()
@@ -55,7 +74,7 @@ class Orchestrator:
 
     def application(self) -> web.Application:
         """The aiohttp application; it opens and closes the backend."""
-        around = middleware(self._keys, self._metrics, self.drain)
+        around = middleware(self._keys, self._metrics, self.drain, self._admission)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
         app.on_response_prepare.append(add_request_id)
         app.cleanup_ctx.append(self._backend_open)
@@ -97,7 +116,9 @@ class Orchestrator:
         wanted = await decoded(request, CreateSandbox)
         for name, text in (("cpu", wanted.cpu), ("memory", wanted.memory)):
             _check_quantity(name, text)
-        made = await self._backend.create(wanted, request.headers.get(KEY_HEADER))
+        key = request.headers.get(KEY_HEADER)
+        async with self._ownership.of(request[KEY_NAME], 1, key, wanted.labels) as labels:
+            made = await self._backend.create(msgspec.structs.replace(wanted, labels=labels), key)
         return json_reply(
             SandboxCreatedReply(
                 sandbox_id=made.sandbox_id,
@@ -204,8 +225,13 @@ class Orchestrator:
         ids = wanted.sandbox_ids
         if ids is not None and not len(ids) == len(set(ids)) == wanted.count:
             raise Invalid(["body", "sandbox_ids"], "as many different ids are needed as `count` says")
-        key = request.headers.get(KEY_HEADER)
-        return json_reply(await self._backend.fork(request.match_info["id"], wanted, key))
+        key, sandbox_id = request.headers.get(KEY_HEADER), request.match_info["id"]
+        labels = wanted.labels
+        if labels is None and self._ownership.matters(request[KEY_NAME]):
+            labels = without_owner((await self._backend.get(sandbox_id)).labels)
+        async with self._ownership.of(request[KEY_NAME], wanted.count, key, labels) as own:
+            wanted = msgspec.structs.replace(wanted, labels=own)
+            return json_reply(await self._backend.fork(sandbox_id, wanted, key))
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, SnapshotRequest)

@@ -1,10 +1,12 @@
 """Who may ask: keys by header, or in two other places for WebSockets, which browsers open without headers."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from aiohttp import hdrs, web
+
+from injector.orchestrator.limits import OPEN
 
 KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
@@ -19,16 +21,17 @@ class Refusal(NamedTuple):
     detail: str
 
 
-def refusal(request: web.Request, accepted: Sequence[bytes]) -> Refusal | None:
-    """None when the request has one of the `accepted` keys, or there are none."""
+def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal:
+    """The name of the key that the request has, of the `accepted` ones by name; OPEN where there are none."""
     if not accepted:
-        return None
+        return OPEN
     given = _given(request)
     if given is None:
         return Refusal(401, f"the header {KEY_HEADER} is missing")
     # Compared with all of them, so that the time taken tells nothing.
-    matches = [hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key) for key in accepted]
-    return None if any(matches) else Refusal(403, "this key is not accepted")
+    sent = given.encode("utf-8", "surrogateescape")
+    names = [name for name, key in accepted.items() if hmac.compare_digest(sent, key)]
+    return names[0] if names else Refusal(403, "this key is not accepted")
 
 
 def offered_protocols(request: web.Request) -> list[str]:

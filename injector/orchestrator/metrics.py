@@ -36,6 +36,24 @@ class Metrics:
         self._in_flight = Gauge(
             "orchard_sandbox_requests_in_flight", "Requests being handled.", registry=self._registry
         )
+        self._by_key = Counter(
+            "orchard_sandbox_requests_by_key",
+            "Requests let in, by the name of their key (a digest of it).",
+            ("key",),
+            registry=self._registry,
+        )
+        self._in_flight_by_key = Gauge(
+            "orchard_sandbox_requests_in_flight_by_key",
+            "Requests being handled, by the name of their key.",
+            ("key",),
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "orchard_sandbox_requests_refused",
+            "Requests refused for a limit: rate, requests, sandboxes, overload.",
+            ("key", "limit"),
+            registry=self._registry,
+        )
         self._commands = Histogram(
             "orchard_sandbox_exec_seconds",
             "Run time of commands whose request waited for them.",
@@ -62,6 +80,17 @@ class Metrics:
         """A request of `route`, a pattern, was handled."""
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(method, route).observe(seconds)
+
+    @contextmanager
+    def asked_by(self, key: str) -> Iterator[None]:
+        """Around the handling of a request with the key of this name."""
+        self._by_key.labels(key).inc()
+        with self._in_flight_by_key.labels(key).track_inprogress():
+            yield
+
+    def refused(self, key: str, limit: str) -> None:
+        """A request with the key of this name was one too many."""
+        self._refused.labels(key, limit).inc()
 
     def executed(self, job: Job) -> None:
         """A request's command is done; one that still runs counts nowhere."""

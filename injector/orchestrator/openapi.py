@@ -15,6 +15,7 @@ from injector.orchestrator.routes import ROUTES, Parameter, Problem, Route, Vali
 API_VERSION = "1.0"
 ANY_ROUTE = (500, 503)
 WITH_A_KEY = (401, 403)
+TOO_MUCH = 429
 JSON = "application/json"
 
 
@@ -91,6 +92,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 def _errors(route: Route) -> list[int]:
     """What the route may answer with beside success."""
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
+    errors |= set() if route.open or route.unlimited else {TOO_MUCH}
     return sorted(errors | ({422} if route.request is not None else set()))
 
 

@@ -1,6 +1,7 @@
 """What every answer of the orchestrator has: compact JSON, a request id, errors as `{"detail": ...}`."""
 
 import logging
+import math
 import re
 import time
 import uuid
@@ -12,7 +13,8 @@ from aiohttp import web
 
 from injector.errors import SandboxError, SandboxUnavailable
 from injector.orchestrator.drain import Drain
-from injector.orchestrator.keys import refusal
+from injector.orchestrator.keys import Refusal, caller
+from injector.orchestrator.limits import OPEN, Admission, Excess, name_of
 from injector.orchestrator.logs import REQUEST_ID
 from injector.orchestrator.metrics import Metrics
 from injector.orchestrator.routes import ROUTES
@@ -23,11 +25,15 @@ OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)
 """Answered without a key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 """Asked every few seconds: logged only for debugging."""
+KEPT_ALIVE = frozenset((route.method, route.path) for route in ROUTES if route.unlimited)
 METHODS = frozenset({route.method for route in ROUTES} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
 """As a status in logs and figures: nobody was left to be answered."""
 RETRY_AFTER = "1"
 """Seconds."""
+
+KEY_NAME = "key_name"
+"""Of a request: the name of its key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -43,6 +49,14 @@ class Invalid(Exception):
         self.place = list(place)
         self.message = message
         self.kind = kind
+
+
+class OverLimit(Exception):
+    """A request that its key may not make now."""
+
+    def __init__(self, excess: Excess) -> None:
+        super().__init__(excess.detail)
+        self.excess = excess
 
 
 def json_reply(document: Any, status: int = 200) -> web.Response:
@@ -93,9 +107,9 @@ def steps(path: str) -> list[str | int]:
     return parts
 
 
-def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain) -> Any:
-    """Request id, key, errors, figures and a line of log around every handler. Without `keys` all is open."""
-    accepted = [key.encode() for key in keys]
+def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain, admission: Admission) -> Any:
+    """Request id, key, limits, errors, figures and log around every handler. Without `keys` all is open."""
+    accepted = {name_of(key): key.encode() for key in keys}
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -104,11 +118,14 @@ def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain) -> Any:
         status = CLIENT_GONE
         try:
             with metrics.in_flight(), drain.handling():
-                refused = None if request.path in OPEN_PATHS else refusal(request, accepted)
-                if refused is not None:
-                    reply: web.StreamResponse = json_reply({"detail": refused.detail}, refused.status)
-                else:
+                who = OPEN if request.path in OPEN_PATHS else caller(request, accepted)
+                if isinstance(who, Refusal):
+                    reply: web.StreamResponse = json_reply({"detail": who.detail}, who.status)
+                elif request.path in OPEN_PATHS:
                     reply = await _answered(request, handler)
+                else:
+                    request[KEY_NAME] = who
+                    reply = await admitted(request, handler, who)
             status = reply.status
             if drain.begun and not reply.prepared:
                 reply.force_close()
@@ -116,7 +133,31 @@ def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain) -> Any:
         finally:
             _note(request, status, time.perf_counter() - begun, metrics)
 
+    async def admitted(request: web.Request, handler: Handler, who: str) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        pattern = "" if resource is None else resource.canonical
+        counted = (request.method, pattern) not in KEPT_ALIVE
+        excess = admission.enter(who, time.monotonic(), counted=counted)
+        if excess is not None:
+            metrics.refused(who, excess.limit)
+            return _too_much(excess)
+        try:
+            with metrics.asked_by(who):
+                return await _answered(request, handler)
+        except OverLimit as error:
+            metrics.refused(who, error.excess.limit)
+            return _too_much(error.excess)
+        finally:
+            admission.leave(who)
+
     return around
+
+
+def _too_much(excess: Excess) -> web.Response:
+    reply = json_reply({"detail": excess.detail}, excess.status)
+    reply.headers[REASON_HEADER] = excess.reason
+    reply.headers["Retry-After"] = str(math.ceil(excess.retry_after))
+    return reply
 
 
 def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -> None:
@@ -135,6 +176,7 @@ def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -
             "status": status,
             "seconds": round(seconds, 6),
             "sandbox_id": sandbox_id,
+            "key": request.get(KEY_NAME),
         }
         log.log(level, "request", extra={"fields": fields})
 
@@ -156,6 +198,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         if isinstance(error, SandboxUnavailable):
             reply.headers["Retry-After"] = RETRY_AFTER
         return reply
+    except OverLimit:
+        raise
     except web.HTTPException as error:
         reply = json_reply({"detail": error.reason}, error.status)
         if "Allow" in error.headers:

@@ -84,6 +84,8 @@ class Route(NamedTuple):
     status: int = 200
     open: bool = False
     """Answered without a key."""
+    unlimited: bool = False
+    """Beyond all limits, because it lets go of what is there or says that it is needed."""
 
 
 KEY = Parameter("Idempotency-Key", "the same again returns what the first request made", place="header")
@@ -121,7 +123,14 @@ ROUTES = (
         parameters=(TIMEOUT,),
         errors=(404, 408, 422),
     ),
-    Route("DELETE", "/sandboxes/{id}", "delete", "remove a sandbox, or none", Acknowledgement),
+    Route(
+        "DELETE",
+        "/sandboxes/{id}",
+        "delete",
+        "remove a sandbox, or none",
+        Acknowledgement,
+        unlimited=True,
+    ),
     Route(
         "POST",
         "/sandboxes/{id}/heartbeat",
@@ -129,6 +138,7 @@ ROUTES = (
         "it is needed",
         Acknowledgement,
         errors=SANDBOX_ERRORS,
+        unlimited=True,
     ),
     Route(
         "POST",
@@ -238,5 +248,13 @@ ROUTES = (
         parameters=(TIMEOUT,),
         errors=(*SANDBOX_ERRORS, 422),
     ),
-    Route("DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=SANDBOX_ERRORS),
+    Route(
+        "DELETE",
+        "/jobs/{job}",
+        "cancel_job",
+        "kill a job's process group",
+        Job,
+        errors=SANDBOX_ERRORS,
+        unlimited=True,
+    ),
 )
