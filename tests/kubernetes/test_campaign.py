@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,13 +29,13 @@ PLAN = {3: WORKER, 7: ORCHESTRATOR, 10: WORKER, 13: ORCHESTRATOR, 15: WORKER}
 async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
     cluster: Cluster,
     namespace: str,
-    orchestrator: Callable[..., Any],
+    orchestrator: Callable[..., Service],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Pods of tiny tasks need next to nothing, and all of them have to find room on the node.
     sizes = {"cpu_request_share": 0.02, "memory_request_share": 0.1, "ephemeral_storage_request": "16Mi"}
-    service: Service = await orchestrator(**sizes)
+    service = orchestrator(**sizes)
     quick = {**chaos.QUICK, "ORCHARD_SANDBOX__URL": service.url, "SANDBOX_API_KEY": KEY}
     for name, value in quick.items():
         monkeypatch.setenv(name, value)
@@ -63,8 +62,8 @@ async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
                 if (what := plan.pop(due)) == WORKER:
                     kill_worker(store, due)
                 else:
-                    await service.stop(signal.SIGKILL)
-                    service = await orchestrator(port=service.port, **sizes)
+                    service.stop(signal.SIGKILL)
+                    service = orchestrator(port=service.port, **sizes)
                 report.kills[what] += 1
             if outcomes.aborted and settled == ROLLOUTS:
                 report.resumed += len(outcomes.aborted)

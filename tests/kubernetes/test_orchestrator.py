@@ -1,15 +1,14 @@
 """The orchestrator's processes over a cluster, with the account that infra/ gives them."""
 
 from collections.abc import Callable
-from typing import Any
 
-from tests.kubernetes.conftest import Cluster
+from tests.kubernetes.conftest import Cluster, Service
 
 
 async def test_a_sandbox_lives_with_no_more_rights_than_infra_gives(
-    cluster: Cluster, orchestrator: Callable[..., Any]
+    cluster: Cluster, orchestrator: Callable[..., Service]
 ) -> None:
-    service = await orchestrator()
+    service = orchestrator()
     async with service.client() as client:
         sandbox = await client.create_sandbox(cluster.images.full, cpu="1", memory="512Mi", timeout=60)
         result = await sandbox.exec("echo hello", cwd="/")
