@@ -19,6 +19,7 @@ class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
     annotator: str
     """Name of the layer that the annotation belongs to."""
     model: ModelSpec
+    prompt_version: str
     first_sequence: int
     last_sequence: int
     """Where the attempt lies in the log: its start and its outcome."""

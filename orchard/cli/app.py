@@ -25,6 +25,7 @@ from orchard.cli import (
     sft,
     store,
     tasks,
+    values,
 )
 from orchard.session import Session
 from pipelines.campaigns import CampaignError
@@ -110,6 +111,7 @@ app.add_typer(images.app, name="images")
 app.add_typer(store.app, name="store")
 app.add_typer(dead.app, name="dead")
 app.add_typer(datasets.app, name="dataset")
+app.add_typer(values.app, name="values")
 
 
 def main() -> None:

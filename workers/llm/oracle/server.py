@@ -10,11 +10,13 @@ from aiohttp import web
 from schemas.identity import digest
 from schemas.tasks import Task
 from workers.llm.answers import ORACLE_FINGERPRINT
+from workers.llm.oracle import annotator
 from workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, checked_mix, draw
 from workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from workers.llm.oracle.replies import Reply, chunks, text_of, usage, whole
 from workers.llm.oracle.script import turn
 from workers.llm.oracle.statements import StatementIndex
+from workers.llm.oracle.turns import Turn
 
 MODEL = "oracle"
 BODY_LIMIT = 256 * 1024 * 1024
@@ -99,6 +101,8 @@ class OracleServer:
         behaviour = self._forced(ask.model)
         if behaviour is None and ask.model != MODEL:
             return _error(404, f"there is no model {ask.model!r}", "model_not_found")
+        if not ask.tools and (asked := _annotation(ask.messages)):
+            return await self._annotate(ask, asked)
         names = [(tool.get("function") or {}).get("name") for tool in ask.tools or ()]
         if "bash" not in names:
             return _error(400, "the oracle plays through a tool named `bash`, and the request has none")
@@ -121,6 +125,20 @@ class OracleServer:
             return await _stream(request, reply, bool((ask.stream_options or {}).get("include_usage")))
         return web.Response(body=msgspec.json.encode(whole(reply)), content_type="application/json")
 
+    async def _annotate(self, ask: _Ask, asked: str) -> web.Response:
+        task = await self._task([{"role": "user", "content": annotator.unbarred(asked)}])
+        if task is None:
+            return _error(400, "no task that the oracle knows has its statement in this prompt")
+        said = Turn(text=annotator.annotate(task, asked))
+        reply = Reply(
+            id=f"oracle-{digest([task.task_id, asked], 12)}",
+            model=ask.model,
+            fingerprint=f"{ORACLE_FINGERPRINT}/annotator",
+            turn=said,
+            usage=usage(ask.messages, [], said),
+        )
+        return web.Response(body=msgspec.json.encode(whole(reply)), content_type="application/json")
+
     def _forced(self, model: str) -> Behaviour | None:
         prefix, _, name = model.partition("/")
         return Behaviour(name) if prefix == MODEL and name in list(Behaviour) else None
@@ -133,6 +151,12 @@ class OracleServer:
                 await asyncio.to_thread(self._index.reload)
             task = self._index.find(text)
         return task
+
+
+def _annotation(messages: list[dict[str, Any]]) -> str | None:
+    """The prompt that asks for values of steps, where this conversation is about that."""
+    first = next((text_of(message) for message in messages if message.get("role") == "user"), "")
+    return first if annotator.is_annotation(first) else None
 
 
 async def _commit(fault: Fault, request: web.Request) -> web.Response | None:

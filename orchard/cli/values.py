@@ -1,0 +1,195 @@
+"""`values ...`: what unresolved trajectories were worth, step by step, as an annotator sees it."""
+
+import asyncio
+import os
+import socket
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from orchard.cli.processes import stop_on_signals
+from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.values.annotator import Annotator, Cases
+from pipelines.values.curves import Curve, shape_statistics
+from pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from schemas.events import Event
+from storage.reader import open_tables
+from streams.claims import Claims
+from streams.publisher import Publisher
+from streams.topology import declare
+from workers.llm.client import EndpointSettings, ModelClient
+
+app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
+
+Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
+
+
+@app.command()
+def annotate(
+    context: typer.Context,
+    campaign: Annotated[str, typer.Argument(help="Campaign whose unresolved trajectories are judged.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model that judges.", show_default="each trajectory's own teacher")
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
+    annotator: Annotated[
+        str | None, typer.Option(help="Name of the layer of values.", show_default="the model's name")
+    ] = None,
+    slots: Slots = 8,
+    characters: Annotated[int, typer.Option(help="Of a prompt, at most.", min=5000)] = 200_000,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Ask about those again that failed.")] = False,
+) -> None:
+    """Ask for the value of each step of every unresolved trajectory that has none. Goes on after a break.
+
+    orchard values annotate first --model oracle
+    orchard values annotate first
+    """
+    session: Session = context.obj
+    asking = Asking(
+        model=model,
+        endpoint=endpoint or ("oracle" if model == "oracle" else "default"),
+        annotator=annotator,
+        max_tokens=max_tokens,
+        context_characters=characters,
+        again=again,
+    )
+    uvloop.run(annotate_campaign(session, campaign, asking, slots))
+
+
+async def annotate_campaign(session: Session, campaign: str, asking: Asking, slots: int) -> None:
+    """Offer what is open, and work on the queue until all of it has its verdict."""
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.connection("values"))
+        await declare(connection, session.config.nats, [QUEUE])
+        await session.committed(connection)
+        with open_tables(session.config.store) as tables:
+            requests = open_requests(tables, campaign, asking)
+        if not requests:
+            console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
+            return
+        publisher = Publisher(connection)
+        await offer(publisher, requests, f".again-{os.getpid()}" if asking.again else "")
+        bar = stack.enter_context(_bar())
+        task = bar.add_task(campaign, total=len(requests))
+        missing = {request.rollout_id for request in requests}
+        verdicts: dict[str, int] = {}
+        stop = asyncio.Event()
+
+        def count(event: Event) -> None:
+            verdicts[event.type] = verdicts.get(event.type, 0) + 1
+            missing.discard(event.rollout_id or "")
+            bar.update(task, completed=len(requests) - len(missing))
+            if not missing:
+                stop.set()
+
+        models = ModelClient(endpoints(session))
+        stack.push_async_callback(models.close)
+        claims = await stack.enter_async_context(Claims(connection, QUEUE))
+        cases = Cases(session.config.store)
+        stack.callback(cases.close)
+        watching = asyncio.create_task(_watch(session, {one.annotator for one in requests}, missing, stop))
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        worker = Annotator(publisher, claims, models, cases, name=name, slots=slots, done=count)
+        await worker.run(stop)
+        watching.cancel()
+        await session.committed(connection)
+    console.print(", ".join(f"{number} {kind}" for kind, number in sorted(verdicts.items())), highlight=False)
+
+
+async def _watch(session: Session, annotators: set[str], missing: set[str], stop: asyncio.Event) -> None:
+    """Strike off what others on the queue have done, and stop when nothing is left to wait for."""
+    while not stop.is_set():
+        await asyncio.sleep(5.0)
+        done = await asyncio.to_thread(_judged, session.config.store, annotators)
+        missing -= done
+        if not missing:
+            stop.set()
+
+
+def _judged(store: str, annotators: set[str]) -> set[str]:
+    query = "select rollout_id from values_all where list_contains($names, annotator)"
+    with open_tables(store) as tables:
+        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
+    return {row[0] for row in rows}
+
+
+@app.command()
+def worker(context: typer.Context, slots: Slots = 8) -> None:
+    """Run one annotator: claims trajectories until SIGTERM, then finishes what it has begun."""
+    from orchard.cli.processes import start_logging
+
+    start_logging()
+    uvloop.run(_worker(context.obj, slots))
+
+
+async def _worker(session: Session, slots: int) -> None:
+    stop = stop_on_signals(asyncio.get_running_loop())
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.connection("annotator"))
+        await declare(connection, session.config.nats, [QUEUE])
+        models = ModelClient(endpoints(session))
+        stack.push_async_callback(models.close)
+        claims = await stack.enter_async_context(Claims(connection, QUEUE))
+        cases = Cases(session.config.store)
+        stack.callback(cases.close)
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        await Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots).run(stop)
+
+
+@app.command()
+def shapes(
+    context: typer.Context,
+    annotator: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
+) -> None:
+    """What the curves of each annotator look like; the paper's are 98.9 % inverted-U."""
+    session: Session = context.obj
+    with open_tables(session.config.store) as tables:
+        found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()
+        failed = dict(
+            tables.execute(
+                "select annotator, count(*) from values_all where kind = 'failed' group by 1"
+            ).fetchall()
+        )
+    layers: dict[str, list[Curve]] = {}
+    clamped: dict[str, int] = {}
+    for name, base, keys, steps, flags in found:
+        points = {key["step"]: key["p_resolve"] for key in keys}
+        layers.setdefault(name, []).append(Curve(base, points, steps))
+        clamped[name] = clamped.get(name, 0) + ("final_clamped" in flags)
+    if annotator is not None and annotator not in layers:
+        raise ConfigError(f"no layer is named {annotator!r}: there is {', '.join(sorted(layers)) or 'none'}")
+    rows = []
+    for name, curves in sorted(layers.items()):
+        if annotator in (None, name) and (one := shape_statistics(curves)) is not None:
+            values = [getattr(one, field) for field in one.__dataclass_fields__]
+            rows.append((name, *values, clamped[name], failed.get(name, 0)))
+    if not rows:
+        raise ConfigError("no trajectory has values yet: run `orchard values annotate CAMPAIGN`")
+    fields = [field.replace("_", " ") for field in one.__dataclass_fields__] if one else []
+    console.print(rows_table(["annotator", *fields, "clamped", "failed"], rows))
+
+
+def endpoints(session: Session) -> dict[str, EndpointSettings]:
+    """The configured endpoints, and the oracle of the pipeline that runs here."""
+    record = session.up()
+    own = {"oracle": EndpointSettings(base_url=record.oracle_url)} if record and record.oracle_url else {}
+    return {**own, **session.config.endpoints}
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("trajectories"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )

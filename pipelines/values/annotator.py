@@ -1,0 +1,242 @@
+"""The annotator: claims trajectories, asks a model for values, checks what it says, publishes the verdict.
+
+Stateless like every worker. The event's id is a digest of the rollout, the layer, the prompt version and the
+prompt itself: a request delivered twice finds the result in the log and asks nothing.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import duckdb
+import msgspec
+
+from pipelines.trajectories import Place
+from pipelines.values.cases import Case, read_case
+from pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
+from pipelines.values.replies import BadReply, Reading, read_reply
+from schemas.events import Event, make_event
+from schemas.identity import digest
+from schemas.llm_calls import ModelKind
+from schemas.outcomes import AbortCause
+from schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
+from storage.blobs import BlobStore
+from storage.errors import StorageError
+from storage.reader import open_tables, refresh
+from streams.claims import Claim, Claims
+from streams.publisher import Publisher
+from workers.failures import InfrastructureError
+from workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+
+log = logging.getLogger("orchard.annotator")
+
+CLAIM_WAIT_SECONDS = 1.0
+RETRY_SECONDS = 20.0
+"""Until a request whose endpoint or store was not there is tried again; doubled each time."""
+MAX_FAILURES = 5
+"""Times an endpoint may be out of reach before the request becomes a dead letter."""
+CONTEXT_EXCEEDED = "context_exceeded"
+
+
+class Cases:
+    """Reads cases out of a store that is being written; one reader for all claims of a process."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._blobs = BlobStore(store)
+        self._lock = threading.Lock()
+        self._tables: duckdb.DuckDBPyConnection | None = None
+
+    def read(self, place: Place) -> Case | None:
+        """The case, or None while the tables do not have it. Raises StorageError."""
+        with self._lock:
+            if self._tables is None:
+                self._tables = open_tables(self._store)
+            found = read_case(self._tables, self._blobs, place)
+            if found is None:
+                refresh(self._tables, self._store)
+                found = read_case(self._tables, self._blobs, place)
+            return found
+
+    def close(self) -> None:
+        """Close the tables."""
+        with self._lock:
+            if self._tables is not None:
+                self._tables.close()
+                self._tables = None
+
+
+class Annotator:
+    """Runs `slots` claim loops until `stop` is set."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        claims: Claims,
+        models: ModelClient,
+        cases: Cases,
+        *,
+        name: str,
+        slots: int = 4,
+        done: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._publisher = publisher
+        self._claims = claims
+        self._models = models
+        self._cases = cases
+        self._name = name
+        self._slots = slots
+        self._done = done
+        """Told of each verdict that was published."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """What is claimed when `stop` is set is still finished. Raises StreamsError."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._slots):
+                group.create_task(self._slot(stop))
+
+    async def _slot(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
+            if claim is not None:
+                await self._handle(claim)
+
+    async def _handle(self, claim: Claim) -> None:
+        try:
+            request = msgspec.json.decode(claim.body, type=AnnotationRequest)
+        except msgspec.DecodeError as error:
+            await claim.reject(f"not an annotation request: {error}")
+            return
+        if request.prompt_version != PROMPT_VERSION:
+            await claim.reject(
+                f"it wants prompt version {request.prompt_version}; this annotator has {PROMPT_VERSION}"
+            )
+            return
+        try:
+            event = await self._verdict(request)
+        except (InfrastructureError, StorageError) as error:
+            await self._later(claim, request, str(error))
+            return
+        await self._publisher.event(event)
+        if self._done is not None:
+            self._done(event)
+        await claim.complete()
+
+    async def _verdict(self, request: AnnotationRequest) -> Event:
+        """The event to publish: one that is in the log already, or what comes of asking now."""
+        place = Place(
+            request.rollout_id, request.attempt, None, request.first_sequence, request.last_sequence
+        )
+        case = await asyncio.to_thread(self._cases.read, place)
+        if case is None:
+            raise InfrastructureError(
+                AbortCause.STORE_FAILED, f"the tables do not have rollout {request.rollout_id} yet"
+            )
+        prompt = make_prompt(case, request.context_characters)
+        input_hash = digest(prompt.messages, 64)
+        key = [request.rollout_id, request.attempt, request.annotator, request.prompt_version, input_hash]
+        identity = digest(["annotation", *key])
+        known = await self._publisher.annotation(identity)
+        if known is not None and known.event is not None:
+            return known.event
+        data = await self._ask(request, case, prompt, input_hash)
+        return make_event(
+            data,
+            id=identity,
+            source=f"orchard/annotator/{self._name}",
+            campaign=case.campaign,
+            rollout_id=case.rollout_id,
+            attempt=case.attempt,
+        )
+
+    async def _ask(
+        self, request: AnnotationRequest, case: Case, prompt: Prompt, input_hash: str
+    ) -> ValueAnnotated | AnnotationFailed:
+        """Ask until a reply keeps the rules, `max_tries` times. Raises InfrastructureError."""
+        began = time.monotonic()
+        messages = [dict(message) for message in prompt.messages]
+        answers: list[Completion] = []
+        clamped: Reading | None = None
+        fault, detail = "", ""
+        for number in range(request.max_tries):
+            try:
+                answer = await self._models.complete(
+                    request.model,
+                    messages,
+                    [],
+                    seed=int(input_hash[:7], 16) + number,
+                    timeout=request.timeout_seconds,
+                )
+            except ContextLengthExceeded as error:
+                fault, detail = CONTEXT_EXCEEDED, str(error)
+                break
+            answers.append(answer)
+            try:
+                reading = read_reply(answer.text, len(case.steps))
+            except BadReply as refused:
+                fault, detail, clamped = refused.fault.value, str(refused), refused.clamped
+                log.info("rollout %s, reply %d: %s", request.rollout_id, number + 1, detail)
+                messages += [
+                    {"role": "assistant", "content": answer.text or "(nothing)"},
+                    {"role": "user", "content": retry_message(detail)},
+                ]
+                continue
+            facts = _facts(request, case, prompt, input_hash, answers, time.monotonic() - began)
+            return _annotated(facts, reading)
+        facts = _facts(request, case, prompt, input_hash, answers, time.monotonic() - began)
+        if clamped is not None:
+            return _annotated(facts, clamped)
+        return AnnotationFailed(**msgspec.structs.asdict(facts), fault=fault, detail=detail)
+
+    async def _later(self, claim: Claim, request: AnnotationRequest, why: str) -> None:
+        """Try again when the endpoint or the store may be back; in the end, a dead letter with the reason."""
+        failures = request.failures + 1
+        if failures > MAX_FAILURES:
+            await claim.reject(why)
+            return
+        again = msgspec.structs.replace(request, failures=failures)
+        name = f"{request.rollout_id}.{request.annotator}.{request.prompt_version}.{claim.sequence}"
+        delay = RETRY_SECONDS * 2 ** (failures - 1)
+        await claim.retry_later(name, msgspec.json.encode(again), delay, why)
+
+
+def _facts(
+    request: AnnotationRequest,
+    case: Case,
+    prompt: Prompt,
+    input_hash: str,
+    answers: list[Completion],
+    seconds: float,
+) -> AnnotationFacts:
+    """Who was asked what, summed over all tries; the cost is known only where each try's is."""
+    last = answers[-1] if answers else None
+    costs = [answer.cost_usd for answer in answers]
+    oracle = any(answer.model_kind is ModelKind.ORACLE for answer in answers)
+    return AnnotationFacts(
+        annotator=request.annotator,
+        model=request.model.name,
+        served_model=last.served_model if last else "",
+        model_kind=ModelKind.ORACLE if oracle else request.model.kind,
+        endpoint=request.model.endpoint,
+        prompt_version=request.prompt_version,
+        input_hash=input_hash,
+        steps=len(case.steps),
+        omitted_steps=prompt.omitted_steps,
+        tries=len(answers),
+        prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
+        completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        seconds=seconds,
+    )
+
+
+def _annotated(facts: AnnotationFacts, reading: Reading) -> ValueAnnotated:
+    return ValueAnnotated(
+        **msgspec.structs.asdict(facts),
+        base=reading.base,
+        key_steps=reading.key_steps,
+        curve=reading.curve,
+        flags=reading.flags,
+    )

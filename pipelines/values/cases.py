@@ -1,0 +1,97 @@
+"""The case of an unresolved trajectory, as an annotator sees it: what was asked, done, printed and graded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+import msgspec
+
+from pipelines.trajectories import Place, read_paths
+from schemas.blobs import BlobRef
+from schemas.messages import MessageNode, Role
+from schemas.tasks import SWETests, Task
+from storage.blobs import BlobStore
+
+PASSING = frozenset({"PASSED", "XFAIL", "SKIPPED"})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One assistant message and what came of it."""
+
+    thought: str
+    actions: tuple[tuple[str, str], ...]
+    """Names of tools with their arguments as they were written."""
+    results: tuple[str, ...]
+    """Observations, and the harness's answers to what it could not act on."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """All of it."""
+
+    rollout_id: str
+    attempt: int
+    campaign: str
+    statement: str
+    steps: tuple[Step, ...]
+    exit_status: str
+    unfixed: tuple[str, ...]
+    """Tests that had to pass after the repair and did not."""
+    regressed: tuple[str, ...]
+    """Tests that passed before and do not now."""
+    fixed: int
+    detail: str
+    """What the grader says beside the tests."""
+    submission: str
+
+
+_OUTCOME = """
+select r.campaign, r.exit_status, r.submission, r.submission_sha256, r.leaf, w.tests, w.detail, q.task_sha256
+from rollouts r
+join requests q on q.rollout_id = r.rollout_id
+left join rewards w on w.rollout_id = r.rollout_id
+where r.rollout_id = $rollout and r.attempt = $attempt
+"""
+
+
+def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place) -> Case | None:
+    """The case of one attempt; None while the tables lack its outcome. Raises BlobMissing, BlobCorrupt."""
+    found = tables.execute(_OUTCOME, {"rollout": place.rollout_id, "attempt": place.attempt}).fetchone()
+    if found is None:
+        return None
+    campaign, exit_status, submission, submission_sha256, leaf, tests, detail, task_sha256 = found
+    task = msgspec.json.decode(blobs.get(BlobRef(sha256=task_sha256, size=0)), type=Task)
+    if submission_sha256:
+        submission = blobs.get(BlobRef(sha256=submission_sha256, size=0)).decode("utf-8", "replace")
+    whole = Place(place.rollout_id, place.attempt, leaf, place.first, place.last)
+    path = read_paths(tables, blobs, [whole])[place.rollout_id]
+    needed = set(task.grading.fail_to_pass) if isinstance(task.grading, SWETests) else set()
+    failing = [name for name, status in sorted((tests or {}).items()) if status not in PASSING]
+    return Case(
+        rollout_id=place.rollout_id,
+        attempt=place.attempt,
+        campaign=campaign,
+        statement=task.statement,
+        steps=steps_of(path),
+        exit_status=exit_status,
+        unfixed=tuple(name for name in failing if name in needed),
+        regressed=tuple(name for name in failing if name not in needed),
+        fixed=len(needed & set(tests or {})) - sum(name in needed for name in failing),
+        detail=detail or "",
+        submission=submission or "",
+    )
+
+
+def steps_of(path: Sequence[MessageNode]) -> tuple[Step, ...]:
+    """The steps of a path of messages."""
+    steps: list[Step] = []
+    for node in path:
+        if node.role is Role.ASSISTANT:
+            thought = "\n".join(filter(None, [node.reasoning, node.content]))
+            actions = tuple((call.name, call.arguments) for call in node.tool_calls)
+            steps.append(Step(thought, actions, ()))
+        elif steps:
+            last = steps[-1]
+            steps[-1] = Step(last.thought, last.actions, (*last.results, node.content))
+    return tuple(steps)

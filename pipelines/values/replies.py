@@ -1,0 +1,219 @@
+"""What an annotator may answer: a strict reader of untrusted text, whose refusals name the broken rule.
+
+The rules are those of learning.md, section 2. Two choices beside it: a trajectory shorter than three steps
+needs a key step for each of its steps; and the base, asked for as step -1, counts among the points that
+must not be constant or only rise when the annotator gave it.
+"""
+
+import json
+import math
+import re
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import msgspec
+
+from pipelines.values.curves import DEFAULT_BASE, TOLERANCE, interpolate
+from schemas.values import KeyStep
+
+FINAL_LIMIT = 0.2
+"""p at the end of a failed trajectory must be below; after the last try it is set to this and flagged."""
+MIN_KEY_STEPS = 3
+KEY_STEP_SHARE = 0.1
+REPLY_LIMIT = 1_000_000
+"""Characters."""
+REASONING_LIMIT = 500
+"""Characters that are kept of each reason."""
+
+_THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
+"""All up to the end of the last thought; greedy, so that hostile text costs no more than its length."""
+_FENCE = re.compile(r"\A```[\w+-]*[ \t]*\r?\n(.*?)\r?\n?```\Z", re.DOTALL)
+
+
+class Fault(StrEnum):
+    """The rule that a reply broke."""
+
+    TOO_LONG = "too_long"
+    NOT_JSON_ARRAY = "not_json_array"
+    NOT_OBJECT = "not_object"
+    STEP_NOT_INTEGER = "step_not_integer"
+    STEP_OUT_OF_RANGE = "step_out_of_range"
+    STEP_REPEATED = "step_repeated"
+    P_NOT_NUMBER = "p_not_number"
+    P_OUT_OF_RANGE = "p_out_of_range"
+    REASONING_NOT_TEXT = "reasoning_not_text"
+    TOO_FEW_KEY_STEPS = "too_few_key_steps"
+    CONSTANT = "constant"
+    MONOTONE_RISING = "monotone_rising"
+    FINAL_TOO_HIGH = "final_too_high"
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """An accepted reply."""
+
+    base: float
+    key_steps: tuple[KeyStep, ...]
+    """By step, all in 0 .. steps - 1."""
+    curve: tuple[float, ...]
+    flags: tuple[str, ...] = ()
+
+
+class BadReply(Exception):
+    """A reply that is not accepted. `str()` says what is wrong in words for the annotator's next try."""
+
+    def __init__(self, fault: Fault, detail: str, clamped: Reading | None = None) -> None:
+        super().__init__(detail)
+        self.fault = fault
+        self.clamped = clamped
+        """For FINAL_TOO_HIGH alone: the reading with its end set to FINAL_LIMIT, for after the last try."""
+
+
+def read_reply(text: str, steps: int) -> Reading:
+    """The curve that a reply states for a trajectory of `steps` >= 1 steps. Raises BadReply, nothing else."""
+    entries = [_entry(item) for item in _array(text)]
+    seen: set[int] = set()
+    for step, _, _ in entries:
+        if not -1 <= step < steps:
+            _refuse(
+                Fault.STEP_OUT_OF_RANGE,
+                f"step {_quoted(step)} does not exist: steps are 0 to {steps - 1}, and -1 for the base rate",
+            )
+        if step in seen:
+            _refuse(Fault.STEP_REPEATED, f"step {step} is there more than once: give each step one entry")
+        seen.add(step)
+    scale, flags = _scale([p for _, p, _ in entries])
+    points = {step: p * scale for step, p, _ in sorted(entries, key=lambda entry: entry[0])}
+    reasons = {step: reasoning[:REASONING_LIMIT] for step, _, reasoning in entries}
+    _check_form(points, steps)
+    base = points.pop(-1, None)
+    if base is None:
+        base, flags = DEFAULT_BASE, [*flags, "base_default"]
+    final = max(points)
+    high = points[final] >= FINAL_LIMIT
+    if high:
+        stated = points[final]
+        points[final], flags = FINAL_LIMIT, [*flags, "final_clamped"]
+    reading = Reading(
+        base=base,
+        key_steps=tuple(
+            KeyStep(step=step, p_resolve=p, reasoning=reasons[step]) for step, p in points.items()
+        ),
+        curve=interpolate(base, points, steps),
+        flags=tuple(flags),
+    )
+    if high:
+        raise BadReply(
+            Fault.FINAL_TOO_HIGH,
+            f"p_resolve is {stated:g} at the end, but the trajectory failed: it must end below {FINAL_LIMIT}",
+            reading,
+        )
+    return reading
+
+
+def needed_key_steps(steps: int) -> int:
+    """How many distinct steps of a trajectory must have a value."""
+    return min(steps, max(MIN_KEY_STEPS, math.ceil(KEY_STEP_SHARE * steps - TOLERANCE)))
+
+
+def _array(text: str) -> list[Any]:
+    if len(text) > REPLY_LIMIT:
+        _refuse(Fault.TOO_LONG, f"the reply has {len(text)} characters: answer with the JSON array alone")
+    text = text.strip()
+    if not text.startswith("["):
+        text = _THINKING.sub("", text).strip()
+    fenced = _FENCE.match(text)
+    try:
+        found = json.loads(
+            fenced[1] if fenced else text, parse_constant=_not_finite, object_pairs_hook=_object
+        )
+    except (ValueError, RecursionError) as error:
+        reason = str(error)[:200]
+        raise BadReply(
+            Fault.NOT_JSON_ARRAY, f"the reply is not JSON ({reason}): answer with the JSON array alone"
+        ) from error
+    if not isinstance(found, list):
+        _refuse(Fault.NOT_JSON_ARRAY, "the reply is JSON, but not an array: answer with one JSON array")
+    return found
+
+
+def _not_finite(constant: str) -> NoReturn:
+    _refuse(Fault.P_OUT_OF_RANGE, f"{constant} is no probability: give numbers from 0 to 1")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse(
+            Fault.NOT_OBJECT, f"an object names {_quoted([name for name, _ in pairs])}: each name only once"
+        )
+    return found
+
+
+def _entry(item: Any) -> tuple[int, float, str]:
+    if not isinstance(item, dict):
+        _refuse(
+            Fault.NOT_OBJECT,
+            f'{_quoted(item)} is not an object: entries are {{"step", "p_resolve", "reasoning"}}',
+        )
+    step, p, reasoning = item.get("step"), item.get("p_resolve"), item.get("reasoning", "")
+    if not isinstance(step, int) or isinstance(step, bool):
+        _refuse(Fault.STEP_NOT_INTEGER, f"step {_quoted(step)} is not an integer")
+    if not isinstance(p, int | float) or isinstance(p, bool):
+        _refuse(Fault.P_NOT_NUMBER, f"p_resolve {_quoted(p)} of step {_quoted(step)} is not a number")
+    if not 0 <= p <= 100:  # also where it is infinite, as 1e999 is, or an integer too large for a float
+        _refuse(Fault.P_OUT_OF_RANGE, f"p_resolve {_quoted(p)} of step {_quoted(step)} is not from 0 to 1")
+    if not isinstance(reasoning, str) or not _encodable(reasoning):
+        _refuse(Fault.REASONING_NOT_TEXT, f"the reasoning of step {_quoted(step)} is not text")
+    return step, float(p), reasoning
+
+
+def _encodable(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _quoted(value: Any) -> str:
+    try:
+        return ascii(value)[:60]
+    except (ValueError, RecursionError):  # an integer of too many digits, or lists in lists
+        return "(a value too large to show)"
+
+
+def _scale(values: list[float]) -> tuple[float, list[str]]:
+    """Percents are rescaled, but only when all values are: 0.4 beside 40 is neither."""
+    if all(p <= 1 for p in values):
+        return 1.0, []
+    odd = next((p for p in values if 0 < p < 1), None)
+    if odd is not None:
+        _refuse(
+            Fault.P_OUT_OF_RANGE,
+            f"p_resolve {max(values):g} is over 1 and {odd:g} is not a percentage: give numbers from 0 to 1",
+        )
+    return 0.01, ["percent"]
+
+
+def _check_form(points: dict[int, float], steps: int) -> None:
+    """What must hold of all points together, given by rising step."""
+    needed, given = needed_key_steps(steps), sum(step >= 0 for step in points)
+    if given < needed:
+        _refuse(
+            Fault.TOO_FEW_KEY_STEPS,
+            f"only {given} of {steps} steps have a value: give at least {needed}",
+        )
+    values = list(points.values())
+    if all(abs(p - values[0]) <= TOLERANCE for p in values):
+        _refuse(Fault.CONSTANT, "p_resolve is the same everywhere: it must fall where the mistake was made")
+    if all(after >= before - TOLERANCE for before, after in pairwise(values)):
+        _refuse(
+            Fault.MONOTONE_RISING,
+            "p_resolve never falls, but the trajectory failed: it must fall at or before the mistake",
+        )
+
+
+def _refuse(fault: Fault, detail: str) -> NoReturn:
+    raise BadReply(fault, detail)

@@ -1,0 +1,99 @@
+"""Which trajectories an annotator is asked about: unresolved ones that it has not judged yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+import msgspec
+
+from pipelines.values.prompt import PROMPT_VERSION
+from schemas.campaigns import ModelSpec
+from schemas.llm_calls import ModelKind
+from schemas.values import AnnotationRequest
+from streams.publisher import Publisher
+from streams.settings import Queue
+
+QUEUE = Queue(kind="annotate", domain="values")
+
+_OPEN = """
+select r.rollout_id, r.attempt, r.model, r.model_kind, q.endpoint,
+       coalesce(s.sequence, 0) as first, r.sequence as last
+from rollouts r
+join requests q on q.rollout_id = r.rollout_id
+left join (
+    select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
+    where kind = 'started' group by all
+) s on s.rollout_id = r.rollout_id and s.attempt = r.attempt
+where r.campaign = $campaign and r.resolved is not null and not r.resolved and r.turns > 0
+and not exists (
+    select 1 from tables.values_all v
+    where v.rollout_id = r.rollout_id and v.attempt = r.attempt and v.prompt_version = $version
+    and v.annotator = coalesce(nullif($annotator, ''), coalesce(nullif($model, ''), r.model))
+    and (v.kind = 'annotated' or not $again)
+)
+order by r.sequence
+"""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Who is to judge, and how."""
+
+    model: str | None = None
+    """None: each trajectory's own teacher, at its own endpoint."""
+    endpoint: str = "default"
+    annotator: str | None = None
+    """Name of the layer; None: the model's name."""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    context_characters: int = 200_000
+    again: bool = False
+    """Ask about those again that failed with this prompt version."""
+
+
+def open_requests(
+    tables: duckdb.DuckDBPyConnection, campaign: str, asking: Asking
+) -> list[AnnotationRequest]:
+    """One request for each unresolved trajectory of the campaign that the layer does not have."""
+    parameters = {
+        "campaign": campaign,
+        "version": PROMPT_VERSION,
+        "annotator": asking.annotator or "",
+        "model": asking.model or "",
+        "again": asking.again,
+    }
+    found = []
+    for rollout, attempt, model, kind, endpoint, first, last in tables.execute(_OPEN, parameters).fetchall():
+        spec = ModelSpec(
+            name=asking.model or model,
+            endpoint=asking.endpoint if asking.model else endpoint,
+            kind=ModelKind.MODEL if asking.model else ModelKind(kind),
+            temperature=asking.temperature,
+            max_tokens=asking.max_tokens,
+        )
+        found.append(
+            AnnotationRequest(
+                rollout_id=rollout,
+                attempt=attempt,
+                campaign=campaign,
+                annotator=asking.annotator or spec.name,
+                model=spec,
+                prompt_version=PROMPT_VERSION,
+                first_sequence=first,
+                last_sequence=last,
+                context_characters=asking.context_characters,
+            )
+        )
+    return found
+
+
+async def offer(publisher: Publisher, requests: Sequence[AnnotationRequest], round_: str = "") -> None:
+    """Put requests on the annotate queue. Offering again stores none twice within the queue's window; an
+    annotator that gets one twice all the same asks once."""
+    await publisher.requests(
+        QUEUE,
+        [
+            (f"{one.rollout_id}.{one.annotator}.{one.prompt_version}{round_}", msgspec.json.encode(one))
+            for one in requests
+        ],
+    )
