@@ -22,6 +22,9 @@ def register(app: typer.Typer) -> None:
         version: Annotated[int, typer.Option(help="Policy version of these weights.", min=0)] = 0,
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="0 chooses one.")] = 8800,
+        port_file: Annotated[
+            Path | None, typer.Option(help="File that gets the port once the server listens.")
+        ] = None,
         api_key_env: Annotated[
             str | None, typer.Option(help="Environment variable with the key that clients must send.")
         ] = None,
@@ -49,6 +52,7 @@ def register(app: typer.Typer) -> None:
             version=version,
             host=host,
             port=port,
+            port_file=port_file,
             api_key_env=api_key_env,
             slots=slots,
             context=context,

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from pipelines.models.errors import ModelError
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The causal model in a directory, or of that name on the Hub. Raises ModelError when there is none."""
+    transformers_logging.disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype)
     except (OSError, ValueError) as error:

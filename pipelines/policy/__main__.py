@@ -10,8 +10,8 @@ from pipelines.models.errors import ModelError
 from pipelines.policy.serving import ServingSettings, serve
 
 
-def main() -> int:
-    """Run; errors a user can mend are one sentence and exit code 1."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run with arguments, the process's own by default; errors a user can mend are one sentence and exit code 1."""
     defaults = {name: value for name, value in _defaults().items() if name != "model"}
     parser = argparse.ArgumentParser(prog="python -m pipelines.policy", description=__doc__)
     parser.add_argument("model", type=Path)
@@ -24,7 +24,7 @@ def main() -> int:
             parser.add_argument(flag, type=kind, default=value)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return serve(ServingSettings(**vars(parser.parse_args())))
+        return serve(ServingSettings(**vars(parser.parse_args(arguments))))
     except (ModelError, DatasetError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -30,6 +30,8 @@ class _Choosing(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    """vLLM's: go on to `max_tokens` whatever is sampled."""
     return_token_ids: bool | None = None
     """vLLM's: ids of prompt and answer in the reply, here with the policy versions that sampled them."""
     return_tokens_as_token_ids: bool | None = None
@@ -53,7 +55,7 @@ class _Choosing(msgspec.Struct, kw_only=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
             seed=self.seed,
-            stop_ids=stop_ids,
+            stop_ids=frozenset() if self.ignore_eos else stop_ids,
         )
 
     @property

@@ -1,0 +1,277 @@
+"""The policy server over its real wire, asked by our own client and by plain HTTP."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from pipelines.datasets.tokenization import ChatTokenizer
+from schemas.campaigns import ModelSpec
+from schemas.messages import VersionRun
+from storage.blobs import BlobStore
+from tests.pipelines.policy.small_models import BASH
+from workers.failures import InfrastructureError
+from workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
+from workers.trace import Trace
+
+HELLO = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix add.py"}]
+SPEC = ModelSpec(name="policy", max_tokens=24, temperature=1.0, logprobs=True)
+
+
+def client_of(server, **settings) -> ModelClient:
+    extra = {"return_token_ids": True}
+    return ModelClient({"default": EndpointSettings(base_url=server.url, extra_body=extra, **settings)})
+
+
+async def post(server, path, body, **headers):
+    address = f"http://{server.host}:{server.port}{path}"
+    async with aiohttp.ClientSession() as session, session.post(address, json=body, headers=headers) as reply:
+        return reply.status, await reply.json(), reply.headers
+
+
+async def get(server, path):
+    address = f"http://{server.host}:{server.port}{path}"
+    async with aiohttp.ClientSession() as session, session.get(address) as reply:
+        return reply.status, await reply.text()
+
+
+async def complete(server, **body):
+    status, reply, _ = await post(server, "/v1/completions", {"model": "policy"} | body)
+    assert status == 200, reply
+    return reply["choices"][0]
+
+
+async def test_a_turn_is_recorded_with_all_its_tokens(serve, model_directory, tmp_path):
+    """Through client and trace to the message node: ids, log-probabilities, prompt and policy version."""
+    server = await serve(version=4)
+    published = []
+
+    async def publish(fact):
+        published.append(fact)
+
+    trace = Trace(publish, BlobStore(str(tmp_path)))
+    leaf = await trace.user(await trace.system("You mend code."), "Fix add.py")
+    async with client_of(server) as client:
+        completion = await client.complete(SPEC, trace.messages(leaf), [BASH], seed=5, timeout=60)
+    node = await trace.answered(leaf, completion)
+    tokens = next(fact for fact in published if getattr(fact, "node_id", None) == node).tokens
+    assert len(tokens.ids) == len(tokens.logprobs) == completion.usage.completion_tokens <= 24
+    assert tokens.versions == (VersionRun(start=0, version=4),)
+    tokenizer = ChatTokenizer.load(str(model_directory))
+    rendered = tokenizer.decode(tokens.prompt_ids)
+    assert rendered.endswith("<|im_start|>user\nFix add.py<|im_end|>\n<|im_start|>assistant\n")
+    assert '"name": "bash"' in rendered
+    assert completion.usage.prompt_tokens == len(tokens.prompt_ids)
+    assert tokenizer.decode(tokens.ids).removesuffix("<|im_end|>") == completion.text
+
+
+async def test_what_was_sampled_is_never_tokenized_again(serve):
+    """The second turn's prompt begins with the first turn's prompt and sampled ids, to the token."""
+    server = await serve()
+    async with client_of(server) as client:
+        for seed in range(5):
+            first = await client.complete(SPEC, HELLO, [BASH], seed=seed, timeout=60)
+            said = {"role": "assistant", "content": first.text}
+            second = await client.complete(
+                SPEC, [*HELLO, said, {"role": "user", "content": "go on"}], [BASH], seed=seed, timeout=60
+            )
+            whole = first.tokens.prompt_ids + first.tokens.ids
+            assert second.tokens.prompt_ids[: len(whole)] == whole
+
+
+async def test_a_rewritten_history_starts_a_new_branch(serve, model_directory):
+    server = await serve()
+    tokenizer = ChatTokenizer.load(str(model_directory))
+    async with client_of(server) as client:
+        first = await client.complete(SPEC, HELLO, [], seed=1, timeout=60)
+        messages = [
+            *HELLO,
+            {"role": "assistant", "content": f"{first.text}!"},
+            {"role": "user", "content": "on"},
+        ]
+        second = await client.complete(SPEC, messages, [], seed=1, timeout=60)
+    assert f"{first.text}!<|im_end|>" in tokenizer.decode(second.tokens.prompt_ids)
+
+
+async def test_a_seed_decides_whatever_else_is_asked(serve):
+    server = await serve(slots=8)
+    async with client_of(server) as client:
+        alone = await client.complete(SPEC, HELLO, [], seed=9, timeout=60)
+        crowd = [client.complete(SPEC, HELLO, [BASH] * (n % 3), seed=n, timeout=60) for n in range(20)]
+        again, *_ = await asyncio.gather(client.complete(SPEC, HELLO, [], seed=9, timeout=60), *crowd)
+    assert again.tokens == alone.tokens
+
+
+async def test_tokens_in_tokens_out(serve):
+    server = await serve(version=2)
+    choice = await complete(server, prompt=[5, 6, 7], max_tokens=9, seed=1, logprobs=1)
+    assert choice["prompt_token_ids"] == [5, 6, 7]
+    assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) == 9
+    assert choice["policy_versions"] == [{"start": 0, "version": 2}]
+    assert choice["finish_reason"] == "length"
+    named = await complete(
+        server, prompt=[5, 6, 7], max_tokens=9, seed=1, logprobs=1, return_tokens_as_token_ids=True
+    )
+    assert named["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+async def test_a_stop_text_ends_an_answer_and_is_not_part_of_it(serve):
+    server = await serve()
+    free = await complete(server, prompt="ls -la", max_tokens=40, seed=3)
+    stop = free["text"][12:14]
+    choice = await complete(
+        server, prompt="ls -la", max_tokens=40, seed=3, stop=[stop], return_token_ids=True
+    )
+    assert choice["text"] == free["text"].partition(stop)[0]
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["token_ids"]) < 40
+
+
+async def test_reloaded_weights_keep_requests_under_way(serve, model_directory, other_directory):
+    """Requests go in without a pause while weights change three times: none fails, every token has its
+    version, and each answer's versions only rise."""
+    server = await serve(version=0)
+    done = asyncio.Event()
+    answers = []
+
+    async def ask(client, seed):
+        while not done.is_set():
+            answers.append(
+                await client.complete(
+                    ModelSpec(name="policy", max_tokens=200, temperature=1.0),
+                    HELLO,
+                    [],
+                    seed=seed,
+                    timeout=60,
+                )
+            )
+
+    async with client_of(server) as client, asyncio.TaskGroup() as group:
+        for seed in range(6):
+            group.create_task(ask(client, seed))
+        for version, directory in enumerate((other_directory, model_directory, other_directory), start=1):
+            target = len(answers) + 3
+            while len(answers) < target:
+                await asyncio.sleep(0.01)
+            status, reply, _ = await post(
+                server, "/admin/reload", {"path": str(directory), "version": version}
+            )
+            assert (status, reply["policy_version"]) == (200, version)
+        done.set()
+    seen = set()
+    for answer in answers:
+        versions = [run.version for run in answer.tokens.versions]
+        assert versions == sorted(versions)
+        assert answer.tokens.versions[0].start == 0
+        seen |= set(versions)
+    assert seen == {0, 1, 2, 3}
+    assert '"policy_version": 3' in (await get(server, "/health"))[1]
+
+
+async def test_weights_that_do_not_fit_change_nothing(serve, tmp_path):
+    server = await serve()
+    for path, says in ((tmp_path / "nothing", "no causal language model"),):
+        status, reply, _ = await post(server, "/admin/reload", {"path": str(path), "version": 1})
+        assert status == 400
+        assert says in reply["error"]["message"]
+    assert '"policy_version": 0' in (await get(server, "/health"))[1]
+
+
+async def test_a_full_queue_is_refused_with_a_time_to_come_back(serve):
+    server = await serve(slots=1, waiting=1)
+    body = {"model": "policy", "prompt": [1], "max_tokens": 400, "ignore_eos": True}
+    replies = await asyncio.gather(*(post(server, "/v1/completions", body) for _ in range(12)))
+    statuses = sorted(status for status, _, _ in replies)
+    assert statuses[0] == 200
+    assert statuses[-1] == 503
+    assert all(headers["Retry-After"] == "1" for status, _, headers in replies if status == 503)
+
+
+async def test_our_client_waits_out_a_full_queue(serve):
+    server = await serve(slots=1, waiting=1)
+    async with client_of(server, max_tries=50) as client:
+        answers = await asyncio.gather(
+            *(client.complete(SPEC, HELLO, [], seed=n, timeout=120) for n in range(5))
+        )
+    assert len(answers) == 5
+
+
+async def test_a_client_that_leaves_frees_its_slot(serve):
+    server = await serve(slots=1, context=512)
+    body = {"model": "policy", "prompt": [1], "max_tokens": 500, "ignore_eos": True}
+    asking = asyncio.create_task(post(server, "/v1/completions", body))
+    while server.engine.figures.running == 0:
+        await asyncio.sleep(0.001)
+    asking.cancel()
+    await complete(server, prompt=[2], max_tokens=2)
+    assert server.engine.figures.generated_tokens < 502
+
+
+async def test_stopping_finishes_requests_and_refuses_new_ones(serve):
+    server = await serve()
+    body = {"model": "policy", "prompt": [1], "max_tokens": 300, "ignore_eos": True}
+    asking = asyncio.create_task(post(server, "/v1/completions", body))
+    while server.engine.figures.running == 0:
+        await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.sleep(0)
+    assert (await get(server, "/health"))[0] == 503
+    status, reply, _ = await asking
+    await stopping
+    assert (status, reply["usage"]["completion_tokens"]) == (200, 300)
+
+
+async def test_a_prompt_beyond_the_context_is_a_budget_not_a_failure(serve):
+    server = await serve(context=128)
+    async with client_of(server) as client:
+        with pytest.raises(ContextLengthExceeded):
+            await client.complete(SPEC, [{"role": "user", "content": "add " * 300}], [], seed=1, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"model": "gpt"}, 404, "'policy' is"),
+        ({"stream": True}, 400, "does not support stream"),
+        ({"n": 2}, 400, "does not support n"),
+        ({"tool_choice": "required"}, 400, "does not support tool_choice"),
+        ({"logit_bias": {"1": 5}}, 400, "does not support logit_bias"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"content": "x"}]}, 400, "role"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_refused(serve, change, status, says):
+    server = await serve()
+    found, reply, _ = await post(
+        server, "/v1/chat/completions", {"model": "policy", "messages": HELLO} | change
+    )
+    assert found == status
+    assert says in reply["error"]["message"]
+
+
+async def test_a_key_is_wanted_where_one_is_set(serve, monkeypatch):
+    server = await serve(api_key="k" * 20)
+    monkeypatch.setenv("POLICY_KEY", "k" * 20)
+    async with client_of(server, api_key_env="POLICY_KEY") as client:
+        assert await client.complete(SPEC, HELLO, [], seed=1, timeout=60)
+    async with client_of(server) as client:
+        with pytest.raises(InfrastructureError, match="refused the key"):
+            await client.complete(SPEC, HELLO, [], seed=1, timeout=60)
+    assert (await get(server, "/health"))[0] == 200
+    assert (await get(server, "/metrics"))[0] == 401
+
+
+async def test_models_and_metrics(serve):
+    server = await serve(name="swe-1")
+    assert json.loads((await get(server, "/v1/models"))[1])["data"][0]["id"] == "swe-1"
+    body = {"model": "swe-1", "prompt": [1, 2], "max_tokens": 5, "ignore_eos": True}
+    assert (await post(server, "/v1/completions", body))[0] == 200
+    lines = dict(
+        line.rsplit(" ", 1) for line in (await get(server, "/metrics"))[1].splitlines() if line[0] != "#"
+    )
+    assert lines["orchard_policy_generated_tokens_total"] == "5"
+    assert lines["orchard_policy_prompt_tokens_total"] == "2"
