@@ -147,41 +147,53 @@ class KubernetesBackend:
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """As the API server says now; while it cannot be reached, as it last said."""
-        cache = self._open.cache
-        await cache.synced(SYNC_TIMEOUT)
-        known = cache.sandbox(sandbox_id)
-        if known is None:
-            return await self._settled_info(await cache.look_up(sandbox_id), sandbox_id)
+        parts = self._open
+        await parts.cache.synced(SYNC_TIMEOUT)
+        pod = parts.cache.sandbox(sandbox_id)
         try:
-            known = await cache.refresh(known.name, GLANCE)
+            if pod is None:
+                pod = await parts.cache.look_up(sandbox_id)
+            else:
+                pod = await parts.cache.refresh(pod.name, GLANCE)
         except SandboxUnavailable as error:
+            if pod is None:
+                raise
             log.warning("sandbox %s is reported as it was: %s", sandbox_id, error.detail)
-        return await self._settled_info(known, sandbox_id)
+        if pod is None or not marks.claimed(pod):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        with parts.activity.request(pod):
+            verdict = await parts.agents.settled(pod, judge(pod, self._settings, time.time()))
+            return pods.info(pod, self._settings.namespace, verdict)
 
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         """See Backend."""
         parts = self._open
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id) or await parts.cache.look_up(sandbox_id)
-        while True:
-            if pod is None or not marks.claimed(pod):
-                raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-            verdict = judge(pod, self._settings, time.time())
-            if verdict.failed:
-                verdict = await parts.agents.settled(pod, verdict)
+        if pod is None or not marks.claimed(pod):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        with parts.activity.request(pod):
+            return await self._awaited(pod, sandbox_id, deadline, timeout)
+
+    async def _awaited(
+        self, pod: Pod | None, sandbox_id: str, deadline: float, timeout: float
+    ) -> SandboxInfo:
+        parts = self._open
+        while pod is not None:
+            verdict = await parts.agents.settled(pod, judge(pod, self._settings, time.time()))
             if verdict.failed or verdict.ready:
                 return pods.info(pod, self._settings.namespace, verdict)
             if verdict.startable:
                 parts.introductions.hurry(pod)
-            left = deadline - loop.time()
+            left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise SandboxWaitTimeout(f"sandbox {sandbox_id} was not ready within {timeout:g} s")
             if verdict.until is not None:
                 left = min(left, max(0.0, verdict.until - time.time()))
             await parts.cache.changed(sandbox_id, left)
             pod = parts.cache.sandbox(sandbox_id)
+        raise SandboxNotFound(f"there is no sandbox {sandbox_id} any more")
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """All sandboxes as the watch last said; those with `labels` as the API server says now."""
@@ -297,12 +309,6 @@ class KubernetesBackend:
 
     def _info(self, pod: Pod) -> SandboxInfo:
         return pods.info(pod, self._settings.namespace, judge(pod, self._settings, time.time()))
-
-    async def _settled_info(self, pod: Pod | None, sandbox_id: str) -> SandboxInfo:
-        if pod is None or not marks.claimed(pod):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        verdict = judge(pod, self._settings, time.time())
-        return pods.info(pod, self._settings.namespace, await self._open.agents.settled(pod, verdict))
 
     async def _ask(self, sandbox_id: str, work: Work[T]) -> T:
         return (await self._open.agents.ask(sandbox_id, work))[0]
