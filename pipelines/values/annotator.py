@@ -26,6 +26,7 @@ from storage.blobs import BlobStore
 from storage.errors import StorageError
 from storage.reader import open_tables, refresh
 from streams.claims import Claim, Claims
+from streams.errors import StreamsError
 from streams.publisher import Publisher
 from workers.failures import InfrastructureError
 from workers.llm.client import Completion, ContextLengthExceeded, ModelClient
@@ -118,6 +119,13 @@ class Annotator:
             event = await self._verdict(request)
         except (InfrastructureError, StorageError) as error:
             await self._later(claim, request, str(error))
+            return
+        except StreamsError:
+            raise
+        except Exception as error:
+            # One strange trajectory must not stop the others; in the end it is a dead letter with its reason.
+            log.error("rollout %s", request.rollout_id, exc_info=error)
+            await self._later(claim, request, f"{type(error).__name__}: {error}")
             return
         await self._publisher.event(event)
         if self._done is not None:

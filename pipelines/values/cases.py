@@ -57,10 +57,10 @@ where r.rollout_id = $rollout and r.attempt = $attempt
 
 def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place) -> Case | None:
     """The case of one attempt; None while the tables lack its outcome. Raises BlobMissing, BlobCorrupt."""
-    found = tables.execute(_OUTCOME, {"rollout": place.rollout_id, "attempt": place.attempt}).fetchone()
-    if found is None:
+    rows = tables.execute(_OUTCOME, {"rollout": place.rollout_id, "attempt": place.attempt}).fetchall()
+    if not rows:
         return None
-    campaign, exit_status, submission, submission_sha256, leaf, tests, detail, task_sha256 = found
+    campaign, exit_status, submission, submission_sha256, leaf, tests, detail, task_sha256 = rows[0]
     task = msgspec.json.decode(blobs.get(BlobRef(sha256=task_sha256, size=0)), type=Task)
     if submission_sha256:
         submission = blobs.get(BlobRef(sha256=submission_sha256, size=0)).decode("utf-8", "replace")

@@ -1,148 +1,20 @@
-"""Fixtures of the datasets: a campaign's log in a real store, made by hand, and a tokenizer trained on it."""
+"""Fixtures of the datasets: a campaign's log in a real store, and a tokenizer trained on its words."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pipelines.datasets.tokenizer import train_tokenizer
-from pipelines.values.curves import interpolate
 from schemas import events as e
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.identity import rollout_id
-from schemas.llm_calls import ModelKind
-from schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
-from schemas.outcomes import ExitStatus
-from schemas.values import KeyStep, ValueAnnotated
 from storage.writer import Writer
 from streams.connection import Connection, connect
 from streams.publisher import Publisher
 from streams.server import EmbeddedServer
 from streams.settings import NatsSettings
 from streams.topology import declare
-
-TIME = datetime(2026, 1, 1, tzinfo=UTC)
-CAMPAIGN = "demo"
-
-
-class Author:
-    """Writes rollouts as a worker would, message by message, one turn a command."""
-
-    def __init__(self, campaign: str = CAMPAIGN) -> None:
-        self.campaign = campaign
-        self._made = 0
-
-    def event(self, data: msgspec.Struct, rollout: str, attempt: int | None = 1) -> e.Event:
-        self._made += 1
-        return e.make_event(
-            data,
-            id=f"{self.campaign}-{self._made}",
-            source="orchard/test",
-            campaign=self.campaign,
-            rollout_id=rollout,
-            attempt=attempt,
-            time=TIME,
-        )
-
-    def rollout(
-        self,
-        sample: int,
-        commands: Sequence[str],
-        *,
-        resolved: bool,
-        task: str = "t1",
-        repo: str = "a/b",
-        exit_status: ExitStatus = ExitStatus.SUBMITTED,
-        observation: Callable[[str], str] = lambda command: f"<returncode>0</returncode>\n{command}: ok",
-        tool: str = "bash",
-        kind: ModelKind = ModelKind.MODEL,
-        tokens: Callable[[int, str], TokenRecord | None] = lambda _step, _command: None,
-        attempt: int = 1,
-    ) -> list[e.Event]:
-        """From request to outcome."""
-        rollout = rollout_id(self.campaign, task, "mini-swe-agent", "m", sample)
-        ref = TaskRef(task_id=task, source="swe-bench", repo=repo, blob=BlobRef(sha256="0" * 64, size=1))
-        request = RolloutRequest(
-            rollout_id=rollout,
-            campaign=self.campaign,
-            task=ref,
-            harness="mini-swe-agent",
-            model=ModelSpec(name="m", kind=kind),
-            sample=sample,
-        )
-        found = [
-            self.event(request, rollout, None),
-            self.event(e.RolloutStarted(worker="w", request_sequence=1, deliveries=1), rollout, attempt),
-        ]
-        leaf: str | None = None
-
-        def say(role: Role, text: str, turn: int, **more: object) -> None:
-            nonlocal leaf
-            calls = more.get("tool_calls", ())
-            name = node_id(leaf, role, text, calls, str(more.get("tool_call_id", "")))  # type: ignore[arg-type]
-            node = MessageNode(node_id=name, parent=leaf, role=role, turn=turn, content=text, **more)  # type: ignore[arg-type]
-            found.append(self.event(node, rollout, attempt))
-            leaf = name
-
-        say(Role.SYSTEM, "You repair programs.", 0)
-        say(Role.USER, f"Repair {task} of {repo}, please.", 0)
-        for step, command in enumerate(commands):
-            call = ToolCall(
-                id=f"c{step}", name=tool, arguments=msgspec.json.encode({"command": command}).decode()
-            )
-            say(Role.ASSISTANT, f"Step {step}.", step + 1, tool_calls=(call,), tokens=tokens(step, command))
-            result = ToolResult(returncode=0, seconds=0.1)
-            say(Role.TOOL, observation(command), step + 1, tool_call_id=call.id, result=result)
-        outcome = e.RolloutFinished(
-            task_id=task,
-            task_source="swe-bench",
-            repo=repo,
-            harness="mini-swe-agent",
-            model="m",
-            model_kind=kind,
-            sample=sample,
-            worker="w",
-            started_at=TIME,
-            seconds=1.0,
-            turns=len(commands),
-            status=exit_status.status,
-            exit_status=exit_status,
-            reward=1.0 if resolved else -1.0,
-            resolved=resolved,
-            submission="diff",
-            leaf=leaf,
-        )
-        return [*found, self.event(outcome, rollout, attempt)]
-
-    def annotated(
-        self,
-        of: Iterable[e.Event],
-        keys: dict[int, float],
-        steps: int,
-        annotator: str = "teacher",
-        base: float = 0.4,
-    ) -> e.Event:
-        """An annotation of the rollout that the events are of."""
-        rollout = next(event.rollout_id for event in of)
-        assert rollout is not None
-        data = ValueAnnotated(
-            annotator=annotator,
-            model="m",
-            served_model="m",
-            model_kind=ModelKind.MODEL,
-            endpoint="default",
-            prompt_version="1",
-            input_hash="0" * 64,
-            steps=steps,
-            base=base,
-            key_steps=tuple(KeyStep(step=step, p_resolve=p) for step, p in keys.items()),
-            curve=interpolate(base, keys, steps),
-        )
-        return self.event(data, rollout)
+from tests.trajectory_log import Author
 
 
 @pytest.fixture
