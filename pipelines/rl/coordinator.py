@@ -1,0 +1,262 @@
+"""The coordinator: turns a run's finished rollouts into groups, and missing groups into rollout requests.
+
+Its memory is the log. Killed anywhere it folds the events again and goes on: a rollout's id follows from
+its place, the queue knows repeated requests by their id, a prompt has one decision by compare-and-set, and
+requests go to the queue before the log says so, so that what the log has was offered.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+
+from pipelines.campaigns import requested_event
+from pipelines.rl.bar import Assemble, Generate, GiveUp, decide
+from pipelines.rl.plan import RunPlan, plan_hash
+from pipelines.rl.progress import Place, Progress
+from schemas.events import (
+    EVENTS_PREFIX,
+    Event,
+    RolloutReopened,
+    decided_subject,
+    event_subject,
+    make_event,
+    payload,
+)
+from schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed, RunStarted
+from schemas.outcomes import AbortCause
+from storage.blobs import BlobStore
+from streams import names
+from streams.connection import Connection
+from streams.errors import OutcomeRefused, QueueFull
+from streams.publisher import Publisher
+from streams.reading import bounds, next_message
+from streams.records import StoredEvent, stored_event
+from streams.replay import replay_batches
+from streams.settings import Queue
+
+SOURCE = "orchard/rl"
+FULL_QUEUE_PAUSE = 1.0
+
+log = logging.getLogger("orchard.rl")
+
+
+class RunError(ValueError):
+    """A run that cannot be started or gone on with, in one sentence."""
+
+
+async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
+    """Put the run into the log unless it is there; the sequence its events begin at.
+
+    Raises RunError when the name belongs to a run with another plan.
+    """
+    digest = plan_hash(plan)
+    blob = await asyncio.to_thread(blobs.put, msgspec.json.encode(plan), "application/json")
+    started = make_event(
+        RunStarted(run=plan.name, plan=blob, plan_hash=digest, tasks=len(plan.tasks), method=plan.method),
+        id=f"{plan.name}.run.started",
+        source=SOURCE,
+        campaign=plan.name,
+    )
+    first = await next_message(connection, names.EVENTS, 1, event_subject(started))
+    if first is None:
+        return await Publisher(connection).event(started)
+    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    known = payload(stored.event) if stored.event else None
+    if not isinstance(known, RunStarted) or known.plan_hash != digest:
+        raise RunError(
+            f"run {plan.name!r} exists with another plan: choose another name, or repeat its settings"
+        )
+    return first.sequence
+
+
+def subjects(run: str) -> list[str]:
+    """What a run's progress is folded from."""
+    return [f"{EVENTS_PREFIX}.{run}.>", f"{EVENTS_PREFIX}.done.>", decided_subject(run, "*")]
+
+
+class Coordinator:
+    """Drives one run until the trainer has had all its groups. Two at once do no harm, only double work."""
+
+    def __init__(self, connection: Connection, plan: RunPlan) -> None:
+        self.progress = Progress(plan)
+        self._plan = plan
+        self._connection = connection
+        self._publisher = Publisher(connection)
+        self._queue = Queue(kind="rollout", domain=plan.domain, priority=plan.priority)
+        self._look: set[int] = set()
+        """Prompts of which something was heard since they were last decided."""
+        self._seen = 0
+
+    async def run(self, start: int) -> None:
+        """Fold the log from sequence `start`, then follow it and act until the run is finished.
+
+        Raises the errors of Publisher; a full queue is waited for.
+        """
+        last = (await bounds(self._connection, names.EVENTS)).last
+        async for batch in replay_batches(self._connection, start, subjects=subjects(self._plan.name)):
+            self._fold(batch)
+        await self._offer_reopened()
+        await self._act()
+        if self.progress.finished:
+            return
+        async for batch in self._following(max(start, last + 1)):
+            self._fold(batch)
+            await self._act()
+            if self.progress.finished:
+                return
+
+    def _following(self, start: int) -> AsyncIterator[list[StoredEvent]]:
+        return replay_batches(self._connection, start, subjects=subjects(self._plan.name), follow=True)
+
+    def _fold(self, batch: Iterable[StoredEvent]) -> None:
+        for stored in batch:
+            if stored.sequence > self._seen and stored.event is not None:
+                self._take(stored.event, stored.sequence)
+            self._seen = max(self._seen, stored.sequence)
+
+    def _take(self, event: Event, sequence: int) -> None:
+        prompt = self.progress.apply(event, sequence)
+        if prompt is not None:
+            self._look.add(prompt)
+
+    async def _act(self) -> None:
+        """Decide what changed, drop what does not train, begin what is missing."""
+        while self._look:
+            prompt = self._look.pop()
+            if not self.progress.prompts[prompt].decided:
+                await self._decide(prompt)
+        if not self._plan.keep_degenerate:
+            for group in self.progress.ready:
+                if group.degenerate:
+                    await self._drop(group)
+        await self._begin_prompts()
+
+    async def _decide(self, prompt: int) -> None:
+        state = self.progress.prompts[prompt]
+        match decide(state.pool(self._plan.bar.step), self._plan.bar):
+            case Generate(slots=slots):
+                for slot in slots:
+                    await self._generate(prompt, slot)
+            case Assemble() as group:
+                await self._record(self._group(prompt, group), prompt)
+            case GiveUp(causes=causes):
+                task = self._plan.task_of(prompt).task_id
+                failure = PromptFailed(run=self._plan.name, prompt=prompt, task_id=task, causes=causes)
+                log.warning("prompt %d (%s) fails: %s", prompt, task, ", ".join(causes))
+                await self._record(failure, prompt)
+
+    async def _generate(self, prompt: int, slot: int) -> None:
+        place = self.progress.prompts[prompt].places.get(slot)
+        if place is not None and place.outcomes:
+            await self._reopen(prompt, slot, place)
+            return
+        await self._ask(prompt, slot)
+
+    async def _ask(self, prompt: int, slot: int) -> None:
+        """A first request: the queue, then the log."""
+        request = self._plan.request(prompt, slot)
+        await self._offer(request.rollout_id, msgspec.json.encode(request))
+        event = requested_event(request)
+        self.progress.apply(event, await self._publisher.event(event))
+
+    async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
+        """Another chance for an aborted rollout: first the log, because its sequence is the new fence."""
+        event = make_event(
+            RolloutReopened(
+                superseded_sequence=place.last,
+                cause=AbortCause.INTERNAL_ERROR,
+                reason=f"slot {slot} of prompt {prompt} is refilled",
+            ),
+            id=f"{place.rollout_id}.reopened.{place.last}",
+            source=SOURCE,
+            campaign=self._plan.name,
+            rollout_id=place.rollout_id,
+        )
+        try:
+            fence = await self._publisher.reopen(event, expected=place.last)
+        except OutcomeRefused:
+            return  # somebody else has; the log will tell
+        self.progress.apply(event, fence)
+        await self._offer_again(prompt, slot, fence)
+
+    async def _offer_again(self, prompt: int, slot: int, fence: int) -> None:
+        request = msgspec.structs.replace(self._plan.request(prompt, slot), fence=fence)
+        await self._offer(f"{request.rollout_id}.refill{fence}", msgspec.json.encode(request))
+
+    async def _offer_reopened(self) -> None:
+        """A coordinator may have died between reopening a rollout and offering it."""
+        for number in self.progress.undecided:
+            for slot, place in self.progress.prompts[number].places.items():
+                if place.outcomes and place.running:
+                    newest = await self._publisher.outcome(place.rollout_id)
+                    if newest is not None and newest.event and newest.event.type == "rollout.reopened":
+                        await self._offer_again(number, slot, newest.sequence)
+
+    async def _offer(self, message_id: str, body: bytes) -> None:
+        while True:
+            try:
+                await self._publisher.request(self._queue, message_id, body)
+            except QueueFull:
+                await asyncio.sleep(FULL_QUEUE_PAUSE)
+            else:
+                return
+
+    def _group(self, prompt: int, group: Assemble) -> GroupAssembled:
+        tried = [
+            rollout
+            for place in self.progress.prompts[prompt].places.values()
+            for rollout in place.outcomes.values()
+        ]
+        graded = [rollout for rollout in tried if rollout.reward is not None]
+        return GroupAssembled(
+            run=self._plan.name,
+            group_id=f"{self._plan.name}.{prompt}",
+            prompt=prompt,
+            task_id=self._plan.task_of(prompt).task_id,
+            outcome=group.outcome,
+            members=tuple(self.progress.member(prompt, slot) for slot in group.slots),
+            positive=group.positive,
+            degenerate=group.degenerate,
+            generated=len(graded),
+            aborted=len(tried) - len(graded),
+            generated_tokens=sum(rollout.tokens for rollout in graded),
+        )
+
+    async def _record(self, data: GroupAssembled | PromptFailed, prompt: int) -> None:
+        """Store the decision; where another coordinator was first, its decision holds."""
+        event = make_event(
+            data,
+            id=f"{self._plan.name}.decided.{prompt}",
+            source=SOURCE,
+            campaign=self._plan.name,
+            subject=f"prompts/{self._plan.name}/{prompt}",
+        )
+        other = await self._publisher.decision(event)
+        standing = event if other is None else other.event
+        if standing is not None:
+            self.progress.apply(standing, 0)
+
+    async def _drop(self, group: GroupAssembled) -> None:
+        event = make_event(
+            GroupDropped(run=self._plan.name, group_id=group.group_id, reason=DropReason.DEGENERATE),
+            id=f"{group.group_id}.dropped",
+            source=SOURCE,
+            campaign=self._plan.name,
+        )
+        await self._publisher.event(event)
+        self.progress.apply(event, 0)
+
+    async def _begin_prompts(self) -> None:
+        progress = self.progress
+        opening = self._plan.prompts_to_open(
+            trained=len(progress.trained),
+            ready=len(progress.ready),
+            undecided=len(progress.undecided),
+            in_flight=progress.in_flight,
+        )
+        first = max(progress.prompts, default=-1) + 1
+        for prompt in range(first, first + opening):
+            for slot in range(self._plan.bar.step):
+                await self._ask(prompt, slot)

@@ -1,0 +1,117 @@
+"""The plan of a reinforcement-learning run: which prompts, in which order, how far ahead of the trainer."""
+
+import random
+from functools import lru_cache
+from math import ceil
+from typing import Annotated
+
+import msgspec
+
+from pipelines.rl.bar import BarSettings
+from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from schemas.identity import check_name, digest, rollout_id
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that decides which rollouts a run asks for. Its rollouts are those of the campaign `name`."""
+
+    name: str
+    tasks: tuple[TaskRef, ...]
+    harness: str
+    model: ModelSpec
+    bar: BarSettings = BarSettings()
+    keep_degenerate: bool = False
+    """Hand groups of one class to the trainer too: GRPO with fixed N. False drops and replaces them."""
+    prompts_per_step: Count = 16
+    steps: Count = 150
+    ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Steps whose groups may be made while one trains; 0 waits for the trainer."""
+    oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
+    """Prompts open for each group that is missing: some will be dropped."""
+    max_in_flight: Count = 512
+    """Rollouts asked for and not finished."""
+    seed: int = 0
+    domain: str = "swe"
+    priority: str = "normal"
+    budget: Budget = Budget()
+    timeouts: Timeouts = Timeouts()
+    max_tries: int = 3
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_name(self.domain, "domain")
+        check_name(self.priority, "priority")
+        if not self.tasks:
+            raise ValueError("a run needs at least one task")
+        if self.max_in_flight < self.bar.step:
+            raise ValueError(
+                f"max_in_flight is {self.max_in_flight}: a stride is {self.bar.step} rollouts, and all of "
+                "one must fit"
+            )
+
+    @property
+    def groups(self) -> int:
+        """That the whole run trains on."""
+        return self.prompts_per_step * self.steps
+
+    @property
+    def method(self) -> str:
+        """`bar`, or what its settings make of it: `fixed` (GRPO) or `dynamic` sampling (DAPO)."""
+        if self.bar.interval is not None:
+            return "bar"
+        return "fixed" if self.keep_degenerate else "dynamic"
+
+    def task_of(self, prompt: int) -> TaskRef:
+        """The task of a prompt: every pass goes through all tasks in an order of its own."""
+        turn, place = divmod(prompt, len(self.tasks))
+        return self.tasks[_order(self.seed, turn, len(self.tasks))[place]]
+
+    def request(self, prompt: int, slot: int) -> RolloutRequest:
+        """The rollout of one slot of a prompt, the same whenever it is asked for."""
+        task, sample = self.task_of(prompt), self.sample_of(prompt, slot)
+        return RolloutRequest(
+            rollout_id=rollout_id(self.name, task.task_id, self.harness, self.model.name, sample),
+            campaign=self.name,
+            task=task,
+            harness=self.harness,
+            model=self.model,
+            sample=sample,
+            domain=self.domain,
+            priority=self.priority,
+            budget=self.budget,
+            timeouts=self.timeouts,
+            max_tries=self.max_tries,
+        )
+
+    def sample_of(self, prompt: int, slot: int) -> int:
+        """The sample index that a slot is in the campaign."""
+        return prompt * self.bar.budget + slot
+
+    def place_of(self, sample: int) -> tuple[int, int]:
+        """Prompt and slot of a sample index."""
+        return divmod(sample, self.bar.budget)
+
+    def prompts_to_open(self, *, trained: int, ready: int, undecided: int, in_flight: int) -> int:
+        """How many prompts to begin now: back-pressure from the trainer, bounded in flight.
+
+        `trained` and `ready` are groups (used; waiting for the trainer), `undecided` prompts, `in_flight`
+        rollouts.
+        """
+        wanted = min(self.prompts_per_step * (1 + self.ahead), self.groups - trained) - ready
+        opening = ceil(max(wanted, 0) * self.oversample) - undecided
+        room = (self.max_in_flight - in_flight) // self.bar.step
+        return max(0, min(opening, room))
+
+
+def plan_hash(plan: RunPlan) -> str:
+    """32 hexadecimal digits over the whole plan."""
+    return digest(plan, 32)
+
+
+@lru_cache(maxsize=64)
+def _order(seed: int, turn: int, tasks: int) -> tuple[int, ...]:
+    order = list(range(tasks))
+    random.Random(f"{seed}:{turn}").shuffle(order)
+    return tuple(order)

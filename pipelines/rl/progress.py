@@ -1,0 +1,151 @@
+"""Where a run stands, folded from its events: pure, in any number of passes, whoever published them."""
+
+from dataclasses import dataclass, field
+
+from pipelines.rl.bar import Rollout, Slot
+from pipelines.rl.plan import RunPlan
+from schemas.campaigns import RolloutRequest
+from schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
+from schemas.groups import GroupAssembled, GroupDropped, GroupMember, PolicyUpdated, PromptFailed
+from schemas.outcomes import RolloutStatus
+
+
+@dataclass
+class Place:
+    """One slot of a prompt. Outcomes are by their sequence, so that seeing one again changes nothing."""
+
+    rollout_id: str
+    outcomes: dict[int, Rollout] = field(default_factory=dict)
+    attempt: int = 0
+    """Of the newest outcome."""
+    reopened: set[int] = field(default_factory=set)
+    """Sequences of the aborted outcomes that were reopened."""
+
+    @property
+    def last(self) -> int:
+        """Sequence of the newest outcome, 0 without one."""
+        return max(self.outcomes, default=0)
+
+    @property
+    def running(self) -> bool:
+        return not self.outcomes or self.last in self.reopened
+
+    @property
+    def slot(self) -> Slot:
+        """As `bar.decide` sees it."""
+        return Slot(tried=tuple(self.outcomes[at] for at in sorted(self.outcomes)), running=self.running)
+
+
+@dataclass
+class Prompt:
+    """One prompt of the run."""
+
+    places: dict[int, Place] = field(default_factory=dict)
+    decided: bool = False
+
+    def pool(self, step: int) -> list[Slot]:
+        """All slots of the strides that were begun; what a killed coordinator did not ask for is empty."""
+        begun = -(-(max(self.places, default=-1) + 1) // step) * step
+        return [self.places[at].slot if at in self.places else Slot() for at in range(begun)]
+
+
+class Progress:
+    """The fold. `apply` may be given any event; those of other campaigns and types change nothing."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        self.prompts: dict[int, Prompt] = {}
+        self.groups: dict[str, GroupAssembled] = {}
+        """Assembled, by id, in the order of the log."""
+        self.dropped: dict[str, GroupDropped] = {}
+        self.failed: dict[int, PromptFailed] = {}
+        self.trained: dict[str, int] = {}
+        """Group id to the policy version made from it."""
+        self.version = 0
+        """Newest policy version."""
+
+    @property
+    def ready(self) -> list[GroupAssembled]:
+        """Groups that wait for the trainer."""
+        return [
+            group
+            for name, group in self.groups.items()
+            if name not in self.trained and name not in self.dropped
+        ]
+
+    @property
+    def undecided(self) -> list[int]:
+        """Prompts that were begun and have no group yet."""
+        return [number for number, prompt in self.prompts.items() if not prompt.decided]
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts asked for and not finished."""
+        return sum(place.running for prompt in self.prompts.values() for place in prompt.places.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trainer has had all groups that the plan asks for."""
+        return len(self.trained) >= self.plan.groups
+
+    def apply(self, event: Event, sequence: int) -> int | None:
+        """Take in one event; the prompt that may have to be decided again, if one."""
+        if event.campaign != self.plan.name:
+            return None
+        match payload(event):
+            case RolloutRequest() as request:
+                return self._place(request.sample, request.rollout_id)[0]
+            case RolloutFinished() | RolloutAborted() as outcome:
+                number, place = self._place(outcome.sample, event.rollout_id or "")
+                place.outcomes[sequence] = as_rollout(outcome)
+                place.attempt = event.attempt or 0
+                return number
+            case RolloutReopened(superseded_sequence=superseded):
+                return self._reopened(event.rollout_id or "", superseded)
+            case GroupAssembled() as group:
+                self.groups.setdefault(group.group_id, group)
+                self.prompts.setdefault(group.prompt, Prompt()).decided = True
+            case PromptFailed() as failure:
+                self.failed.setdefault(failure.prompt, failure)
+                self.prompts.setdefault(failure.prompt, Prompt()).decided = True
+            case GroupDropped() as drop:
+                self.dropped.setdefault(drop.group_id, drop)
+            case PolicyUpdated() as update:
+                self.version = max(self.version, update.version)
+                self.trained |= dict.fromkeys(update.groups, update.version)
+        return None
+
+    def member(self, prompt: int, slot: int) -> GroupMember:
+        """A graded rollout as its group names it."""
+        place = self.prompts[prompt].places[slot]
+        rollout = place.outcomes[place.last]
+        assert rollout.reward is not None
+        return GroupMember(
+            rollout_id=place.rollout_id,
+            attempt=place.attempt,
+            reward=rollout.reward,
+            status=rollout.status,
+            tokens=rollout.tokens,
+        )
+
+    def _place(self, sample: int, rollout_id: str) -> tuple[int, Place]:
+        number, slot = self.plan.place_of(sample)
+        places = self.prompts.setdefault(number, Prompt()).places
+        return number, places.setdefault(slot, Place(rollout_id))
+
+    def _reopened(self, rollout_id: str, superseded: int) -> int | None:
+        for number, prompt in self.prompts.items():
+            for place in prompt.places.values():
+                if place.rollout_id == rollout_id:
+                    place.reopened.add(superseded)
+                    return number
+        return None
+
+
+def as_rollout(outcome: RolloutFinished | RolloutAborted) -> Rollout:
+    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward."""
+    if isinstance(outcome, RolloutAborted):
+        return Rollout(status=RolloutStatus.ABORTED, cause=outcome.cause.value)
+    if outcome.reward is None:
+        return Rollout(status=RolloutStatus.ABORTED, cause="not_graded")
+    return Rollout(status=outcome.status, tokens=outcome.completion_tokens, reward=outcome.reward)
