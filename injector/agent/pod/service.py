@@ -69,6 +69,7 @@ async def serve(
         return await ending
     finally:
         await runner.cleanup()
+        loop.remove_signal_handler(signal.SIGCHLD)  # the spawner's end is the last, and nobody waits for it
         spawner.close()
 
 
