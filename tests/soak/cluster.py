@@ -15,7 +15,7 @@ import psutil
 
 from injector.client import AsyncSandboxClient
 from tests.kubernetes import images
-from tests.kubernetes.conftest import Cluster, Images, Service, new_namespace, serving
+from tests.kubernetes.conftest import KEY, Cluster, Images, Service, new_namespace, serving
 from tests.sandbox_service import usage
 from tests.soak.operations import Place
 from tests.soak.proxy import CuttingProxy
@@ -74,7 +74,8 @@ class ClusterLeg:
 
     def client(self) -> AsyncSandboxClient:
         """See Leg."""
-        return self._orchestrator.client(base_url=f"http://127.0.0.1:{self._proxy.port}", auto_cleanup=False)
+        url = f"http://127.0.0.1:{self._proxy.port}"
+        return AsyncSandboxClient(url, api_key=KEY, auto_cleanup=False)
 
     async def create(self, client: AsyncSandboxClient, *, ttl: float, small: bool) -> Place:
         """See Leg."""

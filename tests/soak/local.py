@@ -47,7 +47,6 @@ class LocalLeg:
         self._proxy = await CuttingProxy(self._service.port).__aenter__()
         async with self.client() as client, await client.create_sandbox("host") as sandbox:
             await sandbox.exec("true")
-        self._mounts = self._own_mounts()
         self._agent_holds = _kinds(self._service.agent_pid)
         return self
 
@@ -132,7 +131,7 @@ class LocalLeg:
             yield f"directory {path.name}"
         for path in self._service.cgroups():
             yield f"control group {path}"
-        for mount in (self._own_mounts() - self._mounts).elements():
+        for mount in self._mounts():
             yield f"mount {mount}"
         agent, spawner = self._service.processes()["agent"], self._service.processes()["spawner"]
         for child in agent.children(recursive=True):
@@ -145,13 +144,12 @@ class LocalLeg:
             for kind, number in _kinds(pid).items():
                 if number > SOCKETS:
                     yield f"{number} descriptors of process {pid}: {kind}"
-        if str(state) in Path("/proc/self/mounts").read_text():
-            yield "a mount of a sandbox outside the agent's namespace"
 
-    def _own_mounts(self) -> Counter[str]:
-        """What the agent's namespace has mounted, by mount point."""
-        lines = Path(f"/proc/{self._service.agent_pid}/mounts").read_text().splitlines()
-        return Counter(line.split()[1] for line in lines)
+    def _mounts(self) -> Counter[str]:
+        """Mount points below the state directory, here and in the agent's namespace."""
+        places = [Path(f"/proc/{pid}/mounts") for pid in ("self", self._service.agent_pid)]
+        lines = [line for place in places for line in place.read_text().splitlines()]
+        return Counter(line.split()[1] for line in lines if str(self._service.state) in line)
 
 
 def _kinds(pid: int) -> Counter[str]:
