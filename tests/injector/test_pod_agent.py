@@ -123,13 +123,22 @@ class TestCommands:
 
     async def test_orphans_are_taken_in(self, agent: PodAgent) -> None:
         """Ended ones that nobody waits for would use up the processes that a Pod may have."""
-        await agent.run("for i in $(seq 50); do (sleep 0.01 &) ; done")
+        await agent.run("(sleep 1000 &); for i in $(seq 50); do (sleep 0.01 &) ; done")
 
         async def none_left() -> bool:
             states = (await agent.run(["ps", "-o", "stat,args"])).stdout
             return "Z" not in states and "sleep 0.01" not in states
 
         await eventually(none_left, "all orphans gone")
+        parents = (await agent.run("for i in $(pidof sleep); do cut -d ' ' -f 4 /proc/$i/stat; done")).stdout
+        assert parents.split() == (await agent.run("cat /proc/1/task/1/children")).stdout.split()
+
+    async def test_orphans_of_others_are_taken_in_too(self, agent: PodAgent) -> None:
+        """`kubectl exec` starts processes beside those of the agent."""
+        enter = ["nsenter", "--target", str(agent.pid), "--pid", "--mount", "--root", "--wd"]
+        process = await asyncio.create_subprocess_exec(*enter, "/bin/sh", "-c", "(sleep 0.01 &)")
+        assert await process.wait() == 0
+        await eventually(lambda: without(agent, "sleep"), "the orphan gone")
 
     async def test_all_processes_used_up(self, payload: Path, busybox: Path) -> None:
         """As the limit of a Pod does, but for the whole machine's processes of a user that has no others."""
