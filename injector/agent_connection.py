@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
 from injector.errors import SandboxFailed, SandboxUnavailable, error_for
 
@@ -98,7 +99,7 @@ class AgentConnection:
         SandboxUnavailable when it vanished before it answered.
         """
         url = self._url(path, params)
-        headers = {} if key is None else {KEY_HEADER: key}
+        headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
         if self._seal is not None and method == "PUT" and isinstance(body, bytes) and len(body) > FRAME:
             body = _whole(body)  # content of a file, which the agent need not have in memory
         sealed = self._sealed(method, url, headers, body)
@@ -118,7 +119,7 @@ class AgentConnection:
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
         """The answer of a GET in pieces; the same errors, also while it is read."""
         url = self._url(path, params)
-        headers: dict[str, str] = {}
+        headers = _traced()
         sealed = self._sealed("GET", url, headers, None)
         with _explained():
             reply = await self._session.get(url, headers=headers, allow_redirects=False)
@@ -141,7 +142,7 @@ class AgentConnection:
         Its handshake is sealed, its messages are not: they come over a connection that nobody can take over.
         """
         url = self._url(path, None)
-        headers: dict[str, str] = {}
+        headers = _traced()
         sealed = self._sealed("GET", url, headers, None)
         try:
             with _explained():
@@ -176,6 +177,12 @@ class AgentConnection:
         )
         headers.update(sealed.headers)
         return sealed
+
+
+def _traced() -> dict[str, str]:
+    """So that the agent's log can be read beside ours."""
+    request_id = REQUEST_ID.get()
+    return {} if request_id is None else {REQUEST_ID_HEADER: request_id}
 
 
 class _NotSealed(SandboxFailed):

@@ -250,6 +250,7 @@ class Sandboxes:
         except TimeoutError:
             sandbox.fail("start_timeout", f"it was not ready within {sandbox.spec.timeout:g} s")
         except AgentError as error:
+            log.warning("sandbox %s did not start: %s", sandbox.spec.sandbox_id, error.detail)
             sandbox.fail(error.reason, error.detail)
         except OSError as error:
             log.exception("sandbox %s could not be started", sandbox.spec.sandbox_id)

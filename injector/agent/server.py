@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from injector.agent import archives, bodies, files, patches
 from injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from injector.agent.jobs import Job
+from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from injector.agent.machine import Host, Machine, SandboxSpec
 from injector.agent.sandboxes import Sandbox, Sandboxes, matching
 from injector.agent.terminal_sessions import TerminalSession
@@ -243,9 +244,12 @@ class AgentServer:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    REQUEST_ID.set(request.headers.get(REQUEST_ID_HEADER))
     try:
         return await handler(request)
     except AgentError as error:
+        if error.status >= 500:
+            log.warning("%s %s: %s", request.method, request.path, error.detail)
         return _error(error)
     except web.HTTPException:
         raise

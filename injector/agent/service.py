@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from injector.agent import logs
 from injector.agent.local.host import LocalHost
 from injector.agent.local.requirements import Requirements
 from injector.agent.sandboxes import Sandboxes
@@ -38,7 +39,7 @@ async def serve(
     `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk_limit` is
     of one sandbox, in bytes; `ready` is called once.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure()
     loop = asyncio.get_running_loop()
     ending: asyncio.Future[int] = loop.create_future()
 

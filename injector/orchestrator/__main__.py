@@ -15,10 +15,11 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from injector.agent import logs
 from injector.backend import Backend
 from injector.errors import SandboxError, SandboxRequestInvalid
 from injector.local.backend import LocalBackend
-from injector.orchestrator import limits, logs
+from injector.orchestrator import limits
 from injector.orchestrator.app import Orchestrator
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"

@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from injector.errors import SandboxError, SandboxUnavailable
 from injector.orchestrator.drain import Drain
 from injector.orchestrator.keys import Refusal, caller
 from injector.orchestrator.limits import OPEN, Admission, Excess, name_of
-from injector.orchestrator.logs import REQUEST_ID
 from injector.orchestrator.metrics import Metrics
 from injector.orchestrator.routes import ROUTES
 
-REQUEST_ID_HEADER = "X-Request-ID"
 REASON_HEADER = "X-Error-Reason"
 OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)
 """Answered without a key."""
@@ -32,7 +31,7 @@ CLIENT_GONE = 499
 RETRY_AFTER = "1"
 """Seconds."""
 
-KEY_NAME = "key_name"
+KEY_NAME = web.RequestKey("key_name", str)
 """Of a request: the name of its key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from injector.client import AsyncSandbox
 from injector.local.backend import LocalBackend
 from injector.orchestrator.app import Orchestrator as Orchestrated
+from schemas.sandboxes import Resources
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -114,6 +115,38 @@ async def test_logs_are_json_lines_with_the_id_of_the_request(logged: Orchestrat
         and line["level"] == "INFO"
         and str(line["time"]).endswith("+00:00")
     )
+
+
+async def test_the_agent_logs_what_a_request_set_off_with_the_same_id(service: "Service") -> None:
+    async with aiohttp.ClientSession(service.url) as http:
+        reply = await http.post("/sandboxes", json={"image": "no/such:image"})
+        sandbox_id = (await reply.json())["sandbox_id"]
+        await http.get(f"/sandboxes/{sandbox_id}/wait")
+        await http.delete(f"/sandboxes/{sandbox_id}")
+    lines = [json.loads(line) for line in (service.state / "agent.log").read_text().splitlines()]
+    (line,) = [line for line in lines if sandbox_id in line["message"]]
+    assert "no/such:image" in line["message"]
+    assert (line["level"], line["request_id"]) == ("WARNING", reply.headers["X-Request-ID"])
+
+
+class Broken(LocalBackend):
+    """Fails in a way that nobody thought of."""
+
+    async def resources(self) -> Resources:
+        raise RuntimeError("secret-detail of the inside")
+
+
+async def test_a_500_shows_nothing_but_the_id_under_which_the_log_has_it(
+    service: "Service", caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TestClient(TestServer(Orchestrated(Broken(service.state), []).application())) as http:
+        reply = await http.get("/resources")
+        text = await reply.text()
+    request_id = reply.headers["X-Request-ID"]
+    assert (reply.status, request_id in text) == (500, True)
+    assert "secret-detail" not in text and "RuntimeError" not in text
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "secret-detail" in str(record.exc_info)
 
 
 async def test_a_request_in_flight_is_answered_before_the_end(

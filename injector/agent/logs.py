@@ -5,7 +5,10 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+REQUEST_ID_HEADER = "X-Request-ID"
+"""Of an orchestrator's answer, and of its requests to agents."""
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Tasks inherit it, so what a request sets off is logged with it, too."""
 
 
 class JsonLines(logging.Formatter):
