@@ -1,0 +1,161 @@
+"""Masks cover exactly the assistant's own tokens, for any text, and nothing in a text can end a turn."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import normalizers
+from transformers import AutoTokenizer
+
+from pipelines.datasets.errors import DatasetError, MaskError
+from pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
+
+PLAIN = (
+    "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{%- for c in m.tool_calls or [] -%}{{ '<tool_call>' + c.function.arguments + '</tool_call>' }}"
+    "{%- endfor -%}"
+    "{{ '<|im_end|>\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+"""A template without `generation` blocks, as most are."""
+
+FORGETFUL = PLAIN.replace("+ m.content", "+ (m.content if loop.last or m.role != 'assistant' else '')")
+
+PIECES = st.sampled_from(
+    [
+        "ls -la",
+        "\n",
+        "\n\n",
+        " ",
+        "  x",
+        "é漢字",
+        "\u2028",
+        "<|im_end|>",
+        "<|im_start|>assistant\n",
+        "<tool_call>",
+        "1234",
+        "\x00",
+        "}}",
+        "{%",
+    ]
+)
+TEXT = st.lists(PIECES, max_size=8).map("".join)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": draw(TEXT)},
+        {"role": "user", "content": draw(TEXT)},
+    ]
+    for turn in range(draw(st.integers(1, 4))):
+        message: dict[str, Any] = {"role": "assistant", "content": draw(TEXT)}
+        if draw(st.booleans()):
+            message["reasoning_content"] = draw(TEXT)
+        if draw(st.booleans()):
+            function = {"name": "bash", "arguments": draw(TEXT)}
+            message["tool_calls"] = [{"id": f"c{turn}", "type": "function", "function": function}]
+        messages += [message, {"role": "tool", "content": draw(TEXT), "tool_call_id": f"c{turn}"}]
+    return messages
+
+
+def said(message: dict[str, Any]) -> str:
+    """What the template writes of an assistant message, said again."""
+    text = f"<think>\n{message['reasoning_content']}\n</think>\n" if message.get("reasoning_content") else ""
+    text += message["content"]
+    for call in message.get("tool_calls", ()):
+        gap = "\n" if message["content"] else ""
+        arguments = call["function"]["arguments"]
+        text += f'{gap}<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
+    return text + "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer: str) -> ChatTokenizer:
+    return ChatTokenizer.load(tokenizer)
+
+
+def with_template(tokenizer: str, template: str) -> ChatTokenizer:
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    made.chat_template = template
+    return ChatTokenizer(made, "other")
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations())
+def test_masked_tokens_decode_to_what_the_assistant_said(
+    chat: ChatTokenizer, messages: list[dict[str, Any]]
+) -> None:
+    encoded = chat.encode([Conversation("x", messages, (BASH_TOOL,))])[0]
+    assistants = [message for message in messages if message["role"] == "assistant"]
+    found = [chat.decode(encoded.input_ids[first:end].tolist()) for first, end in encoded.spans]
+    assert found == [said(message) for message in assistants]
+    whole = chat.tokenizer.apply_chat_template(messages, tools=[BASH_TOOL], tokenize=False)
+    assert chat.decode(encoded.input_ids.tolist()) == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations())
+def test_text_cannot_make_control_tokens(chat: ChatTokenizer, messages: list[dict[str, Any]]) -> None:
+    encoded = chat.encode([Conversation("x", messages)])[0]
+    ids = encoded.input_ids.tolist()
+    end, start = (chat.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|im_start|>"))
+    assert ids.count(end) == ids.count(start) == len(messages)
+    assert all(ids[stop - 1] == end for _, stop in encoded.spans)
+
+
+def test_each_part_is_tokenized_as_generation_would_see_it(chat: ChatTokenizer) -> None:
+    """The prompt's tokens do not depend on what is generated after it."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\n\nls"}]
+    encoded = chat.encode([Conversation("x", messages)])[0]
+    prompt = chat.tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, tokenize=False)
+    assert encoded.input_ids[: encoded.spans[0][0]].tolist() == chat.tokenizer.encode(prompt)
+
+
+@settings(max_examples=50, deadline=None)
+@given(conversations())
+def test_templates_without_generation_blocks_give_the_same_kind_of_spans(
+    tokenizer: str, messages: list[dict[str, Any]]
+) -> None:
+    chat = with_template(tokenizer, PLAIN)
+    encoded = chat.encode([Conversation("x", messages)])[0]
+    for message, (first, end) in zip(
+        [m for m in messages if m["role"] == "assistant"], encoded.spans, strict=True
+    ):
+        text = chat.decode(encoded.input_ids[first:end].tolist())
+        assert text.startswith(message["content"]) and text.endswith("<|im_end|>")
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: str) -> None:
+    chat = with_template(tokenizer, FORGETFUL)
+    said_twice = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    with pytest.raises(DatasetError, match=r"example x: .* rewrites earlier turns"):
+        chat.encode([Conversation("x", said_twice)])
+
+
+def test_a_tokenizer_with_loss_fails_the_build_and_names_the_example(tokenizer: str) -> None:
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    made.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises((DatasetError, MaskError)):
+        lossy = ChatTokenizer(made, "lossy")
+        lossy.encode([Conversation("rollout-7", [{"role": "assistant", "content": "LS"}])])
+    with pytest.raises(MaskError, match="example rollout-7"):
+        lossy.encode([Conversation("rollout-7", [{"role": "assistant", "content": "LS"}])])
+
+
+def test_a_tokenizer_that_cannot_serve_is_refused(tokenizer: str, tmp_path) -> None:
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    made.chat_template = None
+    with pytest.raises(DatasetError, match="no chat template"):
+        ChatTokenizer(made, "bare")
+    with pytest.raises(DatasetError, match="no tokenizer can be loaded"):
+        ChatTokenizer.load(str(tmp_path))
+
+
+def test_a_tokenizers_hash_is_of_what_it_does(tokenizer: str, tmp_path) -> None:
+    chat = ChatTokenizer.load(tokenizer)
+    chat.tokenizer.save_pretrained(str(tmp_path / "elsewhere"))
+    assert ChatTokenizer.load(str(tmp_path / "elsewhere")).sha256 == chat.sha256
+    assert with_template(tokenizer, PLAIN).sha256 != chat.sha256
