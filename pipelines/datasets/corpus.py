@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import duckdb
 
 _QUERY = """
-select content, reasoning, list_transform(tool_calls, call -> call.arguments) as arguments
+select content, reasoning, list_transform(tool_calls, lambda call: call.arguments) as arguments
 from tables.messages_all where len($campaigns) = 0 or list_contains($campaigns, campaign)
 order by sequence limit $limit
 """
