@@ -163,6 +163,24 @@ class TestRequests:
         await other.close()
         assert (await agent.run("cat /tmp/runs")).exit_code == 1
 
+    async def test_of_two_introductions_the_first_that_is_whole_counts(
+        self, payload: Path, busybox: Path
+    ) -> None:
+        async with pod_agent(payload, busybox, introduced=False) as agent:
+            body = json.dumps({"key": OTHER_KEY.hex(), "time": time.time()}).encode()
+            headers = Seal(OTHER_KEY).request("POST", "/introduction", body=body).headers
+            lines = [f"{name}: {value}" for name, value in headers.items()]
+            head = ["POST /introduction HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines, "", ""]
+            reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+            writer.write("\r\n".join(head).encode() + body[:10])
+            await writer.drain()
+            await agent.connection.introduce()
+
+            writer.write(body[10:])
+            assert b" 409 " in await asyncio.wait_for(reader.readline(), DEADLINE)
+            writer.close()
+            assert await agent.connection.proves_itself()
+
     @pytest.mark.parametrize(
         "path", ["/sandboxes", f"/sandboxes/{ID}", "/capabilities", "/introduction", "/jobs/x", "/nothing"]
     )
