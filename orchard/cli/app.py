@@ -16,6 +16,7 @@ from orchard.cli import (
     cost,
     datasets,
     dead,
+    demos,
     doctor,
     images,
     policy,
@@ -106,6 +107,7 @@ cost.register(app)
 sft.register(app)
 policy.register(app)
 quickstart.register(app)
+demos.register(app)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(images.app, name="images")
 app.add_typer(store.app, name="store")

@@ -15,6 +15,7 @@ from orchard.session import Session
 from orchard.terminal import console
 from pipelines.datasets.comparison import compare, find_row, origin
 from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.importing import import_released, read_released
 from pipelines.datasets.manifest import Manifest, read_manifest
 from pipelines.datasets.settings import read_settings
 from schemas.datasets import DatasetBuilt
@@ -22,6 +23,7 @@ from schemas.events import make_event
 from schemas.identity import digest
 from storage.reader import open_tables
 from streams.publisher import Publisher
+from streams.topology import declare
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
 
@@ -177,3 +179,55 @@ def _show(manifest: Manifest) -> None:
         *manifest.counts.items(),
     ]
     console.print(rows_table(["dataset", manifest.name], facts))
+
+
+@app.command()
+def export(
+    dataset: Dataset,
+    layout: Annotated[str, typer.Option("--format", help="Layout; --format list names them all.")],
+    out: Annotated[Path, typer.Option(help="Directory that the export is written to.")] = Path("export"),
+) -> None:
+    """Write a dataset for another program, and say what its layout cannot express."""
+    from pipelines.datasets.exporters.write import EXPORTERS
+    from pipelines.datasets.exporters.write import export as write_export
+
+    if layout == "list":
+        console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in EXPORTERS.values()]))
+        return
+    done = write_export(dataset, layout, out)
+    console.print(f"[bold green]exported[/] {done.records} records to {done.file}", highlight=False)
+    if done.left_out:
+        console.print(f"[yellow]{done.left_out} rows have no place in this layout[/]", highlight=False)
+    for what, number in done.lost.items():
+        console.print(f"[yellow]not expressed[/] ({number} rows): {what}", highlight=False)
+
+
+@app.command("import")
+def import_(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(help="Parquet files in the released Orchard SWE layout.")],
+    campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
+    name: Annotated[str, typer.Option(help="Name of the published dataset.")] = "orchard-swe",
+    harness: Annotated[str, typer.Option(help="Harness that made the trajectories.")] = "mini-swe-agent",
+) -> None:
+    """Bring published trajectories into the log, to be annotated and built like our own."""
+    session: Session = context.obj
+    asyncio.run(_import(session, files, campaign, name, harness))
+
+
+async def _import(session: Session, files: list[Path], campaign: str, name: str, harness: str) -> None:
+    async with session.connection_or_server("dataset import") as connection:
+        await declare(connection, session.config.nats, [])
+        done = await import_released(
+            Publisher(connection),
+            session.blobs,
+            read_released(files),
+            campaign=campaign,
+            dataset=name,
+            harness=harness,
+        )
+    console.print(f"[bold green]imported[/] {done.rollouts} rollouts into {campaign}", highlight=False)
+    if done.there_already:
+        console.print(f"{done.there_already} were there already", highlight=False)
+    for flag, number in sorted(done.flags.items()):
+        console.print(f"[yellow]{flag}[/]: {number}", highlight=False)

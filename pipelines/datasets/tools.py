@@ -3,21 +3,15 @@
 from typing import Any
 
 from pipelines.datasets.errors import DatasetError
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
-
-HARNESS_TOOLS: dict[str, tuple[dict[str, Any], ...]] = {"mini-swe-agent": (BASH_TOOL,)}
-"""By harness. Imported trajectories bring their own."""
+from workers.harnesses import UnknownHarness, get_harness
 
 
 def harness_tools(harness: str) -> tuple[dict[str, Any], ...]:
-    """OpenAI tools of a harness; DatasetError for one that is not known."""
+    """OpenAI tools of a harness; DatasetError for one that is not known. Imported trajectories bring theirs."""
     try:
-        return HARNESS_TOOLS[harness]
-    except KeyError:
-        raise DatasetError(
-            f"the tools of harness {harness!r} are not known: name others in `source.harnesses` (known: "
-            f"{', '.join(sorted(HARNESS_TOOLS))})"
-        ) from None
+        return get_harness(harness).tools
+    except UnknownHarness as error:
+        raise DatasetError(f"{error}, in `source.harnesses`") from None
 
 
 def tool_names(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """What every harness is given and what it answers: in-process loops, browsers, external programs alike."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from schemas.campaigns import Budget, ModelSpec, Timeouts
 from schemas.outcomes import ExitStatus
@@ -41,6 +41,8 @@ class Harness(Protocol):
     """The loop around the model."""
 
     name: str
+    tools: tuple[dict[str, Any], ...]
+    """OpenAI tools that its model is told of."""
 
     async def run(self, episode: Episode) -> HarnessResult:
         """Drive the model until it submits or a budget runs out; raises InfrastructureError for ours."""

@@ -6,6 +6,7 @@ section 1); the sentences of its prompts are in `mini_swe_agent_prompts`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -66,6 +67,7 @@ class MiniSweAgent:
 
     def __init__(self, name: str = "mini-swe-agent", wording: Wording = FULL) -> None:
         self.name = name
+        self.tools: tuple[dict[str, Any], ...] = (BASH_TOOL,)
         self._wording = wording
 
     async def run(self, episode: Episode) -> HarnessResult:
@@ -80,7 +82,7 @@ class MiniSweAgent:
                 completion = await episode.model.complete(
                     episode.spec,
                     trace.messages(leaf),
-                    [BASH_TOOL],
+                    list(self.tools),
                     seed=episode.seed,
                     timeout=episode.timeouts.model_call,
                 )

@@ -1,0 +1,39 @@
+"""`demo-sft`: the whole way from tasks to a model that has learned, on one machine."""
+
+from typing import Annotated
+
+import typer
+import uvloop
+
+from orchard.session import Session
+from orchard.terminal import console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+
+    @app.command(name="demo-sft")
+    def demo_sft(
+        context: typer.Context,
+        tasks: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 400,
+        samples: Annotated[int, typer.Option(help="Oracle rollouts of each.", min=1)] = 4,
+        held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 100,
+        epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 8,
+        shape: Annotated[str, typer.Option(help="Model shape.")] = "tiny-1m",
+        seed: Annotated[int, typer.Option(help="Of tasks, weights and order.")] = 0,
+    ) -> None:
+        """Distil the oracle into a tiny model from scratch; measure it on held-out tasks before and after.
+
+        Needs no model, no key and no GPU. Stopped in the middle it goes on where it was.
+        """
+        from orchard.demo_sft import Demo, DemoSettings, show
+        from pipelines.models.errors import require_torch
+
+        require_torch("orchard demo-sft")
+        session: Session = context.obj
+        settings = DemoSettings(
+            tasks=tasks, samples=samples, held_out=held_out, epochs=epochs, shape=shape, seed=seed
+        )
+        demo = Demo(session.config.store, settings)
+        show(uvloop.run(demo.run()))
+        console.print(f"the model: {demo.model}", highlight=False)

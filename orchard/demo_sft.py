@@ -1,0 +1,313 @@
+"""The learning demonstration: an oracle distilled into a model of a million parameters, from nothing.
+
+Generated repair tasks, a campaign of oracle rollouts, values for the unresolved ones, a dataset, a tokenizer,
+a trainer, a server, and held-out tasks in real sandboxes before and after. Each step is one that users have
+as a command; each is skipped when it was done, so that a stopped run goes on.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
+from orchard.cli.datasets import announce
+from orchard.cli.quickstart import pipeline
+from orchard.cli.reading import rows_table
+from orchard.cli.tasks import registry
+from orchard.cli.values import annotate_campaign
+from orchard.config import Config, load
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.scores import Score, Tally, score
+from pipelines.tasks.packages import PackageCache
+from pipelines.tasks.registry import known_hashes, read_task_refs
+from pipelines.tasks.repair_image import build_repair_image
+from pipelines.tasks.repairs import SOURCE, Split, repair_tasks
+from pipelines.values.requests import Asking
+from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from schemas.llm_calls import ModelKind
+from storage.reader import open_tables
+
+HARNESS = "mini-swe-agent-compact"
+ENDPOINT = "policy"
+SERVER_SECONDS = 60.0
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of everything; the defaults take under 25 minutes on 2 cores."""
+
+    tasks: Count = 400
+    """Training tasks."""
+    samples: Count = 4
+    """Oracle rollouts of each."""
+    held_out: Count = 100
+    """Tasks that no rollout of the campaign has seen."""
+    workers: Count = 2
+    slots: Count = 4
+    vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1024
+    shape: str = "tiny-1m"
+    epochs: Count = 8
+    batch: Count = 16
+    lr: float = 3e-3
+    seed: int = 0
+
+
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Pass rates on the held-out tasks."""
+
+    before: Score
+    after: Score
+    rows: int
+    """Training examples."""
+    seconds: dict[str, float]
+    """Of each step."""
+
+
+class Demo:
+    """One demonstration in one directory of the store."""
+
+    def __init__(self, store: str, settings: DemoSettings) -> None:
+        self.settings = settings
+        self.directory = Path(store).absolute() / "demo-sft"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.seconds: dict[str, float] = {}
+        self._port = _free_port()
+        self.config = self._configuration(store)
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model lies."""
+        return self.directory / "run" / "model"
+
+    def _configuration(self, store: str) -> Config:
+        """The configuration of all processes: the policy server is an endpoint like any other."""
+        settings = self.settings
+        file = self.directory / "orchard.toml"
+        file.write_text(
+            f"[up]\nworkers = {settings.workers}\n\n[worker]\nslots = {settings.slots}\n\n"
+            f'[endpoints.{ENDPOINT}]\nbase_url = "http://127.0.0.1:{self._port}/v1"\n'
+            "extra_body = { return_token_ids = true, logprobs = true }\n"
+        )
+        os.environ["ORCHARD_CONFIG"] = str(file)  # the children of `up` read it too
+        return load({"store": store})
+
+    async def run(self) -> DemoResult:
+        """All steps; raises what their commands raise."""
+        async with pipeline(self.config) as session:
+            with self._step("1. tasks and their image"):
+                train, held_out = await self._tasks(session)
+            with self._step("2. a campaign of oracle rollouts"):
+                await self._campaign(session, self._oracle(train))
+            with self._step("3. values of the unresolved trajectories"):
+                await annotate_campaign(session, "demo-oracle", Asking(model="oracle", endpoint="oracle"), 16)
+            with self._step("4. tokenizer and dataset"):
+                rows = await self._dataset(session)
+            with self._step("5. held-out tasks before training"):
+                await asyncio.to_thread(self._untrained)
+                await self._evaluate(session, "demo-before", self.directory / "untrained", held_out)
+            with self._step("6. training"):
+                await self._train()
+            with self._step("7. held-out tasks after training"):
+                await self._evaluate(session, "demo-after", self.model, held_out)
+            before, after = (
+                held_out_score(session.config.store, name) for name in ("demo-before", "demo-after")
+            )
+        return DemoResult(before=before, after=after, rows=rows, seconds=self.seconds)
+
+    async def _tasks(self, session: Session) -> tuple[list[TaskRef], list[TaskRef]]:
+        settings = self.settings
+        train = list(repair_tasks(settings.tasks, settings.seed, Split.TRAIN))
+        held_out = list(repair_tasks(settings.held_out, settings.seed, Split.HELD_OUT))
+        async with session.sandboxes() as client:
+            await build_repair_image(
+                client, PackageCache(session.directory / "packages"), [*train, *held_out]
+            )
+        async with registry(session) as tasks:
+            await tasks.register(
+                [*train, *held_out], await asyncio.to_thread(known_hashes, session.config.store)
+            )
+        async with session.connection("demo") as connection:
+            await session.committed(connection)
+        return _refs(session, Split.TRAIN), _refs(session, Split.HELD_OUT)
+
+    def _oracle(self, tasks: list[TaskRef]) -> CampaignSpec:
+        model = ModelSpec(name="oracle", endpoint="oracle", kind=ModelKind.ORACLE)
+        return _campaign("demo-oracle", tasks, model, self.settings.samples)
+
+    async def _campaign(self, session: Session, spec: CampaignSpec) -> None:
+        await submit_campaign(session, spec)
+        await resume_campaign(session, spec.name)
+        await watch_campaign(session, spec.name, every=1.0)
+        async with session.connection("demo") as connection:
+            await session.committed(connection)
+
+    async def _dataset(self, session: Session) -> int:
+        """Dataset and tokenizer; how many examples."""
+        from pipelines.datasets.build import build
+        from pipelines.datasets.corpus import log_texts
+        from pipelines.datasets.settings import DatasetSettings, Source, Values
+        from pipelines.datasets.tokenizer import train_tokenizer
+
+        tokenizer, out = self.directory / "tokenizer", self.directory / "dataset"
+        if not tokenizer.is_dir():
+            with open_tables(session.config.store) as tables:
+                texts = log_texts(tables, ["demo-oracle"], 1_000_000)
+                await asyncio.to_thread(train_tokenizer, texts, self.settings.vocabulary, tokenizer)
+        settings = DatasetSettings(
+            name="demo-sft",
+            tokenizer=str(tokenizer),
+            source=Source(campaigns=("demo-oracle",), model_kinds=(ModelKind.ORACLE,)),
+            values=Values(annotator="oracle"),
+        )
+        began = time.monotonic()
+        manifest = await asyncio.to_thread(build, session.config.store, settings, out, processes=2)
+        await announce(session, manifest, time.monotonic() - began)
+        return manifest.rows
+
+    def _untrained(self) -> None:
+        """The model as it is before any training, to be measured like the trained one."""
+        from transformers import AutoTokenizer
+
+        from pipelines.models.directories import save_model
+        from pipelines.models.tiny import new_model
+
+        out = self.directory / "untrained"
+        if not out.is_dir():
+            tokenizer = AutoTokenizer.from_pretrained(self.directory / "tokenizer")
+            model = new_model(
+                self.settings.shape, vocabulary=len(tokenizer), seed=self.settings.seed, tokenizer=tokenizer
+            )
+            save_model(model, out, tokenizer=tokenizer)
+
+    async def _train(self) -> None:
+        """`orchard sft` in a process of its own, as a user would."""
+        settings = self.settings
+        file = self.directory / "sft.toml"
+        lines = {
+            "run": "demo-sft",
+            "dataset": str(self.directory / "dataset"),
+            "out": str(self.directory / "run"),
+            "shape": settings.shape,
+            "tokenizer": str(self.directory / "tokenizer"),
+            "epochs": settings.epochs,
+            "global_batch": settings.batch,
+            "context": 4096,
+            "lr": settings.lr,
+            "min_lr": settings.lr / 20,
+            "warmup": 0.05,
+            "weight_decay": 0.05,
+            "beta2": 0.95,
+            "seed": settings.seed,
+        }
+        file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in lines.items()))
+        command = [sys.executable, "-m", "orchard", "--store", self.config.store, "sft", str(file)]
+        process = await asyncio.create_subprocess_exec(*command)
+        if code := await process.wait():
+            raise RuntimeError(f"training ended with exit code {code}; run `{' '.join(command)}` to go on")
+
+    async def _evaluate(self, session: Session, name: str, model: Path, tasks: list[TaskRef]) -> None:
+        """A campaign on the held-out tasks, one greedy rollout each."""
+        spec = _campaign(
+            name,
+            tasks,
+            ModelSpec(name="policy", endpoint=ENDPOINT, temperature=0.0, max_tokens=160, logprobs=True),
+            samples=1,
+        )
+        async with self._serving(model):
+            await self._campaign(session, spec)
+
+    @asynccontextmanager
+    async def _serving(self, model: Path) -> AsyncIterator[None]:
+        port_file = self.directory / "policy.port"
+        port_file.unlink(missing_ok=True)
+        command = [
+            "-m",
+            "pipelines.policy",
+            str(model),
+            "--port",
+            str(self._port),
+            "--port-file",
+            str(port_file),
+        ]
+        with (self.directory / "policy.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=log, stdout=log)
+        try:
+            async with asyncio.timeout(SERVER_SECONDS):
+                while not port_file.exists():
+                    if process.returncode is not None:
+                        raise RuntimeError(f"the policy server ended: see {self.directory / 'policy.log'}")
+                    await asyncio.sleep(0.05)
+            yield
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+    @contextmanager
+    def _step(self, title: str) -> Iterator[None]:
+        console.rule(title)
+        began = time.monotonic()
+        yield
+        self.seconds[title] = time.monotonic() - began
+
+
+def held_out_score(store: str, campaign: str) -> Score:
+    """pass@1 of a campaign, with its interval. Aborted rollouts are in no count."""
+    query = """
+        select count(resolved), count(*) filter (resolved) from rollouts
+        where campaign = ? and resolved is not null group by task_id order by task_id
+    """
+    with open_tables(store) as tables:
+        rows = tables.execute(query, [campaign]).fetchall()
+    return score([Tally(graded=graded, resolved=resolved) for graded, resolved in rows])
+
+
+def show(result: DemoResult) -> None:
+    """The result as a table."""
+    rows = [
+        ("held-out pass rate before training", str(result.before)),
+        ("held-out pass rate after training", str(result.after)),
+        ("held-out tasks", str(result.after.tasks)),
+        ("training examples", f"{result.rows:,}"),
+        *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),
+        ("all of it", f"{sum(result.seconds.values()) / 60:.1f} min"),
+    ]
+    console.print(rows_table(["demo-sft", ""], rows))
+
+
+def _campaign(name: str, tasks: list[TaskRef], model: ModelSpec, samples: int) -> CampaignSpec:
+    return CampaignSpec(
+        name=name,
+        tasks=tuple(tasks),
+        harnesses=(HARNESS,),
+        models=(model,),
+        samples=samples,
+        budget=Budget(steps=8, cost_usd=0.0),
+        timeouts=Timeouts(command=10.0),
+    )
+
+
+def _refs(session: Session, split: Split) -> list[TaskRef]:
+    prefix = f"repair-{split}-"
+    refs = read_task_refs(session.config.store, source=SOURCE, only_valid=False)
+    return [ref for ref in refs if ref.task_id.startswith(prefix)]
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
