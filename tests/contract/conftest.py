@@ -3,5 +3,8 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"tests.contract.{name}" for name in ("commands", "fixtures", "lifecycle", "replicas", "sessions"))
+    *(
+        f"tests.contract.{name}"
+        for name in ("commands", "copies", "fixtures", "lifecycle", "replicas", "sessions")
+    )
 )

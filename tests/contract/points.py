@@ -4,6 +4,7 @@
 """
 
 from tests.contract.commands import *  # noqa: F403
+from tests.contract.copies import *  # noqa: F403
 from tests.contract.fixtures import balancer, client, http, sandbox  # noqa: F401
 from tests.contract.lifecycle import *  # noqa: F403
 from tests.contract.replicas import *  # noqa: F403

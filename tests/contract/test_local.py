@@ -56,7 +56,7 @@ def _bare_image(place: Path) -> Path:
     busybox = shutil.which("busybox")
     assert busybox is not None, "install a static busybox (Debian: `apt-get install busybox-static`)"
     program = Path(busybox).read_bytes()
-    names = ("sh", "ls", "echo", "sleep", "cat", "patch", "env")
+    names = ("sh", "ls", "echo", "sleep", "cat", "patch", "env", "wc")
     archives = Archives(place)
     layer = archives.layer(("bin", None, 0o755), *((f"bin/{name}", program, 0o755) for name in names))
     return archives.docker(BARE, layer)

@@ -30,6 +30,8 @@ class Held:
     """Descriptors."""
     processes: int
     """Descendants of the agent."""
+    unfinished: int
+    """Connections that the other end has closed and the orchestrator has not."""
 
 
 class Target:
@@ -65,23 +67,27 @@ class Target:
     def held(self) -> Held:
         """As it is now."""
         agent = psutil.Process(self.service.agent_pid)
+        orchestrator = psutil.Process(self.service.process.pid)
         return Held(
             sandboxes=len(self.http.get("/sandboxes").json()),
             orchestrator=_descriptors(self.service.process.pid),
             agent=_descriptors(agent.pid),
             processes=len(agent.children(recursive=True)),
+            unfinished=sum(
+                line.status == psutil.CONN_CLOSE_WAIT for line in orchestrator.net_connections("tcp")
+            ),
         )
 
 
 def _descriptors(pid: int) -> int:
-    """Those of connections that are kept for reuse are not counted."""
-    kept = 0
+    """Without sockets, because connections are kept for reuse."""
+    held = 0
     for path in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            kept += not path.readlink().name.startswith("socket:")
+            held += not path.readlink().name.startswith("socket:")
         except FileNotFoundError:
             continue
-    return kept
+    return held
 
 
 @pytest.fixture(scope="module")
