@@ -129,7 +129,8 @@ def new_namespace(cluster: Cluster) -> Iterator[str]:
     name = f"orchard-test-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", name)
     rights = account_of(name)
-    cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(rights))
+    words = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+    cluster.kubectl(*words, given=yaml.safe_dump_all(rights))
     try:
         yield name
         no_pod_left(cluster, name)
