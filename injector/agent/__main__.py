@@ -11,6 +11,7 @@ from pathlib import Path
 
 from injector.agent import kernel, spawner
 from injector.agent.errors import AgentError
+from injector.agent.local import user_namespace
 
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
@@ -27,6 +28,9 @@ def main() -> int:
     try:
         if options.stop:
             return _stop(state)
+        isolated = options.backend == "local"
+        if isolated and os.geteuid() != 0:
+            user_namespace.enter()
         if options.import_image is not None:
             from injector.agent.local.archives import import_image
 

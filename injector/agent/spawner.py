@@ -98,6 +98,7 @@ class _Spawner:
         self._running: dict[int, str] = {}
         self._pids: dict[str, int] = {}
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._returns = _may_enter(self._own_pid_namespace)
         self._filter = _filter()
         last = kernel.last_capability() if os.geteuid() == 0 else -1
         self._dropped = [number for number in range(last + 1) if number not in KEPT_CAPABILITIES]
@@ -221,6 +222,8 @@ class _Spawner:
         """Fork; the child is born in the pid namespace of the process behind the pidfd `target`."""
         if target is None:
             return os.fork()
+        if not self._returns:
+            return self._fork_aside(target)
         kernel.setns(target, kernel.CLONE_NEWPID)
         pid = -1
         try:
@@ -229,6 +232,28 @@ class _Spawner:
             if pid:
                 kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
         return pid
+
+    def _fork_aside(self, target: int) -> int:
+        """The same where we could not come back: a child goes there and leaves us a child of its own."""
+        answer, ask = os.pipe2(os.O_CLOEXEC)
+        aside = os.fork()
+        if aside:
+            os.close(ask)
+            with os.fdopen(answer, "rb") as pipe:
+                said = pipe.read()
+            os.waitpid(aside, 0)
+            if not said:
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            return int(said)
+        try:
+            kernel.setns(target, kernel.CLONE_NEWPID)
+            pid = kernel.fork_sibling()
+        except OSError:
+            os._exit(1)
+        if pid:
+            os.write(ask, b"%d" % pid)
+            os._exit(0)
+        return 0
 
     def _become(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         """In the child: leave the host behind, then execute the command.
@@ -253,7 +278,8 @@ class _Spawner:
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             kernel.close_at_exec(3)
             os.umask(0o022)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for limit, value in [(resource.RLIMIT_CORE, 0), *request["rlimits"]]:
+                resource.setrlimit(limit, (value, value))
             step = f"the working directory {request['cwd']} cannot be entered"
             os.chdir(request["cwd"])
             step = "could not give up privileges"
@@ -297,6 +323,15 @@ def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, 
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     return data, list(descriptors)
+
+
+def _may_enter(pid_namespace: int) -> bool:
+    """Not ours, when it belongs to a user namespace above."""
+    try:
+        kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
+    except OSError:
+        return False
+    return True
 
 
 def _worse_score() -> int:

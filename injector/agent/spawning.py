@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from injector.agent.spawner import HEADER
@@ -23,16 +24,28 @@ class Entry:
     """Of the sandbox's first process; None: no namespaces, the command runs where the spawner runs."""
     cgroups: Sequence[str]
     """Files that take the process into its cgroups when `0` is written to them."""
+    rlimits: Mapping[int, int] = field(default_factory=dict)
+    """Limits of the process itself (`resource.RLIMIT_...`), where control groups do not limit."""
 
 
 class Spawner:
     """Sends requests to the spawner process and gives each report to whoever asked."""
 
-    def __init__(self, requests: socket.socket, reports: socket.socket, lost: Callable[[], None]) -> None:
-        """`lost` is called when the spawner process is gone, and with it every process it started."""
+    def __init__(
+        self,
+        requests: socket.socket,
+        reports: socket.socket,
+        lost: Callable[[], None],
+        among_tasks: int | None = None,
+    ) -> None:
+        """`lost` is called when the spawner process is gone, and with it every process it started.
+
+        `among_tasks`: its process id where commands can see it; one that stopped it does not hold up others.
+        """
         self._requests = requests
         self._reports = reports
         self._lost = lost
+        self._among_tasks = among_tasks
         self._waiting: dict[str, Report] = {}
         self._failures: dict[str, str] = {}
         self._starting: dict[str, Callable[[int, int], None]] = {}
@@ -88,6 +101,7 @@ class Spawner:
             "namespaces": entry.pidfd is not None,
             "terminal": on_terminal is not None,
             "cgroups": list(entry.cgroups),
+            "rlimits": list(entry.rlimits.items()),
             "argv": list(argv),
             "shell": list(shell),
             "env": env,
@@ -113,6 +127,9 @@ class Spawner:
         body = json.dumps(request).encode()
         message = HEADER.pack(len(body), len(descriptors)) + body
         loop = asyncio.get_running_loop()
+        if self._among_tasks is not None:
+            with suppress(ProcessLookupError):  # then `lost` is about to be called
+                os.kill(self._among_tasks, signal.SIGCONT)
         async with self._sending:
             while True:
                 try:

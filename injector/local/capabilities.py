@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from injector.agent.local.cgroups import LIMIT_NAMES, Cgroups
-from injector.agent.local.requirements import NETWORK_MISSING, inspect
+from injector.agent.local.requirements import inspect
 
 
 class Capability(NamedTuple):
@@ -26,9 +26,9 @@ def capabilities(state: Path | None = None) -> list[Capability]:
     able = not requirements.problems
     says = f"isolated by {requirements.bubblewrap_version} and overlayfs" if able else "not possible here"
     found = [Capability("local sandboxes", able, says, "; ".join(requirements.problems))]
-    network = "outbound only, by slirp4netns" if requirements.slirp else "not possible here"
-    remedy = "" if requirements.slirp else NETWORK_MISSING
-    found.append(Capability("sandboxes with a network", bool(requirements.slirp), network, remedy))
+    remedy = requirements.network_problem
+    network = "not possible here" if remedy else "outbound only, by slirp4netns"
+    found.append(Capability("sandboxes with a network", not remedy, network, remedy))
     for controller, enforced in cgroups.enforced.items():
         how = f"enforced by cgroups ({cgroups.layout.version})" if enforced else "not enforced"
         remedy = "" if enforced else f"give this process a writable `{controller}` control group"

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import resource
 import select
 import signal
 import time
@@ -15,10 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from injector.agent.local import user_namespace
+
 CONTROLLERS = ("memory", "pids", "cpu")
 CPU_PERIOD = 100_000
 """Microseconds."""
 BUSY_SECONDS = 10.0
+ALL_PROCESSES = 4096
+_INSTEAD = {
+    "memory": "instead each process may have as much memory as the sandbox",
+    "pids": f"instead all sandboxes together may have {ALL_PROCESSES} processes",
+}
 LIMIT_NAMES = {"memory": "memory", "pids": "process count", "cpu": "processor time"}
 
 
@@ -80,13 +88,29 @@ class Cgroups:
         text = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
         self.layout = layout(*text)
         self._name = cgroup_name(state)
+        self._root = not user_namespace.inside()
         self.enforced: dict[str, bool] = {controller: self._usable(controller) for controller in CONTROLLERS}
 
     @property
     def note(self) -> str:
         """What is not enforced here, as a sentence, or empty."""
         missing = [LIMIT_NAMES[controller] for controller, works in self.enforced.items() if not works]
-        return f"not limited on this machine: {', '.join(missing)}" if missing else ""
+        if not missing:
+            return ""
+        instead = [text for name, text in _INSTEAD.items() if not self.enforced[name] and not self._root]
+        return "; ".join([f"not limited on this machine: {', '.join(missing)}", *instead])
+
+    def rlimits(self, *, memory: int) -> dict[int, int]:
+        """Limits of each command's processes in place of those that are not enforced.
+
+        Root's processes are not counted, so there this is nothing.
+        """
+        limits = {}
+        if not self._root and not self.enforced["memory"]:
+            limits[resource.RLIMIT_DATA] = memory
+        if not self._root and not self.enforced["pids"]:
+            limits[resource.RLIMIT_NPROC] = ALL_PROCESSES
+        return limits
 
     def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "Group":
         """A group with these limits (bytes, processes, cores)."""

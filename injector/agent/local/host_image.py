@@ -6,6 +6,9 @@ Made of layers, topmost first:
    directory);
 2. a read-only overlay whose directories /usr and /opt lead into the machine's (`redirect`), with an /etc of
    copies of what programs need; it lists what is visible, so whatever else the machine has or gets is not.
+
+An ordinary user's overlay can neither stand on `/` nor redirect. There the second layer has everything but
+/usr, and a second overlay over the machine's own is mounted at /usr of each sandbox.
 """
 
 import hashlib
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from injector.agent import kernel
 from injector.agent.errors import AgentError
-from injector.agent.local import overlay
+from injector.agent.local import overlay, user_namespace
 from injector.agent.local.images import HOST, ImageStore
 
 SHOWN = ("usr",)
@@ -71,8 +74,28 @@ class HostImage:
                 with self._store.workplace() as work:
                     build_python(work / "python")
                     self._store.publish(work / "python", python.name)
-            self._layers = [python, self._mount()]
+            self._layers = [python, self._copy() if user_namespace.inside() else self._mount()]
         return self._layers
+
+    def _copy(self) -> Path:
+        """What an ordinary user's sandboxes see beside /usr."""
+        root = self._place / VISIBLE
+        if root.exists():
+            shutil.rmtree(root)
+        root.mkdir(mode=0o755, parents=True)
+        for name in LINKED:
+            original = Path("/") / name
+            if original.is_symlink():
+                (root / name).symlink_to(original.readlink())
+            elif original.is_dir():
+                raise AgentError(
+                    f"this machine has its programs in /{name} and not in /usr only, which an ordinary user "
+                    "cannot show in a sandbox: import an image and use it in place of `host`, or run as root",
+                    reason="host_image_unavailable",
+                )
+        (root / "usr").mkdir()
+        _copy_etc(root / "etc")
+        return root
 
     def _mount(self) -> Path:
         skeleton, point = self._place / "skeleton", self._place / "root"
@@ -81,7 +104,7 @@ class HostImage:
         kernel.mount("tmpfs", str(skeleton), "tmpfs", 0, "mode=0755")
         root = skeleton / VISIBLE
         root.mkdir()
-        os.setxattr(root, overlay.OPAQUE, b"y")
+        os.setxattr(root, overlay.opaque(), b"y")
         _show_directories(root)
         _copy_etc(root / "etc")
         try:
@@ -170,9 +193,8 @@ def build_python(target: Path) -> None:
 def _copy_installation(prefix: Path, target: Path, version: str) -> None:
     library, programs = target / "lib" / version, target / "bin"
     _link_tree(prefix / "lib" / version, library, left_out=_LEFT_OUT)
-    os.setxattr(
-        library, overlay.OPAQUE, b"y"
-    )  # the machine's own /usr/local may have one of the same version
+    # The machine's own /usr/local may have one of the same version.
+    os.setxattr(library, overlay.opaque(), b"y")
     packages = library / "site-packages"
     packages.mkdir()
     for package in (prefix / "lib" / version).glob("site-packages/pip*"):

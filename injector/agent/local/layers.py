@@ -16,6 +16,7 @@ from typing import IO, BinaryIO
 
 from injector.agent.errors import RequestInvalid
 from injector.agent.kernel import open_beneath
+from injector.agent.local import user_namespace
 from injector.agent.local.overlay import make_opaque, make_whiteout
 
 WHITEOUT = ".wh."
@@ -118,7 +119,12 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parent: 
         os.mkfifo(name, dir_fd=parent)
     else:
         return  # devices: sandboxes have their own /dev and could not open these
-    os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+    try:
+        os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+    except OSError as error:
+        # A user namespace of one id has no other owners.
+        if error.errno != errno.EINVAL or not user_namespace.inside():
+            raise
     if not member.issym():
         os.chmod(name, member.mode & 0o7777, dir_fd=parent)
     os.utime(name, (member.mtime, member.mtime), dir_fd=parent, follow_symlinks=False)

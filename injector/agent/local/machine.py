@@ -5,17 +5,18 @@ import json
 import os
 import shutil
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from injector.agent import files
 from injector.agent.errors import AgentError
-from injector.agent.local import overlay
+from injector.agent.local import overlay, user_namespace
 from injector.agent.local.bubblewrap import arguments
 from injector.agent.local.cgroups import Group
-from injector.agent.local.images import FORK, Image, tree_size
+from injector.agent.local.images import FORK, HOST, Image, tree_size
 from injector.agent.local.network import Outbound
 from injector.agent.local.reading import Reading
 from injector.agent.machine import Died, SandboxSpec
@@ -65,12 +66,16 @@ class LocalMachine:
             directory.mkdir()
         self.changes.chmod(0o755)
         # bubblewrap's own mount namespace keeps the overlay; ours need not, so nothing is left when we die.
-        with overlay.mounted(root, layers, upper=self.changes, work=work):
+        with overlay.mounted(root, layers, upper=self.changes, work=work), self._usr(root, layers):
             await self._launch(root, program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
             files.make_directory(self.root, needed)
-        self.entry = Entry(pidfd=self._pidfd, cgroups=self.group.entrances if self.group else ())
+        self.entry = Entry(
+            pidfd=self._pidfd,
+            cgroups=self.group.entrances if self.group else (),
+            rlimits=self._host.cgroups.rlimits(memory=self._spec.memory_bytes),
+        )
         if not self._spec.block_network:
             self._outbound = Outbound(
                 self._spawner, f"network of {self._name}", self._host.requirements.slirp
@@ -179,6 +184,22 @@ class LocalMachine:
         finally:
             for reading in readings:
                 reading.close()
+
+    @contextmanager
+    def _usr(self, root: Path, layers: list[Path]) -> Iterator[None]:
+        """Where the image stands on the machine's own /usr without root: an overlay of its own there.
+
+        Its changes lie where those of one overlay would, so that copies need not know.
+        """
+        if HOST not in self._image.layers or not user_namespace.inside():
+            yield
+            return
+        parts = [layer / "usr" for layer in layers if (layer / "usr").is_dir()]
+        upper, work = self.changes / "usr", self._directory / "work" / "usr"
+        upper.mkdir()
+        work.mkdir()
+        with overlay.mounted(root / "usr", [*parts, Path("/usr")], upper=upper, work=work):
+            yield
 
     def _adopt(self, pid: int) -> None:
         self._pid = pid

@@ -25,6 +25,7 @@ from injector.agent.local.reading import Reading
 from injector.agent.spawning import Spawner
 
 PACKAGE = "slirp4netns"
+TUN = "/dev/net/tun"
 RESOLVER = "10.0.2.3"
 REFUSED = (
     "10.0.0.0/8",
@@ -65,11 +66,8 @@ class Outbound:
         `lost` is called without arguments should the line end by itself. Raises AgentError
         (`network_unavailable`).
         """
-        if not self._program:
-            raise AgentError(
-                f"block_network=false needs {PACKAGE}: install it (`apt-get install {PACKAGE}`)",
-                reason="network_unavailable",
-            )
+        if problem := lacking(self._program):
+            raise AgentError(f"no block_network=false here: {problem}", reason="network_unavailable")
         ready, said = Reading(), Reading()
         stopping, self._stop = os.pipe2(os.O_CLOEXEC)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -130,6 +128,20 @@ class Outbound:
     def _started(self, pid: int, _inner: int) -> None:
         if not self._process.done():
             self._process.set_result(pid)
+
+
+def lacking(program: str) -> str:
+    """What this machine lacks for sandboxes with a network, with the remedy, or empty.
+
+    `program` is the path of slirp4netns, empty where there is none.
+    """
+    if not program:
+        return f"{PACKAGE} is missing: install it (`apt-get install {PACKAGE}`)"
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        return (
+            f"{TUN} cannot be opened: load it (`modprobe tun`) and let this user have it (`chmod 666 {TUN}`)"
+        )
+    return ""
 
 
 def own_addresses() -> Iterator[str]:

@@ -3,15 +3,28 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 from injector.agent import kernel
+from injector.agent.local import user_namespace
 
 MAX_LAYERS = 200
 """Descriptor paths of so many layers fit in the one page that mount(2) takes for options."""
 
-OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
+"""Only root's overlays follow it."""
+
+
+@cache
+def _unprivileged() -> bool:
+    """Whether overlays keep their marks in attributes that a user namespace may write."""
+    return user_namespace.inside()
+
+
+def opaque() -> str:
+    """The attribute of a directory that hides what the layers below have in it."""
+    return "user.overlay.opaque" if _unprivileged() else "trusted.overlay.opaque"
 
 
 def mount(
@@ -32,9 +45,10 @@ def mount(
 
         options = "lowerdir=" + ":".join(name(layer) for layer in layers)
         if upper is not None and work is not None:
-            options += f",upperdir={name(upper)},workdir={name(work)},redirect_dir=on,volatile"
+            options += f",upperdir={name(upper)},workdir={name(work)},volatile"
+            options += ",userxattr" if _unprivileged() else ",redirect_dir=on"
         else:
-            options += ",redirect_dir=follow,ro"
+            options += ",userxattr,ro" if _unprivileged() else ",redirect_dir=follow,ro"
         kernel.mount("overlay", str(point), "overlay", 0, options)
 
 
@@ -57,4 +71,4 @@ def make_whiteout(path: str, directory: int) -> None:
 
 def make_opaque(directory: int) -> None:
     """Hide the contents that the layers below have in this directory."""
-    os.setxattr(directory, OPAQUE, b"y")
+    os.setxattr(directory, opaque(), b"y")

@@ -11,8 +11,7 @@ from typing import Any
 
 from injector.agent import kernel, seccomp
 from injector.agent.errors import MachineUnfit
-
-NETWORK_MISSING = "install slirp4netns (`apt-get install slirp4netns`) for sandboxes with block_network=false"
+from injector.agent.local import network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,16 @@ class Requirements:
         return {
             "isolation": "namespaces" if not self.problems else "none",
             "bubblewrap": self.bubblewrap_version,
-            "network": NETWORK_MISSING if not self.slirp else "outbound, by slirp4netns",
+            "network": self.network_problem or "outbound, by slirp4netns",
             "kernel": os.uname().release,
             "python": sys.version.split()[0],
             "problems": list(self.problems),
         }
+
+    @property
+    def network_problem(self) -> str:
+        """Why there are no sandboxes with a network, or empty."""
+        return network.lacking(self.slirp)
 
     def insist(self) -> None:
         """Raise MachineUnfit with the problems, if there are any."""
@@ -59,12 +63,7 @@ def inspect(state: Path) -> Requirements:
         ).stdout.strip()
     else:
         problems.append("bubblewrap is missing: install it (`apt-get install bubblewrap`)")
-    if os.geteuid() != 0:
-        problems.append(
-            "root is needed for overlay mounts and namespaces: run as root, use a remote orchestrator, "
-            "or give up isolation by name with `--backend unsafe-host`"
-        )
-    elif not kernel.may_mount():
+    if os.geteuid() == 0 and not kernel.may_mount():
         problems.append(
             "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, use a remote "
             "orchestrator, or give up isolation by name with `--backend unsafe-host`"
@@ -83,7 +82,8 @@ def _overlay_complaint(state: Path) -> str:
     """Empty when an overlay can be mounted with its changes in `state`."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from injector.agent import kernel; from injector.agent.local import overlay\n"
+        "from injector.agent import kernel; from injector.agent.local import overlay, user_namespace\n"
+        "import os; os.geteuid() == 0 or user_namespace.enter()\n"
         "kernel.unshare(kernel.CLONE_NEWNS); kernel.mount('', '/', None, kernel.MS_REC | kernel.MS_SLAVE)\n"
         "base = Path(sys.argv[1])\n"
         "overlay.mount(base / 'root', [base / 'lower'], upper=base / 'upper', work=base / 'work')\n"
@@ -102,6 +102,9 @@ def _overlay_complaint(state: Path) -> str:
     if done.returncode == 0:
         return ""
     reason = done.stderr.strip().splitlines()[-1]
+    _, unfit, sentence = reason.partition("MachineUnfit: ")
+    if unfit:
+        return sentence
     return (
         f"an overlay cannot be mounted with its changes in {state} ({reason}): put the state directory on a "
         "file system such as ext4, xfs or tmpfs, not on an overlay"

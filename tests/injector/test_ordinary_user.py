@@ -1,0 +1,299 @@
+"""The local backend of an ordinary user: the same contract, in a user namespace, without some limits."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from injector.local.backend import LocalBackend
+from schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
+
+Eventually = Callable[[Callable[[], bool], str], None]
+
+USER = 54321
+ROOT = Path(__file__).parents[2]
+
+
+class Account:
+    """An account without rights that can run our programs, wherever those lie; `ids` is its /etc/subuid."""
+
+    def __init__(self, ids: str = "", user: int = USER) -> None:
+        self.user = user
+        self.ids = ids
+        self.place = Path(tempfile.mkdtemp(prefix="orchard-account-"))
+        self.place.chmod(0o755)
+        self.state = self.place / "home" / "state"
+        self.state.parent.mkdir()
+        os.chown(self.state.parent, user, user)
+        (self.place / "ids").write_text(ids)
+        accounts = Path("/etc/passwd").read_text() + f"account:x:{user}:{user}::/:/bin/sh\n"
+        (self.place / "passwd").write_text(accounts)  # newuidmap asks for a name
+        for name in ("python", "code", "packages"):
+            (self.place / name).mkdir()
+        os.mknod(self.place / "tun", 0o020000, os.makedev(10, 200))
+        (self.place / "tun").chmod(0o666)  # as distributions have it
+        # Bound to where it may look, because they may lie in a directory of root's.
+        self._prepare = "; ".join(
+            f"mount --bind {source} {target}"
+            for source, target in (
+                (sys.base_prefix, self.place / "python"),
+                (ROOT, self.place / "code"),
+                (Path(pytest.__file__).parents[1], self.place / "packages"),
+                (self.place / "ids", "/etc/subuid"),
+                (self.place / "ids", "/etc/subgid"),
+                (self.place / "passwd", "/etc/passwd"),
+                (self.place / "tun", "/dev/net/tun"),
+            )
+        )
+
+    def line(self, *arguments: str, within: str = "") -> list[str]:
+        """A command line for this account; `within` is what root begins the last step with."""
+        python = self.place / "python" / "bin" / f"python3.{sys.version_info.minor}"
+        drop = [
+            "setpriv",
+            f"--reuid={self.user}",
+            f"--regid={self.user}",
+            "--clear-groups",
+            "--inh-caps=-all",
+        ]
+        script = f'set -e; {self._prepare}; cd "$0"; exec {within} "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, str(self.place), *drop, str(python), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": str(self.state.parent),
+            "PYTHONPATH": f"{self.place / 'code'}:{self.place / 'packages'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LD_LIBRARY_PATH": str(self.place / "python" / "lib"),
+        }
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """An agent that serves."""
+        reader, writer = os.pipe()
+        agent = ["-m", "injector.agent", "--state", str(self.state), "--ready-fd", str(writer)]
+        process = subprocess.Popen(self.line(*agent), pass_fds=(writer,), env=self.environment)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as ready:
+            assert ready.read(1) == b"1"
+        return process
+
+    def run(self, *arguments: str, within: str = "") -> "subprocess.CompletedProcess[str]":
+        line = self.line(*arguments, within=within)
+        return subprocess.run(line, capture_output=True, text=True, check=False, env=self.environment)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.place)
+
+
+@pytest.fixture(scope="module", params=["", f"{USER}:700000:65536\n"], ids=["one id", "a range of ids"])
+def account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    made = Account(request.param)
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def agent(account: Account) -> Iterator["subprocess.Popen[bytes]"]:
+    process = account.start()
+    yield process
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.fixture
+async def backend(account: Account, agent: "subprocess.Popen[bytes]") -> AsyncIterator[LocalBackend]:
+    assert agent.poll() is None
+    made = LocalBackend(account.state, start_agent=False)
+    await made.open()
+    yield made
+    for sandbox in await made.list({}):
+        await made.delete(sandbox.sandbox_id)
+    await made.close()
+
+
+async def create(backend: LocalBackend, **fields: object) -> str:
+    request = CreateSandbox(**{"image": "host", **fields})  # type: ignore[arg-type]
+    made = await backend.wait((await backend.create(request, None)).sandbox_id, 60)
+    assert made.ready, made
+    return made.sandbox_id
+
+
+async def run(backend: LocalBackend, sandbox_id: str, command: str | list[str], **fields: object) -> Job:
+    request = ExecRequest(command=command, wait=True, **fields)  # type: ignore[arg-type]
+    job = await backend.exec(sandbox_id, request, None)
+    assert isinstance(job, Job)
+    return job
+
+
+async def test_it_is_root_inside_and_the_user_outside(
+    backend: LocalBackend, agent: "subprocess.Popen[bytes]"
+) -> None:
+    sandbox = await create(backend)
+    await run(backend, sandbox, "sleep 1051 & echo $! > pid")
+    job = await run(
+        backend, sandbox, "id -u; cat /proc/*/comm; grep -E '^(CapBnd|NoNewPrivs|Seccomp:)' /proc/self/status"
+    )
+    assert job.stdout.startswith("0\n") and "python" not in job.stdout and "bwrap" not in job.stdout
+    assert "NoNewPrivs:\t1\nSeccomp:\t2\n" in job.stdout
+    bounding = int(job.stdout.split("CapBnd:\t")[1].split()[0], 16)
+    assert not bounding >> 21 & 1
+    status = Path(f"/proc/{agent.pid}/status").read_text()
+    assert f"Uid:\t{USER}\t" in status
+
+
+async def test_commands_files_and_timeouts(backend: LocalBackend) -> None:
+    sandbox = await create(backend)
+    await backend.write_file(sandbox, "/workspace/data", b"\xff\x00data")
+    async with backend.read_file(sandbox, "/workspace/data") as pieces:
+        assert b"".join([piece async for piece in pieces]) == b"\xff\x00data"
+    assert (await run(backend, sandbox, "cat > copy; wc -c < data", stdin="x")).stdout == "6\n"
+    slow = await run(backend, sandbox, "echo begun; sleep 1052", timeout_seconds=0.5)
+    assert (slow.exit_code, slow.timed_out, slow.stdout) == (124, True, "begun\n")
+    held = await run(backend, sandbox, "sleep 1053 & echo done")
+    assert (held.exit_code, held.stdout) == (0, "done\n")
+    async with backend.read_archive(sandbox, "/workspace") as pieces:
+        content = b"".join([piece async for piece in pieces])
+    assert (await backend.write_archive(sandbox, "/workspace/again", content)).size == 7
+
+
+async def test_programs_can_be_installed(backend: LocalBackend) -> None:
+    sandbox = await create(backend)
+    job = await run(
+        backend,
+        sandbox,
+        "set -e; python3 -m venv --without-pip /tmp/v; /tmp/v/bin/python -c 'print(1)';"
+        "mkdir -p /usr/local/lib/mine /opt/x /etc/mine; echo 'echo ran' > /usr/local/bin/mine;"
+        "chmod +x /usr/local/bin/mine; mine; git init -q /tmp/r; rm /etc/hosts; echo y > /dev/null",
+    )
+    assert (job.exit_code, job.stdout, job.stderr) == (0, "1\nran\n", "")
+
+
+async def test_forks_and_snapshots_have_what_was_changed_in_usr_too(backend: LocalBackend) -> None:
+    origin = await create(backend)
+    await run(backend, origin, "echo 1 > a; echo 2 > /usr/local/bin/b; rm -r /usr/local/lib/python3*")
+    (made,) = await backend.fork(origin, ForkSandbox(), None)
+    await backend.snapshot(made.sandbox_id, "copy:1")
+    for sandbox in (made.sandbox_id, await create(backend, image="copy:1")):
+        job = await run(backend, sandbox, "cat a /usr/local/bin/b; ls -d /usr/local/lib/python3*")
+        assert (job.stdout, job.exit_code) == ("1\n2\n", 2)
+        await run(backend, sandbox, "echo more >> /usr/local/bin/b")
+    assert (await run(backend, origin, "cat /usr/local/bin/b")).stdout == "2\n"
+
+
+async def test_sandboxes_do_not_see_each_other_the_network_or_the_users_files(
+    backend: LocalBackend, account: Account
+) -> None:
+    one, two = await create(backend), await create(backend)
+    await run(backend, one, "echo secret > /tmp/s; sleep 1054 &")
+    look = f"ls /tmp/s {account.state} {account.state.parent} 2>/dev/null; cat /proc/*/comm | grep sleep"
+    assert (await run(backend, two, look)).stdout == ""
+    reach = "import socket; socket.create_connection(('198.51.100.1', 80), 2)"
+    assert "Network is unreachable" in (await run(backend, two, ["python3", "-c", reach])).stderr
+    for refused in ("mount -t tmpfs none /mnt", "unshare --user true", "nsenter --target 1 --mount true"):
+        assert (await run(backend, two, refused)).exit_code not in (0, None)
+
+
+async def test_a_network_can_be_had(backend: LocalBackend) -> None:
+    sandbox = await create(backend, block_network=False)
+    job = await run(backend, sandbox, "cat /etc/resolv.conf; cat /proc/net/dev | grep -c tap0")
+    assert job.stdout == "nameserver 10.0.2.3\n1\n"
+
+
+async def test_what_is_not_limited_is_said_and_what_can_be_is(backend: LocalBackend) -> None:
+    sandbox = await create(backend, memory="128Mi")
+    note = (await backend.get(sandbox)).status_message
+    assert "not limited on this machine: memory, process count, processor time" in note
+    assert "each process may have as much memory as the sandbox" in note
+    eater = await run(backend, sandbox, ["python3", "-c", "x = b'x' * 300_000_000"])
+    assert "MemoryError" in eater.stderr
+    limit = await run(backend, sandbox, "ulimit -u")
+    assert limit.stdout == "4096\n"
+
+
+async def test_other_owners_where_there_is_a_range_of_ids(backend: LocalBackend, account: Account) -> None:
+    sandbox = await create(backend)
+    job = await run(backend, sandbox, "touch f; chown 1000:1000 f; stat -c %u f")
+    assert job.stdout == ("1000\n" if account.ids else "0\n"), job
+
+
+async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventually: Eventually) -> None:
+    account = Account(user=USER + 1)
+    process = account.start()
+    backend = LocalBackend(account.state, start_agent=False)
+    await backend.open()
+    sandbox = await create(backend, block_network=False)
+    await run(backend, sandbox, "setsid sleep 1055 & sleep 1055 &")
+    doomed = processes_of(account.user)
+    assert len(doomed) >= 5
+    process.kill()
+    process.wait()
+    eventually(lambda: not doomed & processes_of(account.user), "all processes are gone")
+    await backend.close()
+    again = account.start()
+    backend = LocalBackend(account.state, start_agent=False)
+    await backend.open()
+    info = await backend.get(sandbox)
+    assert (info.status, info.reason) == ("failed", "agent_died")
+    left = {path.name for path in (account.state / "sandboxes" / sandbox).iterdir()}
+    assert left == {"record.json"}
+    await backend.close()
+    again.terminate()
+    assert again.wait() == 0
+    assert str(account.state) not in Path("/proc/mounts").read_text()
+    account.remove()
+
+
+FORBID = """
+import ctypes, os, sys
+entered, enter = os.pipe()
+mapped, map = os.pipe()
+pid = os.fork()
+if pid == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    os.write(enter, b"1")
+    os.read(mapped, 1)
+    with open("/proc/sys/user/max_user_namespaces", "w") as limit:
+        limit.write("0")
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.read(entered, 1)
+for kind in ("uid", "gid"):
+    with open(f"/proc/{pid}/{kind}_map", "w") as file:
+        file.write("0 0 100000")
+os.write(map, b"1")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""Runs a command where no more user namespaces can be made."""
+
+
+def processes_of(user: int) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if path.stat().st_uid == user:
+                found.add(int(path.name))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def test_without_user_namespaces_the_remedy_is_named() -> None:
+    """As on machines that keep them from ordinary users; nothing is run without isolation."""
+    account = Account()
+    (account.place / "forbid.py").write_text(FORBID)
+    forbid = f"{sys.executable} {account.place}/forbid.py"
+    done = account.run("-m", "injector.agent", "--state", str(account.state), within=forbid)
+    script = "from injector.local.capabilities import capabilities; print(capabilities()[0])"
+    told = account.run("-c", script, within=forbid)
+    account.remove()
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    for text in (done.stderr, told.stdout):
+        assert "sysctl -w user.max_user_namespaces" in text and "--backend unsafe-host" in text
+    assert "able=False" in told.stdout
