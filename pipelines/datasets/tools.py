@@ -7,7 +7,7 @@ from workers.harnesses import UnknownHarness, get_harness
 
 
 def harness_tools(harness: str) -> tuple[dict[str, Any], ...]:
-    """OpenAI tools of a harness; DatasetError for one that is not known. Imported trajectories bring theirs."""
+    """OpenAI tools of a harness; DatasetError for an unknown one. Imported trajectories bring theirs."""
     try:
         return get_harness(harness).tools
     except UnknownHarness as error:
