@@ -12,6 +12,9 @@ from schemas.blobs import BlobRef
 from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
 from storage.blobs import BlobStore
 
+LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
+"""Infrastructure errors that the released rows show as observations (exporters.md)."""
+
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (
     *("rollout_id", "node_id", "parent", "role", "turn", "content", "content_sha256", "content_length"),

@@ -15,14 +15,11 @@ import numpy as np
 from pipelines.datasets.rows import Row, Segment
 from pipelines.datasets.settings import DatasetSettings
 from pipelines.datasets.tokenization import Conversation, Encoded
-from pipelines.trajectories import assistants
+from pipelines.trajectories import LEAKED_ERRORS, assistants
 from pipelines.values.curves import rise_segments
 from schemas.messages import MessageNode, Role
 from schemas.outcomes import ExitStatus
 from workers.trace import chat_messages
-
-LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
-"""Infrastructure errors that the released rows show as observations (exporters.md)."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

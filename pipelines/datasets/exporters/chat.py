@@ -1,0 +1,183 @@
+"""Layouts of chat messages: Hugging Face and TRL, the released Orchard SWE set, slime, verl, prime-rl."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.datasets.exporters.interface import (
+    Exporter,
+    Record,
+    both,
+    parts_of_trajectories,
+    plain,
+    text_only,
+)
+from pipelines.datasets.rows import Row
+
+EXTRAS = "orchard"
+"""The one key of the released layout's metadata that holds what is ours."""
+
+_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
+RELEASED_MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_call_id", pa.string()),
+        ("tool_calls", pa.list_(_CALL)),
+    ]
+)
+_MESSAGE = pa.struct([*RELEASED_MESSAGE, pa.field("reasoning_content", pa.string())])
+_MASKED = pa.struct([*_MESSAGE, pa.field("step_loss_mask", pa.int64())])
+
+
+def messages_of(row: Row) -> list[dict[str, Any]]:
+    """The row's messages in columns that are never null: empty text and empty lists instead."""
+    return [
+        {
+            "role": message["role"],
+            "content": message.get("content") or "",
+            "tool_call_id": message.get("tool_call_id") or "",
+            "tool_calls": message.get("tool_calls") or [],
+            "reasoning_content": message.get("reasoning_content") or "",
+        }
+        for message in json.loads(row.messages)
+    ]
+
+
+def masked_messages(row: Row) -> list[dict[str, Any]]:
+    """The messages with `step_loss_mask`: 1 on assistant messages that train, 0 on all others."""
+    trained, step, found = set(row.trained_turns), -1, []
+    for message in messages_of(row):
+        is_assistant = message["role"] == "assistant"
+        step += is_assistant
+        found.append({**message, "step_loss_mask": int(is_assistant and step in trained)})
+    return found
+
+
+def _messages(row: Row) -> Iterator[Record]:
+    yield {"messages": messages_of(row), "tools": row.tools}
+
+
+def _released(row: Row) -> Iterator[Record]:
+    keys = RELEASED_MESSAGE.names
+    metadata = {
+        "instance_id": row.task_id,
+        "repo": row.repo,
+        "source": row.task_source,
+        "model": row.model,
+        "sample_idx": row.sample,
+        "verify_status": "resolved" if row.resolved else "unresolved",
+        EXTRAS: plain(row),
+    }
+    yield {
+        "messages": [
+            {key: message[key] for key in keys} for message in map(_thoughts_inside, messages_of(row))
+        ],
+        "tools": row.tools,
+        "metadata": json.dumps(metadata, ensure_ascii=False),
+    }
+
+
+def _thoughts_inside(message: dict[str, Any]) -> dict[str, Any]:
+    """The released layout has no column for reasoning; its teachers' thoughts stand in the content."""
+    if not message["reasoning_content"]:
+        return message
+    return {**message, "content": f"<think>\n{message['reasoning_content']}\n</think>\n{message['content']}"}
+
+
+def _no_reasoning_column(row: Row) -> Iterator[str]:
+    if '"reasoning_content"' in row.messages:
+        yield "reasoning apart from the text: it stands in the content between <think> tags"
+
+
+def _slime(row: Row) -> Iterator[Record]:
+    messages = masked_messages(row)
+    if any(message["step_loss_mask"] for message in messages):  # a row that trains nothing breaks it
+        yield {"messages": messages, "tools": row.tools, "metadata": json.dumps(plain(row))}
+
+
+def _prime(row: Row) -> Iterator[Record]:
+    yield {"messages": messages_of(row), "tools": row.tools, "example_id": row.example_id}
+
+
+def _verl_sft(row: Row) -> Iterator[Record]:
+    yield {"messages": messages_of(row), "tools": row.tools, "enable_thinking": False}
+
+
+def _verl_rl(row: Row) -> Iterator[Record]:
+    prompt = []
+    for message in messages_of(row):
+        if message["role"] == "assistant":
+            break
+        prompt.append({"role": message["role"], "content": message["content"]})
+    yield {
+        "data_source": row.task_source,
+        "prompt": prompt,
+        "ability": "swe",
+        "reward_model": {"style": "rule", "ground_truth": row.task_id},
+        "extra_info": {"index": row.example_id, "task_id": row.task_id, "repo": row.repo},
+    }
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(columns.items()))
+
+
+_PLAIN_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+
+MESSAGES = Exporter(
+    name="messages",
+    consumer="Hugging Face datasets, TRL SFTTrainer",
+    schema=_schema(messages=pa.list_(_MESSAGE), tools=pa.string()),
+    project=_messages,
+    losses=both(parts_of_trajectories, text_only),
+    always=("where a row came from", "tools as a list: they are JSON text, since Arrow would mix their keys"),
+)
+RELEASED = Exporter(
+    name="orchard-swe",
+    consumer="the column layout of the released Orchard SWE set",
+    schema=_schema(messages=pa.list_(RELEASED_MESSAGE), tools=pa.string(), metadata=pa.string()),
+    project=_released,
+    losses=both(text_only, _no_reasoning_column),
+    always=("turns that train, but for our key `orchard` in the metadata, which others do not read",),
+)
+SLIME = Exporter(
+    name="slime",
+    consumer="slime SFT",
+    schema=_schema(messages=pa.list_(_MASKED), tools=pa.string(), metadata=pa.string()),
+    project=_slime,
+    losses=text_only,
+    format="jsonl",
+)
+PRIME = Exporter(
+    name="prime-rl",
+    consumer="prime-rl SFT",
+    schema=_schema(messages=pa.list_(_MESSAGE), tools=pa.string(), example_id=pa.string()),
+    project=_prime,
+    losses=both(parts_of_trajectories, text_only),
+)
+VERL_SFT = Exporter(
+    name="verl-sft",
+    consumer="verl multi-turn SFT",
+    schema=_schema(messages=pa.list_(_MESSAGE), tools=pa.string(), enable_thinking=pa.bool_()),
+    project=_verl_sft,
+    losses=both(parts_of_trajectories, text_only),
+    always=("where a row came from; for rise segments give verl the `tokens` layout",),
+)
+VERL_RL = Exporter(
+    name="verl-rl",
+    consumer="verl RL",
+    schema=_schema(
+        data_source=pa.string(),
+        prompt=pa.list_(_PLAIN_MESSAGE),
+        ability=pa.string(),
+        reward_model=pa.struct([("style", pa.string()), ("ground_truth", pa.string())]),
+        extra_info=pa.struct([("index", pa.string()), ("task_id", pa.string()), ("repo", pa.string())]),
+    ),
+    project=_verl_rl,
+    losses=text_only,
+    always=("what the agent did: verl takes prompts and makes its own rollouts", "tools"),
+)

@@ -1,0 +1,76 @@
+"""What an exporter is: a schema, a projection of a row, and the words for what is lost."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.datasets.rows import Row
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """One layout. Exporters are data: `pipelines.datasets.exporters.write` writes them all."""
+
+    name: str
+    consumer: str
+    """Who reads it."""
+    schema: pa.Schema
+    project: Callable[[Row], Iterator[Record]]
+    """The records of one row, none where the layout has no place for it."""
+    losses: Callable[[Row], Iterator[str]]
+    """What the layout cannot say of one row, in words that are the same for all rows of a kind."""
+    always: tuple[str, ...] = ()
+    """What it can say of no row."""
+    format: str = "parquet"
+    """`parquet` or `jsonl`."""
+
+
+def nothing(_: Row) -> Iterator[str]:
+    """For layouts that lose nothing that depends on the row."""
+    yield from ()
+
+
+def parts_of_trajectories(row: Row) -> Iterator[str]:
+    """For layouts that train every assistant message or none."""
+    if len(row.trained_turns) < row.turns:
+        yield "turns that do not train (rise segments): every assistant message trains there"
+
+
+def text_only(row: Row) -> Iterator[str]:
+    """For layouts without tokens."""
+    if row.stored_turns:
+        yield "sampled token ids: the consumer tokenizes the text again"
+
+
+def both(
+    *losses: Callable[[Row], Iterator[str]],
+) -> Callable[[Row], Iterator[str]]:
+    """All losses of several kinds."""
+
+    def found(row: Row) -> Iterator[str]:
+        for each in losses:
+            yield from each(row)
+
+    return found
+
+
+def plain(row: Row) -> Mapping[str, Any]:
+    """Where a row came from, for layouts with room for it."""
+    return {
+        "example_id": row.example_id,
+        "rollout_id": row.rollout_id,
+        "attempt": row.attempt,
+        "harness": row.harness,
+        "model_kind": row.model_kind,
+        "status": row.status,
+        "reward": row.reward,
+        "annotator": row.annotator,
+        "trained_turns": list(row.trained_turns),
+        "segments": [[segment.first, segment.last] for segment in row.segments],
+        "done_sequence": row.done_sequence,
+        "value_sequence": row.value_sequence,
+    }

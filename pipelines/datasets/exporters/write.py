@@ -1,0 +1,93 @@
+"""Writing an export: rows streamed through a projection, what is lost counted and told."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
+from pipelines.datasets.exporters.interface import Exporter, Record
+from pipelines.datasets.exporters.stepwise import STEPWISE
+from pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
+from pipelines.datasets.manifest import read_manifest
+from pipelines.datasets.rows import read_rows
+
+EXPORTERS: dict[str, Exporter] = {
+    exporter.name: exporter
+    for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE)
+}
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export."""
+
+    file: Path
+    records: int
+    left_out: int
+    """Rows that the layout has no place for."""
+    lost: dict[str, int]
+    """What could not be said, and of how many rows."""
+
+
+def export(dataset: Path, layout: str, out: Path) -> Exported:
+    """Write a dataset in a layout into the directory `out`. Raises DatasetError for an unknown layout or a
+    file that is there already."""
+    exporter = EXPORTERS.get(layout)
+    if exporter is None:
+        raise DatasetError(f"there is no layout {layout!r}: choose one of {', '.join(EXPORTERS)}")
+    rows = read_manifest(dataset).rows
+    file = out / f"train.{exporter.format}"
+    if file.exists():
+        raise DatasetError(f"{file} exists: choose another --out, or delete it")
+    out.mkdir(parents=True, exist_ok=True)
+    lost: Counter[str] = Counter(dict.fromkeys(exporter.always, rows))
+    numbers: Counter[str] = Counter()
+    temporary = out / f".{file.name}"
+    records = _records(dataset, exporter, lost, numbers)
+    (_write_parquet if exporter.format == "parquet" else _write_lines)(temporary, exporter.schema, records)
+    temporary.replace(file)
+    return Exported(file, numbers["records"], numbers["left_out"], dict(lost))
+
+
+def _records(
+    dataset: Path, exporter: Exporter, lost: Counter[str], numbers: Counter[str]
+) -> Iterator[Record]:
+    for row in read_rows(dataset):
+        lost.update(set(exporter.losses(row)))
+        made = list(exporter.project(row))
+        numbers["records"] += len(made)
+        numbers["left_out"] += not made
+        yield from made
+
+
+def _write_parquet(file: Path, schema: pa.Schema, records: Iterator[Record]) -> None:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        waiting: list[Record] = []
+        for record in records:
+            waiting.append(record)
+            if len(waiting) == _BATCH:
+                writer.write_table(pa.Table.from_pylist(waiting, schema=schema))
+                waiting = []
+        if waiting:
+            writer.write_table(pa.Table.from_pylist(waiting, schema=schema))
+
+
+def _write_lines(file: Path, _: pa.Schema, records: Iterator[Record]) -> None:
+    with file.open("w", encoding="utf-8") as lines:
+        for record in records:
+            lines.write(json.dumps(record, ensure_ascii=False, default=_listed) + "\n")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
