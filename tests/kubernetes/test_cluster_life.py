@@ -28,7 +28,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def service(
     cluster: Cluster, namespace: str, agent_secret: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    settings = {**SIZES, "reconcile_interval": 0.5}
+    settings = {**SIZES, "reconcile_interval": 0.5, "image_pull_policy": "Never"}
     place = tmp_path_factory.mktemp("life")
     with serving(cluster, namespace, agent_secret, place, settings=settings) as service:
         yield service
@@ -109,7 +109,7 @@ async def test_an_image_that_is_missing_ends_the_wait_at_once_and_for_good(
     cluster: Cluster, namespace: str, service: Service, client: AsyncSandboxClient
 ) -> None:
     sandbox = await client.create_sandbox(
-        "127.0.0.1:1/none:1", wait_ready=False, sandbox_id="none", cpu="1", memory="64Mi", timeout=3600
+        "docker.io/local/none:1", wait_ready=False, sandbox_id="none", cpu="1", memory="64Mi", timeout=3600
     )
     record = await waited(service, "none")  # its own deadline is far sooner than an hour
     assert (record["status"], record["ready"], record["reason"]) == ("failed", False, "image_missing")
@@ -167,10 +167,16 @@ async def test_one_that_nobody_uses_goes_and_one_in_use_stays(
         *(client.create_sandbox(cluster.images.bare, ttl_seconds=2, **SMALL) for _ in range(2))
     )
     working = asyncio.create_task(used.exec("sleep 6", cwd="/"))
-    await eventually(lambda: unknown(client, left.sandbox_id))
+    names = {sandbox.sandbox_id: f"sandbox-{sandbox.sandbox_id}" for sandbox in (left, used)}
+
+    async def gone(sandbox: AsyncSandbox) -> bool:
+        """Asked of the cluster: a question to the service would be a sign of life."""
+        there = await asyncio.to_thread(cluster.sandboxes, namespace)
+        return names[sandbox.sandbox_id] not in there
+
+    await eventually(lambda: gone(left))
     assert (await working).exit_code == 0
-    await eventually(lambda: unknown(client, used.sandbox_id))
-    assert cluster.sandboxes(namespace) == []
+    await eventually(lambda: gone(used))
 
 
 async def test_a_pod_that_somebody_else_deletes_ends_what_runs_in_it(
