@@ -1,0 +1,181 @@
+"""Exports as their consumers read them: Hugging Face datasets and TRL; documented forms where these end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets as hf
+import pytest
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+from pipelines.datasets.build import build
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.exporters.write import EXPORTERS, export
+from pipelines.datasets.importing import import_released, read_released
+from pipelines.datasets.rows import Row, read_rows
+from pipelines.datasets.settings import DatasetSettings, Values
+from storage.blobs import BlobStore
+from storage.reader import open_tables
+from streams.publisher import Publisher
+
+COMMANDS = ["ls", "cat a.py", "sed -i s/a/b/ a.py", "submit"]
+
+
+@pytest.fixture
+async def built(keep, author, tokenizer: str, tmp_path: Path) -> Path:
+    """Two resolved rollouts, and one that trains steps 1 alone."""
+    failed = author.rollout(2, COMMANDS, resolved=False)
+    store = await keep(
+        [
+            *author.rollout(0, COMMANDS, resolved=True),
+            *author.rollout(1, COMMANDS[:2], resolved=True),
+            *failed,
+            author.annotated(failed, {0: 0.4, 1: 0.7, 2: 0.1, 3: 0.1}, 4),
+        ]
+    )
+    settings = DatasetSettings(name="test", tokenizer=tokenizer, values=Values(annotator="teacher"))
+    build(store, settings, tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def loaded(built: Path, layout: str, out: Path) -> tuple[list[Row], hf.Dataset, Any]:
+    done = export(built, layout, out)
+    kind = "parquet" if done.file.suffix == ".parquet" else "json"
+    found = hf.load_dataset(kind, data_files=str(done.file), split="train", cache_dir=str(out / "cache"))
+    return list(read_rows(built)), found, done
+
+
+@pytest.mark.parametrize("layout", EXPORTERS)
+async def test_every_layout_loads_with_its_columns(built: Path, tmp_path: Path, layout: str) -> None:
+    rows, found, done = loaded(built, layout, tmp_path / "out")
+    assert len(found) == len(rows) == done.records == 3
+    assert found.column_names == EXPORTERS[layout].schema.names
+    assert all(found.features[name] is not None for name in found.column_names)
+
+
+def trainer_batches(found: hf.Dataset, tokenizer: str, out: Path, **more: Any) -> list[dict[str, Any]]:
+    """What TRL's trainer makes of a dataset, one example a batch."""
+    chat = AutoTokenizer.from_pretrained(tokenizer)
+    shape = Qwen3Config(
+        vocab_size=len(chat), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    arguments = SFTConfig(
+        output_dir=str(out), per_device_train_batch_size=1, report_to=[], use_cpu=True, bf16=False,
+        max_length=None, shuffle_dataset=False, dataloader_num_workers=0, **more,
+    )  # fmt: skip
+    trainer = SFTTrainer(
+        model=Qwen3ForCausalLM(shape), args=arguments, train_dataset=found, processing_class=chat
+    )
+    return [trainer.data_collator([example]) for example in trainer.train_dataset]
+
+
+async def test_trl_trains_exactly_the_masked_tokens_of_the_tokens_layout(
+    built: Path, tmp_path: Path, tokenizer: str
+) -> None:
+    rows, found, done = loaded(built, "tokens", tmp_path / "out")
+    for row, batch in zip(rows, trainer_batches(found, tokenizer, tmp_path / "trl"), strict=True):
+        assert batch["input_ids"][0].tolist() == row.input_ids.tolist()
+        labels = batch["labels"][0].tolist()
+        assert [label for label in labels if label != -100] == row.input_ids[row.loss_mask == 1].tolist()
+    assert list(done.lost) == ["texts: only the tokenizer of the manifest reads them back"]
+
+
+async def test_trl_renders_the_messages_layout_to_our_tokens(
+    built: Path, tmp_path: Path, tokenizer: str
+) -> None:
+    rows, found, done = loaded(built, "messages", tmp_path / "out")
+    batches = trainer_batches(found, tokenizer, tmp_path / "trl", assistant_only_loss=True)
+    for row, batch in list(zip(rows, batches, strict=True))[:2]:
+        assert batch["input_ids"][0].tolist()[: row.tokens] == row.input_ids.tolist()
+        labels = batch["labels"][0].tolist()
+        assert [label for label in labels if label != -100] == row.input_ids[row.loss_mask == 1].tolist()
+    (lost,) = [number for what, number in done.lost.items() if "rise segments" in what]
+    assert lost == 1
+
+
+async def test_the_released_layout_is_as_published(built: Path, tmp_path: Path) -> None:
+    rows, found, _ = loaded(built, "orchard-swe", tmp_path / "out")
+    call = {"id": hf.Value("string"), "type": hf.Value("string")}
+    function = {"name": hf.Value("string"), "arguments": hf.Value("string")}
+    message = {"role": hf.Value("string"), "content": hf.Value("string"), "tool_call_id": hf.Value("string")}
+    assert found.features["messages"] == hf.List(
+        {**message, "tool_calls": hf.List({**call, "function": function})}
+    )
+    assert found.features["tools"] == found.features["metadata"] == hf.Value("string")
+    metadata = json.loads(found[2]["metadata"])
+    assert metadata["verify_status"] == "unresolved" and metadata["instance_id"] == "t1"
+    assert metadata["orchard"]["trained_turns"] == list(rows[2].trained_turns) == [1]
+    assert all(value is not None for one in found[0]["messages"] for value in one.values())
+
+
+async def test_slime_masks_each_message_and_has_no_row_without_a_trained_one(
+    built: Path, tmp_path: Path
+) -> None:
+    _, found, _ = loaded(built, "slime", tmp_path / "out")
+    masks = [
+        [(m["role"], m["step_loss_mask"]) for m in row["messages"] if m["step_loss_mask"]] for row in found
+    ]
+    assert masks == [[("assistant", 1)] * 4, [("assistant", 1)] * 2, [("assistant", 1)]]
+    assert found[2]["messages"][-1]["step_loss_mask"] == 1
+
+
+async def test_stepwise_labels_are_the_steps_that_rise(built: Path, tmp_path: Path) -> None:
+    _, found, done = loaded(built, "trl-stepwise", tmp_path / "out")
+    assert [row["labels"] for row in found] == [[True] * 4, [True] * 2, [False, True]]
+    assert all(len(row["labels"]) == len(row["completions"]) for row in found)
+    assert done.lost["how much a step rises: a label is only whether it does"] == 1
+
+
+async def test_prime_rl_gets_full_length_arrays(built: Path, tmp_path: Path) -> None:
+    rows, found, _ = loaded(built, "prime-rl-tokens", tmp_path / "out")
+    for row, sample in zip(rows, found, strict=True):
+        arrays = ("token_ids", "mask", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights")
+        assert {len(sample[name]) for name in arrays} == {row.tokens}
+        assert [int(one) for one in sample["mask"]] == row.loss_mask.tolist() == sample["ce_weights"]
+
+
+async def test_an_export_that_is_there_is_not_overwritten(built: Path, tmp_path: Path) -> None:
+    export(built, "tokens", tmp_path / "out")
+    with pytest.raises(DatasetError, match="exists"):
+        export(built, "tokens", tmp_path / "out")
+    with pytest.raises(DatasetError, match="there is no layout 'other'"):
+        export(built, "other", tmp_path / "elsewhere")
+
+
+async def test_exported_rows_come_back_as_rollouts_that_build_to_the_same_tokens(
+    built: Path, keep, connection, tokenizer: str, tmp_path: Path
+) -> None:
+    """The two resolved rows, out in the released layout and in again; the third lost its end to the cut."""
+    done = export(built, "orchard-swe", tmp_path / "out")
+    blobs = BlobStore(str(tmp_path / "store"))
+    publisher = Publisher(connection)
+    arguments = {"campaign": "published", "dataset": "ours", "harness": "mini-swe-agent"}
+    first = await import_released(publisher, blobs, read_released([done.file]), **arguments)
+    assert (first.rollouts, first.flags) == (3, {"unanswered_last_call": 3})
+    again = await import_released(publisher, blobs, read_released([done.file]), **arguments)
+    assert (again.rollouts, again.there_already) == (0, 3)
+    store = await keep()
+    with open_tables(store) as tables:
+        found = tables.execute(
+            "select resolved, turns, exit_status from rollouts where campaign = 'published' order by sample"
+        ).fetchall()
+        holds = tables.execute("select holds from conservation where campaign = 'published'").fetchall()
+    assert found == [(True, 4, "submitted"), (True, 2, "submitted"), (False, 2, "submitted")]
+    assert holds == [(True,)]
+    config = DatasetSettings(name="again", tokenizer=tokenizer)
+    build(store, config, tmp_path / "again")
+    ours = [row for row in read_rows(built) if row.resolved]
+    back = [row for row in read_rows(tmp_path / "again") if row.campaign == "published"]
+    assert [row.input_ids.tolist() for row in back] == [row.input_ids.tolist() for row in ours]
+    assert [row.tools for row in back] == [row.tools for row in ours]
+
+
+async def test_files_in_another_layout_are_refused(built: Path, tmp_path: Path) -> None:
+    done = export(built, "tokens", tmp_path / "out")
+    with pytest.raises(DatasetError, match="has no column messages"):
+        list(read_released([done.file]))
+    (tmp_path / "text.parquet").write_text("no")
+    with pytest.raises(DatasetError, match="is no Parquet file"):
+        list(read_released([tmp_path / "text.parquet"]))
