@@ -13,7 +13,7 @@ from injector import directories, environment
 from injector.errors import SandboxError, SandboxUnavailable
 from injector.process import AsyncContainerProcess
 from injector.results import Entry, JobResult, Listing, PatchOutcome, Written
-from injector.transport import Transport
+from injector.transport import RAW, Transport
 from schemas.sandboxes import (
     OUTPUT_LIMIT,
     Acknowledgement,
@@ -232,20 +232,31 @@ class AsyncSandbox:
         )
 
     async def upload_file(self, local_path: str | Path, remote_path: str) -> Written:
-        """The same with the content of a local file."""
-        return await self.upload_content(await asyncio.to_thread(Path(local_path).read_bytes), remote_path)
+        """The same with the content of a local file, of any size."""
+        with await asyncio.to_thread(Path(local_path).open, "rb") as content:
+            return await self._transport.call(
+                Written, "POST", f"{self._path}/files", body=content, params={"path": remote_path}
+            )
 
     async def download_content(self, remote_path: str) -> bytes:
         """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none."""
         async with self._transport.answered(
-            "GET", f"{self._path}/files", params={"path": remote_path}, accept="application/octet-stream"
+            "GET", f"{self._path}/files", params={"path": remote_path}, accept=RAW
         ) as reply:
             return await reply.read()
 
     async def download_file(self, remote_path: str, local_path: str | Path) -> int:
-        """The same into a local file; returns its size in bytes."""
-        data = await self.download_content(remote_path)
-        return await asyncio.to_thread(Path(local_path).write_bytes, data)
+        """The same into a local file, which is there when all of it is; returns its size in bytes."""
+        target = Path(local_path)
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with await asyncio.to_thread(part.open, "xb") as content:
+                await self._transport.download(f"{self._path}/files", {"path": remote_path}, content)
+                size = content.tell()
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return size
 
     async def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
         """Copy what is in a local directory into the one at the absolute `remote_path`, made where missing.

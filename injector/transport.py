@@ -21,6 +21,7 @@ OVERLOAD = "overload"
 
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
+RAW = "application/octet-stream"
 PIECE = 1024 * 1024
 """Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
@@ -105,7 +106,7 @@ class Transport:
                 async with self._opened().get(
                     self._url + path,
                     params=params,
-                    headers=self.headers,
+                    headers={**self.headers, "Accept": RAW},
                     timeout=aiohttp.ClientTimeout(total=self._timeout),
                 ) as reply:
                     if reply.status >= 400:

@@ -16,6 +16,7 @@ API_VERSION = "1.0"
 ANY_ROUTE = (500, 503)
 WITH_A_KEY = (401, 403)
 TOO_MUCH = 429
+WITH_A_RECORD = (413, 422)
 JSON = "application/json"
 
 
@@ -93,7 +94,7 @@ def _errors(route: Route) -> list[int]:
     """What the route may answer with beside success."""
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
     errors |= set() if route.open or route.unlimited else {TOO_MUCH}
-    return sorted(errors | ({422} if route.request is not None else set()))
+    return sorted(errors | (set(WITH_A_RECORD) if route.request is not None else set()))
 
 
 def _parameter(parameter: Parameter, schema: dict[str, Any]) -> dict[str, Any]:
