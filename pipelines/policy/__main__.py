@@ -11,7 +11,7 @@ from pipelines.policy.serving import ServingSettings, serve
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run with arguments, the process's own by default; errors a user can mend are one sentence and exit code 1."""
+    """Run with arguments, the process's own by default. What a user can mend is one sentence, exit code 1."""
     defaults = {name: value for name, value in _defaults().items() if name != "model"}
     parser = argparse.ArgumentParser(prog="python -m pipelines.policy", description=__doc__)
     parser.add_argument("model", type=Path)
