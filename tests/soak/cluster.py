@@ -61,11 +61,11 @@ class ClusterLeg:
         self._namespace = self._stack.enter_context(new_namespace(self._cluster))
         self._orchestrator = self._serve()
         self._proxy = await CuttingProxy(self._orchestrator.port).__aenter__()
-        self._links = _links()
         async with self.client() as client:
             place = await self.create(client, ttl=60.0, small=False)
             await place.sandbox.exec("true")
             await place.sandbox.delete()
+        self._links = _links()  # the first Pod brought the bridge
         return self
 
     async def __aexit__(self, *_: object) -> None:
