@@ -1,0 +1,69 @@
+"""From sampled messages to training sequences: the very ids that were sampled, each trained on once.
+
+The prompt of a message is what the server read before it. Where that is what a sequence holds already, and a
+tail, the sequence goes on; where a harness rewrote history, a new one begins, and what it repeats is context.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from schemas.messages import TokenRecord
+
+
+class NotSampled(ValueError):
+    """A message without what training needs, in one sentence."""
+
+
+@dataclass
+class Sequence:
+    """One row. All lists have one entry for each token; those of the context are 0, 0.0 and -1."""
+
+    ids: list[int]
+    mask: list[int] = field(default_factory=list)
+    """1 where the policy sampled the token."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of the sampled tokens, under the policy that sampled them."""
+    versions: list[int] = field(default_factory=list)
+
+    def context(self, ids: Iterable[int]) -> None:
+        """Append what the policy read."""
+        for token in ids:
+            self._append(token, 0, 0.0, -1)
+
+    def sampled(self, tokens: TokenRecord) -> None:
+        """Append what the policy said."""
+        runs = {run.start: run.version for run in tokens.versions}
+        version = -1
+        for at, (token, logprob) in enumerate(zip(tokens.ids, tokens.logprobs, strict=True)):
+            version = runs.get(at, version)
+            self._append(token, 1, logprob, version)
+
+    def _append(self, token: int, mask: int, logprob: float, version: int) -> None:
+        self.ids.append(token)
+        self.mask.append(mask)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+
+def sequences(records: Iterable[TokenRecord]) -> list[Sequence]:
+    """The sequences of one rollout from its sampled messages, in the order in which they were sampled.
+
+    Raises NotSampled for a message whose record lacks its prompt or log-probabilities.
+    """
+    found: list[Sequence] = []
+    for number, record in enumerate(records):
+        if not record.ids or len(record.logprobs) != len(record.ids) or not record.prompt_ids:
+            raise NotSampled(
+                f"sampled message {number} has no token ids, log-probabilities or prompt: serve the policy "
+                "with `return_token_ids` and `logprobs`"
+            )
+        prompt = list(record.prompt_ids)
+        for sequence in reversed(found):
+            if sequence.ids == prompt[: len(sequence.ids)]:
+                break
+        else:
+            sequence = Sequence([])
+            found.append(sequence)
+        sequence.context(prompt[len(sequence.ids) :])
+        sequence.sampled(record)
+    return found
