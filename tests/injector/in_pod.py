@@ -130,11 +130,14 @@ def container(
         line += ["--setenv", name, value]
     process = subprocess.Popen([*line, *command], stdout=subprocess.PIPE, pass_fds=[tell], **popen)
     os.close(tell)
+    with os.fdopen(told) as information:
+        pid = json.load(information)["child-pid"]
     try:
-        with os.fdopen(told) as information:
-            pid = json.load(information)["child-pid"]
         yield process, pid
     finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # having become another user, it does not die with its parent
         process.kill()
         process.wait()
         assert process.stdout is not None

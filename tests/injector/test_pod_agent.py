@@ -142,7 +142,7 @@ class TestCommands:
 
     async def test_all_processes_used_up(self, payload: Path, busybox: Path) -> None:
         """As the limit of a Pod does, but for the whole machine's processes of a user that has no others."""
-        start = become(45_678, processes=40)
+        start = become(100_000 + os.getpid(), processes=40)
         async with pod_agent(payload, busybox, user="nobody", start=start) as agent:
             bomb = await agent.begin(python(BOMB))
 
@@ -280,6 +280,14 @@ class TestProcess:
         assert agent.process.returncode == 1
         with pytest.raises(AgentUnreachable):
             await agent.run("true")
+
+    async def test_a_stopped_spawner_goes_on(self, agent: PodAgent) -> None:
+        """Whoever stops all that it sees holds up nobody's next command, nor the end of its own."""
+        stopping = await agent.begin("kill -STOP -1", timeout_seconds=DEADLINE)
+        assert (await agent.run("echo works")).stdout == "works\n"
+        params = {"timeout": str(DEADLINE)}
+        ended = await agent.connection.call(Job, "GET", f"/jobs/{stopping}/wait", params=params)
+        assert ended.exit_code == 0
 
     async def test_health_is_open(self, payload: Path, busybox: Path) -> None:
         async with pod_agent(payload, busybox, introduced=False) as agent:

@@ -50,8 +50,8 @@ async def serve(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
 
-    _, requests, reports = channel
-    spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every command with it"))
+    pid, requests, reports = channel
+    spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every command with it"), pid)
     host = PodHost(environment, os.getcwd(), lambda: end(0, "the sandbox was deleted"))  # noqa: PTH109
     sandboxes = Sandboxes(None, host, spawner)
     sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
