@@ -283,7 +283,12 @@ class TestProcess:
 
     async def test_a_stopped_spawner_goes_on(self, agent: PodAgent) -> None:
         """Whoever stops all that it sees holds up nobody's next command, nor the end of its own."""
-        stopping = await agent.begin("kill -STOP -1", timeout_seconds=DEADLINE)
+        stopping = await agent.begin("kill -STOP -1")
+        status = Path(f"/proc/{agent.spawner()}/status")
+        async with asyncio.timeout(DEADLINE):
+            while "State:\tT" not in status.read_text():
+                await asyncio.sleep(0.01)
+
         assert (await agent.run("echo works")).stdout == "works\n"
         params = {"timeout": str(DEADLINE)}
         ended = await agent.connection.call(Job, "GET", f"/jobs/{stopping}/wait", params=params)
