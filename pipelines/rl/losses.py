@@ -1,0 +1,182 @@
+"""Policy-gradient losses over the trained tokens of a batch (learning.md, section 5). Needs torch.
+
+Everything is flat: one entry for each trained token, of all rollouts in a pack, so that packs of any cut
+add up to the same loss. What a token weighs follows from the whole batch and is given: `rollout_weights`.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from statistics import fmean, stdev
+
+import msgspec
+import torch
+
+STD_EPSILON = 1e-6
+_LOG_RATIO_LIMIT = 20.0
+
+
+class Ratio(StrEnum):
+    """What is compared between the policy that trains and the one that sampled."""
+
+    TOKEN = "token"
+    """Each token by itself: GRPO."""
+    SEQUENCE = "sequence"
+    """exp of the mean log-ratio over a sequence's trained tokens, the same for all of them: GSPO."""
+
+
+class Reduction(StrEnum):
+    """How token losses become one number."""
+
+    ROLLOUT_MEAN = "rollout_mean"
+    """Mean over a rollout's trained tokens, then over rollouts."""
+    TOKEN_MEAN = "token_mean"
+    """Mean over all trained tokens of the batch: DAPO."""
+    CONSTANT_SUM = "constant_sum"
+    """Sum over all trained tokens, divided by a constant that knows nothing of lengths."""
+
+
+class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One loss; raises ValueError for quantities that make none."""
+
+    ratio: Ratio = Ratio.TOKEN
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    """c > 1: where the advantage is negative, the loss of a token is at most -c A. None: no such bound."""
+    reduction: Reduction = Reduction.ROLLOUT_MEAN
+    constant: float | None = None
+    """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
+    importance_limit: float | None = 2.0
+    """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
+    and the server's probabilities of the same weights (TIS). None: no such weight."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ValueError(
+                f"clip_low {self.clip_low:g} must lie in [0, 1], clip_high {self.clip_high:g} be 0 or more"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or left out")
+        if self.importance_limit is not None and self.importance_limit <= 0:
+            raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
+        if (self.reduction is Reduction.CONSTANT_SUM) != (self.constant is not None):
+            raise ValueError("`constant` belongs to the reduction constant_sum, and to no other")
+        if self.constant is not None and self.constant <= 0:
+            raise ValueError(f"constant {self.constant:g} must be above 0")
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The trained tokens of some sequences; all tensors are [tokens]."""
+
+    logprobs: torch.Tensor
+    """By the weights that train; the gradient flows through these alone."""
+    old: torch.Tensor
+    """By the trainer's weights before the step, computed by the trainer."""
+    sampled: torch.Tensor | None
+    """As the policy server reported them when it sampled; None when it did not."""
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    """Of the token's rollout, by `rollout_weights`."""
+    sequence: torch.Tensor
+    """int64: which sequence of the pack the token is of, from 0. A sequence is whole within its pack."""
+
+
+class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in a loss, as sums over `tokens`, so that packs add up."""
+
+    tokens: int
+    clipped: float
+    """Tokens where a clip decided, so that no gradient flows."""
+    ratio: float
+    kl: float
+    """k3 estimate of the divergence from the old policy, in nats."""
+    importance: float
+    truncated: float
+    """Tokens whose importance weight was at its limit."""
+
+
+def advantages(rewards: Sequence[float], groups: Sequence[str], counted: Sequence[bool]) -> list[float]:
+    """(r - mean) / (std + 1e-6) within each group, std with N - 1; 0 for members that are not `counted`.
+
+    Groups are told apart by their id alone. Members that are not counted, such as padding, stay out of mean
+    and std. Raises ValueError for a group with fewer than two that count.
+    """
+    members: dict[str, list[float]] = {}
+    for reward, group, counts in zip(rewards, groups, counted, strict=True):
+        known = members.setdefault(group, [])
+        if counts:
+            known.append(reward)
+    if small := [group for group, known in members.items() if len(known) < 2]:
+        raise ValueError(f"group {small[0]} has fewer than two rollouts that count: filter it out first")
+    moments = {group: (fmean(known), stdev(known)) for group, known in members.items()}
+    found = []
+    for reward, group, counts in zip(rewards, groups, counted, strict=True):
+        mean, deviation = moments[group]
+        found.append((reward - mean) / (deviation + STD_EPSILON) if counts else 0.0)
+    return found
+
+
+def rollout_weights(tokens: Sequence[int], settings: LossSettings) -> list[float]:
+    """What each trained token of a rollout weighs in the loss of the whole batch.
+
+    `tokens` are the trained tokens of each rollout, over all its sequences. A rollout without any weighs
+    nothing and counts for nothing.
+    """
+    rollouts = sum(count > 0 for count in tokens)
+    match settings.reduction:
+        case Reduction.ROLLOUT_MEAN:
+            return [1 / (rollouts * count) if count else 0.0 for count in tokens]
+        case Reduction.TOKEN_MEAN:
+            return [1 / sum(tokens) if count else 0.0 for count in tokens]
+        case Reduction.CONSTANT_SUM:
+            assert settings.constant is not None
+            return [1 / settings.constant if count else 0.0 for count in tokens]
+
+
+def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, LossFigures]:
+    """The part of the batch's loss that these tokens make, and what happened in it.
+
+    Log-ratios are held within +-20, so that one token cannot make the loss infinite.
+    """
+    log_ratio = (batch.logprobs - batch.old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    if settings.ratio is Ratio.SEQUENCE:
+        log_ratio = _mean_over_sequences(log_ratio, batch.sequence)
+    ratio = log_ratio.exp()
+    free = -ratio * batch.advantages
+    held = -ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * batch.advantages
+    losses = torch.maximum(free, held)
+    clipped = held > free
+    if settings.dual_clip is not None:
+        bound = -settings.dual_clip * batch.advantages
+        beyond = (batch.advantages < 0) & (losses > bound)
+        losses = torch.where(beyond, bound, losses)
+        clipped = clipped | beyond
+    importance = _importance(batch, settings)
+    loss = (losses * importance * batch.weights).sum()
+    with torch.no_grad():
+        difference = batch.old - batch.logprobs
+        limit = settings.importance_limit
+        figures = LossFigures(
+            tokens=len(losses),
+            clipped=clipped.sum().item(),
+            ratio=ratio.sum().item(),
+            kl=(difference.exp() - 1 - difference).sum().item(),
+            importance=importance.sum().item(),
+            truncated=0.0 if limit is None else (importance >= limit).sum().item(),
+        )
+    return loss, figures
+
+
+def _mean_over_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """For each token the mean of `values` over the tokens of its sequence."""
+    count = int(sequence.max()) + 1 if len(sequence) else 0
+    sums = values.new_zeros(count).index_add(0, sequence, values)
+    sizes = values.new_zeros(count).index_add(0, sequence, torch.ones_like(values))
+    return (sums / sizes.clamp(min=1.0))[sequence]
+
+
+def _importance(batch: Tokens, settings: LossSettings) -> torch.Tensor:
+    """Truncated importance weights; no gradient flows through them."""
+    if settings.importance_limit is None or batch.sampled is None:
+        return torch.ones_like(batch.old)
+    return (batch.old - batch.sampled).exp().clamp(max=settings.importance_limit).detach()
