@@ -7,9 +7,11 @@ Processor time is given as well because the machine is rarely alone. Prints one 
 """
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from statistics import median
 from typing import Any
 
@@ -129,7 +131,12 @@ def run_theirs(examples: list[TokenRow], out: str, sampling: str) -> Callable[[]
         remove_unused_columns=False,
     )
     trainer = Trainer(model=model(), args=arguments, train_dataset=Examples(examples), data_collator=padded)
-    return lambda: (trainer.train(), None)[1]
+
+    def run() -> None:
+        with redirect_stdout(sys.stderr):  # where it prints its own figures
+            trainer.train()
+
+    return run
 
 
 def main() -> None:
