@@ -22,6 +22,8 @@ from injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, filesyst
 
 _HEADER_LIMIT = 1 << 20
 """Bytes of one entry's extended header, which has to be read into memory."""
+_DEEPEST = 200
+"""Directories within each other; each is one open descriptor while the innermost is read."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _INSIDE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
 
@@ -54,6 +56,8 @@ def _pack_below(
 ) -> None:
     if filesystem_type(directory) in KERNEL_INTERFACES:
         return
+    if prefix.count("/") > _DEEPEST:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), prefix)
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries)
     for name in names:

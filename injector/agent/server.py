@@ -162,13 +162,16 @@ class AgentServer:
             source, size = await _in_thread(files.open_for_reading, machine, path)
             try:
                 if size <= files.CHUNK:
-                    data = await asyncio.to_thread(source.read)
+                    data = await asyncio.to_thread(source.read, size)
                     return web.Response(body=data, content_type="application/octet-stream")
                 reply = bodies.stream(request, "application/octet-stream")
                 await reply.prepare(request)
-                while piece := await asyncio.to_thread(source.read, files.CHUNK):
-                    await reply.write(piece)
-                await reply.write_eof()
+                # What is added meanwhile is not waited for: a task could do so without end.
+                with _cut_short(request):
+                    while piece := await asyncio.to_thread(source.read, min(size, files.CHUNK)):
+                        size -= len(piece)
+                        await reply.write(piece)
+                    await reply.write_eof()
                 return reply
             finally:
                 source.close()
@@ -194,9 +197,10 @@ class AgentServer:
                 async with archives.packed(root, path) as pieces:
                     reply = bodies.stream(request, "application/x-tar")
                     await reply.prepare(request)
-                    async for piece in pieces:
-                        await reply.write(piece)
-                    await reply.write_eof()
+                    with _cut_short(request):
+                        async for piece in pieces:
+                            await reply.write(piece)
+                        await reply.write_eof()
                     return reply
 
     async def _write_archive(self, request: web.Request) -> web.Response:
@@ -305,6 +309,17 @@ def _root(machine: Machine) -> Iterator[int]:
         yield root
     finally:
         os.close(root)
+
+
+@contextmanager
+def _cut_short(request: web.Request) -> Iterator[None]:
+    """An answer that has begun cannot become an error: it is broken off, so nobody takes it for whole."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s %s is broken off: %s", request.method, request.path, error)
+        if request.transport is not None:
+            request.transport.abort()
 
 
 async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:

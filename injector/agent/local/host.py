@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from injector.agent.local.host_image import HostImage
 from injector.agent.local.images import HOST, Image, ImageStore
 from injector.agent.local.machine import LocalMachine
 from injector.agent.local.network import RESOLVER
+from injector.agent.local.removal import remove_tree
 from injector.agent.local.requirements import Requirements
 from injector.agent.machine import Died, SandboxSpec
 from injector.agent.sandboxes import RECORD
@@ -47,7 +47,7 @@ class LocalHost:
         for sandbox in self._directory.iterdir():
             for path in sandbox.iterdir():
                 if path.name != RECORD:
-                    shutil.rmtree(path)
+                    remove_tree(path)
         self.cgroups.clean()
         self.resolver.write_text(f"nameserver {RESOLVER}\n")
         self.store.clean()

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from injector.agent.errors import AgentError, NotFound, RequestInvalid
+from injector.agent.errors import Conflict, NotFound, RequestInvalid
 from injector.agent.local.overlay import MAX_LAYERS
+from injector.agent.local.removal import remove_tree
 
 HOST = "host"
 """Name of the image that is the machine's own root file system, and of its layers within other images."""
@@ -96,7 +96,7 @@ class ImageStore:
             try:
                 yield work
             finally:
-                shutil.rmtree(work)
+                remove_tree(work)
 
     def publish(self, work: Path, layer: str) -> None:
         """Give a finished directory its name among the layers; the first of a name stays."""
@@ -111,11 +111,11 @@ class ImageStore:
         try:
             with self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
                 for path in self._tmp.iterdir():
-                    shutil.rmtree(path)
+                    remove_tree(path)
                 used = self._used()
                 for path in self._layers.iterdir():
                     if path.name not in used and not path.name.startswith(HOST):
-                        shutil.rmtree(path)
+                        remove_tree(path)
         except BlockingIOError:
             return
 
@@ -158,8 +158,8 @@ class ImageStore:
             # What was removed before its turn came is not part of the copy.
             serious = [line for line in told if not line.endswith(": No such file or directory")]
             if process.returncode and (serious or not copy.is_dir()):
-                raise AgentError(
-                    f"the file system could not be copied: {' '.join(serious or told)}",
+                raise Conflict(
+                    f"the file system could not be copied: {' '.join(serious or told)}"[:500],
                     reason="snapshot_failed",
                 )
             self.publish(copy, layer)
@@ -182,7 +182,7 @@ class ImageStore:
             kept = self._used()
             for layer in unused:
                 if layer not in kept:
-                    shutil.rmtree(self.layer(layer))
+                    remove_tree(self.layer(layer))
 
     def _used(self) -> set[str]:
         """The layers of all images."""
@@ -202,9 +202,12 @@ def check_name(name: str) -> None:
 def tree_size(directory: Path) -> int:
     """Bytes of the regular files below `directory`."""
     total = 0
-    for path, _, names in os.walk(directory):
-        for name in names:
-            status = os.lstat(os.path.join(path, name))  # noqa: PTH118
-            if status.st_mode & 0o170000 == 0o100000:
-                total += status.st_size
+    waiting = [os.fspath(directory)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
     return total

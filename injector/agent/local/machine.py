@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from injector.agent.local.cgroups import Group
 from injector.agent.local.images import FORK, HOST, Image, tree_size
 from injector.agent.local.network import Outbound
 from injector.agent.local.reading import Reading
+from injector.agent.local.removal import remove_tree
 from injector.agent.machine import Died, SandboxSpec
 from injector.agent.spawning import Entry
 
@@ -142,8 +142,7 @@ class LocalMachine:
             self.group.remove()
             self.group = None
         for name in ("upper", "work", "root"):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(self._directory / name)
+            remove_tree(self._directory / name)
         if self._holding:
             self._holding = False
             self._store.release(self._image.layers)
