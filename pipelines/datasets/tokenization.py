@@ -24,10 +24,11 @@ from transformers.utils.chat_template_utils import (
 )
 
 from pipelines.datasets.errors import DatasetError, MaskError
+from pipelines.datasets.lines import LineCutter
 from pipelines.datasets.rows import Ids
 
-CACHED_CHARACTERS = 50_000_000
-"""Of texts whose tokens are remembered: prompts, commands and observations come again and again."""
+CACHED_CHARACTERS = 20_000_000
+"""Of texts whose tokens are remembered: prompts, commands and lines of files come again and again."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
@@ -90,7 +91,9 @@ class ChatTokenizer:
         self._text_arguments = "is string" in self._template
         tokens = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
-        self._memory: dict[str, Ids] = {}
+        self._lines = LineCutter.of(tokenizer)
+        self._memory: dict[str, bytes] = {}
+        """Texts between cuts, and lines of them where lines can be tokenized apart; ids as int32."""
         self._remembered = 0
         self._check_pieces()
 
@@ -157,23 +160,34 @@ class ChatTokenizer:
         if self._remembered > CACHED_CHARACTERS:
             self._memory.clear()
             self._remembered = 0
-        new = {part.text: part.marked for part in parts if part.text not in self._memory}
-        plain = [text for text, marked in new.items() if not marked]
-        for text, encoding in zip(
-            plain, self._backend.encode_batch_fast(plain, add_special_tokens=False), strict=True
-        ):
-            self._memory[text] = np.array(encoding.ids, np.int32)
-        for text, marked in new.items():
-            self._remembered += len(text)
-            if marked:
-                self._memory[text] = np.array(encode_marked_chat(self.tokenizer, text), np.int32)
+        memory = self._memory
+        marked = {part.text for part in parts if part.marked}
+        whole = {part.text for part in parts if not part.marked}
+        if self._lines is not None:
+            plain = list({line for text in whole for line in self._lines.cut(text)} - memory.keys())
+        else:
+            plain = list(whole - memory.keys())
+        found = self._backend.encode_batch_fast(plain, add_special_tokens=False)
+        for text, encoding in zip(plain, found, strict=True):
+            memory[text] = np.array(encoding.ids, np.int32).tobytes()
+        for text in marked - memory.keys():
+            memory[text] = np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes()
+        self._remembered += sum(map(len, plain)) + sum(map(len, marked))
+
+    def _ids(self, part: _Part) -> Ids:
+        """The tokens of a part that has been learnt."""
+        if self._lines is None or part.marked:
+            found = self._memory[part.text]
+        else:
+            found = b"".join([self._memory[line] for line in self._lines.cut(part.text)])
+        return np.frombuffer(found, np.int32)
 
     def _joined(self, conversation: Conversation, parts: Sequence[_Part]) -> Encoded:
         assistants = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
         arrays, spans, taken = [], [], set()
         position = 0
         for number, part in enumerate(parts):
-            ids = self._memory[part.text]
+            ids = self._ids(part)
             turn, is_assistant = divmod(number, 2)
             if is_assistant:
                 stored = conversation.stored.get(assistants[turn])
@@ -190,7 +204,8 @@ class ChatTokenizer:
     def _check(self, name: str, turn: int, ids: Ids, part: _Part) -> None:
         """The mask's proof: what trains decodes to what the assistant said."""
         said = _unmarked(part)
-        if self._backend.decode(ids.tolist(), skip_special_tokens=False) != said:
+        decoded = self._lines.decode(ids) if self._lines else self.decode(ids.tolist())
+        if decoded != said:
             raise MaskError(
                 f"example {name}: the tokens of assistant message {turn} do not decode to its text with "
                 f"tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"

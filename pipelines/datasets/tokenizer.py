@@ -11,14 +11,13 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from pipelines.datasets.lines import OURS
+
 END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own that are part of what an assistant says, so decoding keeps them."""
-
-SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""Where words end, as in Qwen2, without its English contractions: digits stand alone."""
 
 
 def chat_template() -> str:
@@ -38,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: Path) -> Pre
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(OURS), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,14 +1,17 @@
 """Masks cover exactly the assistant's own tokens, for any text, and nothing in a text can end a turn."""
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from pipelines.datasets.errors import DatasetError, MaskError
+from pipelines.datasets.lines import PATTERNS, LineCutter
 from pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 
@@ -159,3 +162,33 @@ def test_a_tokenizers_hash_is_of_what_it_does(tokenizer: str, tmp_path) -> None:
     chat.tokenizer.save_pretrained(str(tmp_path / "elsewhere"))
     assert ChatTokenizer.load(str(tmp_path / "elsewhere")).sha256 == chat.sha256
     assert with_template(tokenizer, PLAIN).sha256 != chat.sha256
+
+
+def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer) -> None:
+    """For all texts over what the patterns tell apart, up to five pieces long, and for random ones."""
+    cutter = LineCutter.of(chat.tokenizer)
+    assert cutter is not None
+    encode = chat.tokenizer.backend_tokenizer.encode
+    kinds = ["a", "7", ".", " ", "\n", "\r", "\t", "é", "\u2028", "\x85", "'s"]
+    texts = ["".join(pieces) for size in range(1, 5) for pieces in itertools.product(kinds, repeat=size)]
+    whole = chat.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    lines = {line for text in texts for line in cutter.cut(text)}
+    apart = {line: encode(line, add_special_tokens=False).ids for line in lines}
+    for text, encoding in zip(texts, whole, strict=True):
+        assert [token for line in cutter.cut(text) for token in apart[line]] == encoding.ids, repr(text)
+        assert cutter.decode(np.array(encoding.ids, np.int32)) == text
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_the_rule_holds_for_every_known_pattern(pattern: str) -> None:
+    """No word of any text goes over a border."""
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    kinds = ["a", "7", ".", " ", "\n", "\r", "\t", "\u2028", "'s"]
+    for size in range(2, 6):
+        for pieces in itertools.product(kinds, repeat=size):
+            text = "".join(pieces)
+            if "\n" not in text[:-1]:
+                continue
+            borders = {at for at in range(1, len(text)) if text[at - 1] == "\n" and not text[at].isspace()}
+            starts = {first for _, (first, _) in split.pre_tokenize_str(text)}
+            assert borders <= starts, repr(text)

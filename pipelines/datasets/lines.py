@@ -1,0 +1,89 @@
+"""Tokenizing line by line, where that provably gives the same tokens: lines come again and again.
+
+In the byte-level tokenizers of the GPT-2, GPT-4, Qwen and Llama 3 families no word goes over the border
+between a line end and a character that is no white space: every alternative of their patterns that takes a
+line end takes nothing but white space after it. So a text may be cut there. Each token stands for bytes,
+so decoding is joining them.
+"""
+
+import json
+import re
+from typing import Any, Self
+
+from transformers import PreTrainedTokenizerBase
+
+from pipelines.datasets.rows import Ids
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+OURS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""The pattern of tokenizers trained here: Qwen2's without its English contractions; digits stand alone."""
+PATTERNS = frozenset({_GPT2, _GPT4 % "", _GPT4 % "{1,3}", OURS})
+"""Patterns for which the rule was checked."""
+
+_BORDER = re.compile(r"(?<=\n)(?=\S)")
+
+
+class LineCutter:
+    """Cuts texts into lines, and gives tokens their bytes."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
+        """For a tokenizer of which the rule holds, else None."""
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or not _follows_the_rule(json.loads(backend.to_str())):
+            return None
+        added = {number: str(token) for token, number in tokenizer.added_tokens_encoder.items()}
+        letters = {letter: byte for byte, letter in _alphabet().items()}
+        table = []
+        for number in range(len(tokenizer)):
+            if number in added:
+                table.append(added[number].encode())
+            else:
+                token: str = backend.id_to_token(number) or ""
+                table.append(bytes(letters[letter] for letter in token))
+        return cls(table)
+
+    def cut(self, text: str) -> list[str]:
+        """The lines of a text; joined they are the text."""
+        return _BORDER.split(text)
+
+    def decode(self, ids: Ids) -> str:
+        """The text of tokens; bytes that are no UTF-8 become replacement characters."""
+        return b"".join([self._table[token] for token in ids.tolist()]).decode("utf-8", "replace")
+
+
+def _follows_the_rule(tokenizer: dict[str, Any]) -> bool:
+    before, decoder = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("decoder") or {}
+    if tokenizer.get("normalizer") or decoder.get("type") != "ByteLevel":
+        return False
+    if any(
+        token["lstrip"] or token["rstrip"] or "\n" in token["content"] for token in tokenizer["added_tokens"]
+    ):
+        return False
+    steps = before.get("pretokenizers", [before])
+    last = steps[-1]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return False
+    if len(steps) == 1:
+        return bool(last.get("use_regex"))
+    pattern = steps[0].get("pattern", {}).get("Regex")
+    isolated = steps[0].get("behavior") == "Isolated" and not steps[0].get("invert")
+    return len(steps) == 2 and isolated and not last.get("use_regex") and pattern in PATTERNS
+
+
+def _alphabet() -> dict[int, str]:
+    """The letter that stands for each byte of UTF-8 in a byte-level vocabulary.
+
+    Bytes that are printable in Latin-1 stand for themselves, the others for letters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    found = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(0x100) if byte not in found]
+    return found | {byte: chr(0x100 + number) for number, byte in enumerate(others)}
