@@ -28,12 +28,13 @@ from tests.injector.in_pod import (
 )
 
 BOMB = """
-import os, signal
+import os, signal, time
 while True:
     try:
         child = os.fork()
     except OSError:
-        child = 0
+        time.sleep(0.01)  # and go on: whatever ends makes room for one more
+        continue
     if child == 0:
         signal.pause()
 """
@@ -158,6 +159,8 @@ class TestCommands:
                 return (await agent.run(["true"])).exit_code == 0
 
             await eventually(works, "commands run again")
+            await agent.begin(python(BOMB))
+            await eventually(full, "the agent ends in order then, too")
 
     async def test_killed_for_memory(self, payload: Path, busybox: Path, tmp_path: Path) -> None:
         """In a control group of its own, which it sees as a container does."""

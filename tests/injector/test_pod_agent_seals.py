@@ -109,6 +109,7 @@ class TestTheKey:
     async def test_it_is_in_the_agents_memory_and_nowhere_else(self, agent: PodAgent) -> None:
         """Seen from outside, by who may look everywhere."""
         await agent.begin("sleep 1000")
+        await agent.run("true")  # what came before it has been started
         spawner = agent.spawner()
         command = int(Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0])
 
@@ -266,7 +267,7 @@ class TestAnswers:
         """The task has the payload and can start it, but has no key to give it."""
         async with replaceable(payload, busybox) as agent:
             line = launch.command(PLACE, "--serve", "--port", str(agent.port), "--sandbox", ID)
-            again = f"kill -9 2; until {' '.join(line)}; do :; done"
+            again = f"kill -9 2; until {' '.join(line)} > /dev/null 2>&1; do :; done"
             await agent.begin(again)
             await answered(agent.connection.proves_itself, wanted=lambda proven: not proven)
             await agent.connection.close()

@@ -25,7 +25,12 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
 
     from injector.agent.pod.service import serve
 
-    return asyncio.run(serve((host, port), sandbox_id, channel, environment))
+    loop = asyncio.new_event_loop()
+    try:
+        # Not asyncio.run, which needs a new thread at the end: there may be no room for one.
+        return loop.run_until_complete(serve((host, port), sandbox_id, channel, environment))
+    finally:
+        loop.close()
 
 
 def _environment(left_out: frozenset[str]) -> dict[str, str]:
