@@ -1,4 +1,6 @@
-"""What a user can mend about a model; importable without torch."""
+"""What a user can mend about a model, and how torch is loaded; importable without torch."""
+
+import os
 
 
 class ModelError(ValueError):
@@ -6,7 +8,12 @@ class ModelError(ValueError):
 
 
 def require_torch(what: str) -> None:
-    """Raises ModelError where the packages of training are not installed; `what` needs them."""
+    """Load torch; raises ModelError where the packages of training are not installed, which `what` needs.
+
+    Call it before anything else imports torch: its threads then sleep while they wait. By default they spin,
+    which on a machine that has other work to do makes everything several times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401

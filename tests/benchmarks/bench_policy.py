@@ -7,6 +7,8 @@ Processor time is given as well because the machine is rarely alone. Prints one 
 """
 
 import asyncio
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -124,4 +126,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded: begin again with it, as we ship it
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
     main()

@@ -7,6 +7,7 @@ Processor time is given as well because the machine is rarely alone. Prints one 
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -175,4 +176,6 @@ def figure(name: str, value: float, unit: str, ceiling: float | None = None) -> 
 
 
 if __name__ == "__main__":
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded: begin again with it, as we ship it
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
     main()
