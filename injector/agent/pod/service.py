@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from injector.agent import logs
 from injector.agent.machine import SandboxSpec
 from injector.agent.pod.host import PodHost
 from injector.agent.pod.protection import started_threads
@@ -34,7 +35,7 @@ async def serve(
 
     `channel` is what `spawner.start` returned, `environment` what commands start from.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(started_threads())
     ending: asyncio.Future[int] = loop.create_future()
