@@ -16,6 +16,8 @@ KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds: a node that is lost does not refuse, it is silent."""
 INTRODUCTION = "/introduction"
 NOT_INTRODUCED = "not_introduced"
 AGENT_REPLACED = "agent_replaced"
@@ -50,7 +52,7 @@ class AgentConnection:
             connector=connector,
             connector_owner=owns_connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
             auto_decompress=False,
             ws_response_class=_Line,
         )
@@ -244,6 +246,8 @@ def _explained() -> Iterator[None]:
         raise
     except aiohttp.ClientConnectorError as error:
         raise AgentUnreachable(f"the sandbox agent cannot be reached: {error.os_error.strerror}") from error
+    except aiohttp.ConnectionTimeoutError as error:
+        raise AgentUnreachable("the sandbox agent cannot be reached: it does not answer") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise SandboxUnavailable("the sandbox agent went away before it answered") from error
 

@@ -47,12 +47,17 @@ class Activity:
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop; what is being written is written."""
+        """Stop; what is being written gets a moment."""
         if self._ticking is not None:
             self._ticking.cancel()
             with suppress(asyncio.CancelledError):
                 await self._ticking
-        await asyncio.gather(*self._writing.values())
+        writing = list(self._writing.values())
+        if writing:
+            _, late = await asyncio.wait(writing, timeout=TICK)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     @contextmanager
     def request(self, pod: Pod) -> Iterator[None]:

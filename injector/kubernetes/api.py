@@ -92,10 +92,10 @@ class ClusterApi:
         async with self._writes:
             return await self._repeated(kind, "POST", path, body=body)
 
-    async def replace(self, kind: type[T], path: str, body: Manifest) -> T:
+    async def replace(self, kind: type[T], path: str, body: Manifest, *, patience: float = PATIENCE) -> T:
         """Raises ApiRefused (409: it changed since its `resourceVersion`) and SandboxUnavailable."""
         async with self._writes:
-            return await self._repeated(kind, "PUT", path, body=body)
+            return await self._repeated(kind, "PUT", path, body=body, patience=patience)
 
     async def patch(self, kind: type[T], path: str, body: Manifest) -> T:
         """A merge patch. Raises ApiRefused (409: it changed since the `resourceVersion` in it)."""

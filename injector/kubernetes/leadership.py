@@ -133,7 +133,8 @@ class Leadership:
         if not version:
             return await self._api.create(Lease, self._path, body)
         body["metadata"]["resourceVersion"] = version
-        return await self._api.replace(Lease, f"{self._path}/{NAME}", body)
+        patience = self._seconds / RENEWALS
+        return await self._api.replace(Lease, f"{self._path}/{NAME}", body, patience=patience)
 
 
 def leases(namespace: str) -> str:
