@@ -73,7 +73,12 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
 
 def subjects(run: str) -> list[str]:
     """What a run's progress is folded from."""
-    return [f"{EVENTS_PREFIX}.{run}.>", f"{EVENTS_PREFIX}.done.>", decided_subject(run, "*")]
+    types = ("rollout.requested", "group.dropped", "policy.updated")
+    return [
+        *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in types),
+        f"{EVENTS_PREFIX}.done.>",
+        decided_subject(run, "*"),
+    ]
 
 
 class Coordinator:
