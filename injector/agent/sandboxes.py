@@ -18,6 +18,8 @@ from injector.agent.spawning import Spawner
 
 NAMESPACE = "local"
 RECORD = "record.json"
+REMEMBERED_FORKS = 1000
+"""Requests to fork one sandbox whose repetition returns what the first one made."""
 
 T = TypeVar("T")
 
@@ -43,8 +45,8 @@ class Sandbox:
         self.expiry: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
         self.deleting: asyncio.Task[None] | None = None
-        self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[Sandbox]]]] = {}
-        """By idempotency key: what was asked for, and the sandboxes made of it."""
+        self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[str]]]] = {}
+        """By idempotency key: what was asked for, and the ids of the sandboxes made of it."""
 
     def fail(self, reason: str, message: str) -> None:
         """Turn to `failed`, once."""
@@ -141,19 +143,22 @@ class Sandboxes:
             first, forking = origin.forks[key]
             if first != request:
                 raise Conflict("this Idempotency-Key was used for another fork", reason="key_reused")
-            return await asyncio.shield(forking)
-        machine, _ = origin.ready()
-        forking = self._keep(self._fork(machine, _fork_specs(origin.spec, request)))
-        if key is not None:
-            origin.forks[key] = (dict(request), forking)
+        else:
+            machine, _ = origin.ready()
+            forking = self._keep(self._fork(machine, _fork_specs(origin.spec, request)))
+            if key is not None:
+                origin.forks[key] = (dict(request), forking)
+                if len(origin.forks) > REMEMBERED_FORKS:
+                    del origin.forks[next(iter(origin.forks))]
         try:
-            return await asyncio.shield(forking)
+            made = await asyncio.shield(forking)
         except AgentError:
             if key is not None:
                 origin.forks.pop(key, None)
             raise
+        return [self._sandboxes[sandbox_id] for sandbox_id in made if sandbox_id in self._sandboxes]
 
-    async def _fork(self, machine: Machine, specs: list[SandboxSpec]) -> list[Sandbox]:
+    async def _fork(self, machine: Machine, specs: list[SandboxSpec]) -> list[str]:
         for spec in specs:
             self._check_free(spec)
         template = await machine.template()
@@ -166,7 +171,7 @@ class Sandboxes:
             await asyncio.wait([fork.starting for fork in forks if fork.starting is not None])
         finally:
             await template.release()
-        return forks
+        return [fork.spec.sandbox_id for fork in forks]
 
     def _add(self, spec: SandboxSpec, key: str | None) -> Sandbox:
         """A new sandbox, pending."""

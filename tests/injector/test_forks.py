@@ -1,11 +1,14 @@
 """Forks of a sandbox: independent, from one copy, with what is asked for of their own."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from injector.agent.local.machine import OURS
+from injector.agent.local.overlay import MAX_LAYERS
 from injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxRequestInvalid
 from injector.local.backend import LocalBackend
 from schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job, SandboxInfo
@@ -166,3 +169,23 @@ async def test_a_tree_that_changes_all_the_time_can_be_forked(backend: LocalBack
     )
     for forks in await asyncio.gather(*(fork(backend, origin) for _ in range(5))):
         assert await run(backend, forks[0].sandbox_id, "cat a") == "stays\n"
+
+
+async def test_a_line_of_forks_ends_with_a_sentence_before_the_kernel_ends_it(
+    backend: LocalBackend, service: "Service"
+) -> None:
+    """An image of as many layers as can be mounted, made by hand."""
+    origin = await create(backend)
+    await backend.snapshot(origin, "deep:1")
+    for path in (service.state / "images").glob("*.json"):
+        image = json.loads(path.read_text())
+        if image["name"] == "deep:1":
+            base = image["layers"]
+            for number in range(MAX_LAYERS - OURS - len(base)):
+                layer = service.state / "layers" / f"empty-{number}"
+                layer.mkdir()
+                image["layers"].insert(0, layer.name)
+            path.write_text(json.dumps(image))
+    deep = await create(backend, "deep:1")
+    with pytest.raises(SandboxRequestInvalid, match="fork an earlier one"):
+        await fork(backend, deep)

@@ -7,6 +7,7 @@ sandbox may thus exceed its limit by what it writes in that time. Open files wit
 """
 
 import asyncio
+import logging
 import os
 import stat
 from asyncio.subprocess import DEVNULL, PIPE
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from injector.agent.errors import AgentError
 
 INTERVAL = 0.5
 """Seconds between two looks at the free space."""
@@ -26,6 +29,9 @@ SMALL = 8 * 2**30
 """A file system of fewer bytes is taken to be there for sandboxes alone: it may be filled."""
 LEAST = 4096
 """Bytes that a file counts for at least, because files can run out before bytes do."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,10 @@ class DiskWatch:
             space = Space.of(self._place)
             due = loop.time() - counted_at > CENSUS and space != counted
             if due or space.less_than(counted) > self._limit // 10 or scarce(space):
-                await self._count(space)
+                try:
+                    await self._count(space)
+                except (AgentError, OSError):
+                    log.exception("the disk that sandboxes take could not be counted")
                 counted, counted_at = Space.of(self._place), loop.time()
 
     async def _count(self, space: Space) -> None:
@@ -95,8 +104,9 @@ class DiskWatch:
         for place, files in (await self._du("--inodes", sandboxes)).items():
             usage[place] = max(usage.get(place, 0), files * LEAST)
         for place in usage:
-            with _root(sandboxes[place]) as root:
-                usage[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
+            if sandboxes[place].root >= 0:  # else it went meanwhile
+                with _root(sandboxes[place]) as root:
+                    usage[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
         for place, message in excess(usage, self._limit, space).items():
             await sandboxes[place].stop("disk_limit", message)
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from injector.agent import files
-from injector.agent.errors import AgentError
+from injector.agent.errors import AgentError, RequestInvalid
 from injector.agent.local import overlay, user_namespace
 from injector.agent.local.bubblewrap import arguments
 from injector.agent.local.cgroups import Group
 from injector.agent.local.images import FORK, HOST, Image, tree_size
 from injector.agent.local.network import Outbound
+from injector.agent.local.overlay import MAX_LAYERS
 from injector.agent.local.reading import Reading
 from injector.agent.local.removal import remove_tree
 from injector.agent.machine import Died, SandboxSpec
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from injector.agent.local.host import LocalHost
 
 WORKSPACE = "/workspace"
+OURS = 3
+"""Layers that a sandbox may have below those that its image names."""
 
 
 class LocalMachine:
@@ -103,6 +106,11 @@ class LocalMachine:
 
     async def template(self) -> "LocalTemplate":
         """A copy of what it changed, as a layer that any number of sandboxes share."""
+        if len(self._image.layers) >= MAX_LAYERS - OURS:
+            raise RequestInvalid(
+                f"sandbox {self._spec.sandbox_id} stands on {len(self._image.layers)} layers, and more "
+                "cannot be mounted: fork an earlier one"
+            )
         layer = await self._store.copy(self.changes, FORK)
         return LocalTemplate(self._host, replace(self._image, layers=[layer, *self._image.layers]))
 
