@@ -38,6 +38,9 @@ OTHER_KEY = sandbox_key(b"another secret", ID, "0d4f")
 PATH = f"/sandboxes/{ID}/exec"
 COMMAND = json.dumps({"command": "echo run >> /tmp/runs", "cwd": "/", "wait": True}).encode()
 
+AT_GO = "until [ -e /tmp/go ]; do sleep 0.01; done;"
+"""Begins a command that must not kill the agent before it has said that the command was started."""
+
 FORGER = """
 import http.server, json, os, signal, sys
 class Forger(http.server.BaseHTTPRequestHandler):
@@ -56,6 +59,8 @@ class Forger(http.server.BaseHTTPRequestHandler):
     do_POST = do_GET
     def log_message(self, *arguments):
         "Nobody reads it any more."
+while not os.path.exists("/tmp/go"):
+    pass
 os.kill(int(sys.argv[2]), signal.SIGKILL)
 while True:
     try:
@@ -126,7 +131,8 @@ class TestTheKey:
         """In a container that would let processes leave them, in the directory that they are in."""
         async with replaceable(payload, busybox, preexec_fn=leave_cores) as agent:
             line = agent.connect(None)
-            await agent.begin("kill -SEGV 2")
+            await agent.begin(f"{AT_GO} kill -SEGV 2")
+            (busybox / "tmp/go").touch()
             await gone(line.call, dict, "GET", "/health")
             await line.close()
         assert [path.name for path in busybox.iterdir() if path.is_file()] == []
@@ -247,6 +253,7 @@ class TestAnswers:
     async def test_what_took_the_agents_place_is_noticed(self, payload: Path, busybox: Path) -> None:
         async with replaceable(payload, busybox) as agent:
             await agent.begin(python(FORGER, str(agent.port), "2"))
+            (busybox / "tmp/go").touch()
             naive = agent.connect(None)
             forged = await answered(naive.call, Job, "GET", PATH, wanted=lambda job: job.exit_code == 0)
             assert forged.job_id == "forged", "who does not look is deceived"
@@ -267,8 +274,9 @@ class TestAnswers:
         """The task has the payload and can start it, but has no key to give it."""
         async with replaceable(payload, busybox) as agent:
             line = launch.command(PLACE, "--serve", "--port", str(agent.port), "--sandbox", ID)
-            again = f"kill -9 2; until {' '.join(line)} > /dev/null 2>&1; do :; done"
+            again = f"{AT_GO} kill -9 2; until {' '.join(line)} > /dev/null 2>&1; do :; done"
             await agent.begin(again)
+            (busybox / "tmp/go").touch()
             await answered(agent.connection.proves_itself, wanted=lambda proven: not proven)
             await agent.connection.close()
             agent.connection = agent.connect(Seal(KEY))
@@ -277,7 +285,8 @@ class TestAnswers:
 
     async def test_a_killed_agent_cannot_be_reached(self, payload: Path, busybox: Path) -> None:
         async with replaceable(payload, busybox) as agent:
-            await agent.begin("kill -9 2")
+            await agent.begin(f"{AT_GO} kill -9 2")
+            (busybox / "tmp/go").touch()
             await gone(agent.run, "true")
             with pytest.raises(AgentUnreachable):
                 await agent.connection.proves_itself()
