@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -49,15 +49,26 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Checkpoints:
-    """The checkpoints of one run, below `directory`."""
+class Stand(Protocol):
+    """Where a run of any kind stands; a msgspec struct."""
 
-    def __init__(self, directory: Path, processes: Processes, keep: int) -> None:
+    @property
+    def step(self) -> int: ...
+
+
+S = TypeVar("S", bound=Stand)
+
+
+class Checkpoints(Generic[S]):
+    """The checkpoints of one run, below `directory`; `kind` is the type of its positions."""
+
+    def __init__(self, directory: Path, processes: Processes, keep: int, kind: type[S]) -> None:
         self._directory = directory
         self._processes = processes
         self._keep = keep
+        self._kind = kind
 
-    def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> None:
+    def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, position: S) -> None:
         """Write a checkpoint and delete the oldest ones above the number to keep. All processes call it."""
         place = self._directory / f"{_PREFIX}{position.step:08}"
         temporary = self._directory / f".{place.name}.partial"
@@ -82,12 +93,12 @@ class Checkpoints:
                 shutil.rmtree(old)
         self._processes.wait()
 
-    def newest(self) -> Position | None:
+    def newest(self) -> S | None:
         """Where the newest checkpoint stands; None when there is none."""
         places = self._places()
         if not places:
             return None
-        return msgspec.json.decode((places[-1] / _POSITION).read_bytes(), type=Position)
+        return msgspec.json.decode((places[-1] / _POSITION).read_bytes(), type=self._kind)
 
     def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Put the newest checkpoint into model and optimizer. All processes call it."""

@@ -56,20 +56,29 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 
 def make_optimizer(model: torch.nn.Module, settings: SftSettings) -> torch.optim.AdamW:
-    """AdamW; only parameters of two dimensions and more decay."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
+    """AdamW as the settings have it; TrainingError when nothing would train."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TrainingError(f"every parameter is frozen by {list(settings.freeze)}: narrow the patterns")
+    return adam(
+        model,
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        epsilon=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def adam(
+    model: torch.nn.Module, *, lr: float, betas: tuple[float, float], epsilon: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW over what is not frozen; only parameters of two dimensions and more decay."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=True,
+        [group for group in groups if group["params"]], lr=lr, betas=betas, eps=epsilon, fused=True
     )
 
 

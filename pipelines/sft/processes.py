@@ -68,8 +68,12 @@ def joined(threads: int) -> Iterator[Processes]:
 
 
 def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> None:
-    """Spread weights, gradients and optimizer state over the processes, a layer at a time."""
+    """Put a model on the device: whole, or spread over the processes, a layer at a time.
+
+    Each layer goes to the device as it is cut, so that no device ever holds the whole model.
+    """
     if processes.count == 1:
+        model.to(processes.device)
         return
     half = precision is Precision.BFLOAT16
     policy = MixedPrecisionPolicy(

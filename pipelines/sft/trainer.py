@@ -1,5 +1,6 @@
 """The fine-tuning run: steps over packed examples, from a dataset directory to a model directory."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
 from pipelines.sft.preparation import check_rows, freeze, make_optimizer, starting_point, weights_sha256
 from pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
 from pipelines.sft.schedule import Plan, learning_rate, packs, shares
-from pipelines.sft.settings import SftSettings, settings_hash
+from pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 
 METRICS = "metrics.jsonl"
@@ -47,7 +48,6 @@ class Trainer:
             seed=settings.seed,
             max_steps=settings.max_steps,
         )
-        model.to(processes.device)  # type: ignore[arg-type]
         model.train()
         if settings.packing:
             use_packed_attention(model)
@@ -58,7 +58,10 @@ class Trainer:
         self.optimizer = make_optimizer(model, settings)
 
     def step(self, number: int) -> TrainingStep:
-        """Do step `number`, counted from 0: forward and backward over its packs, then one update."""
+        """Do step `number`, counted from 0: forward and backward over its packs, then one update.
+
+        Raises TrainingError, with the weights as they were, where the gradient is not finite.
+        """
         started = time.monotonic()
         settings, processes = self.settings, self.processes
         rows = [self.rows[index] for index in self.plan.batch(number)]
@@ -74,6 +77,11 @@ class Trainer:
             group["lr"] = lr
         summed = self.backward(rows, trained)
         norm = clipped(self.model, settings.clip)
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"the gradient of step {number + 1} is not finite: lower `lr` or lengthen `warmup`, "
+                "and start again from the newest checkpoint"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return TrainingStep(
@@ -134,7 +142,7 @@ def train(
         size = parameters(model)
         trainer = Trainer(settings, rows, model, processes)
         out.mkdir(parents=True, exist_ok=True)
-        checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints)
+        checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
         position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
         if (newest := checkpoints.newest()) is not None:
             same_run(newest, position, out)

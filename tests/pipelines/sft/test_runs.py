@@ -10,12 +10,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from orchard.cli.app import app
 from pipelines.datasets.errors import DatasetError
 from pipelines.models.directories import load_model, load_tokenizer
 from pipelines.sft.metrics import read_steps
+from pipelines.sft.processes import Processes
 from pipelines.sft.settings import TrainingError
-from pipelines.sft.trainer import METRICS, MODEL, PLOT, train
+from pipelines.sft.trainer import METRICS, MODEL, PLOT, Trainer, train
 from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
 
 RUN = "import sys; from pathlib import Path; from pipelines.sft.settings import read_settings; "
@@ -65,7 +69,7 @@ def test_the_same_run_gives_the_same_bits(run_settings):
 
 
 def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path):
-    whole, broken = run_settings("whole", epochs=40), run_settings("broken", epochs=40)
+    whole, broken = run_settings("whole", epochs=20), run_settings("broken", epochs=20)
     train(whole)
     metrics = Path(broken.out) / METRICS
     process = start(broken, tmp_path)
@@ -79,7 +83,7 @@ def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path):
     finally:
         process.kill()
         process.wait()
-    assert len(read_steps(metrics)) < 120, "the run ended before it was killed"
+    assert len(read_steps(metrics)) < 60, "the run ended before it was killed"
     train(broken)
     assert weights(broken) == weights(whole)
     assert facts(broken) == facts(whole)
@@ -121,6 +125,28 @@ def test_frozen_parameters_stay_as_they_were(run_settings):
         first_layer = name.startswith("model.layers.0.")
         assert bool((frozen.get_parameter(name) == parameter).all()) == first_layer, name
         assert not bool((moved.get_parameter(name) == parameter).all()), name
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_harms(run_settings, model):
+    settings = run_settings()
+    rows = token_rows(24)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    trainer = Trainer(settings, rows, model, Processes(rank=0, count=1, device=torch.device("cpu")))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(1e30)
+    with pytest.raises(TrainingError, match="step 1 is not finite: lower `lr`"):
+        trainer.step(0)
+    moved = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+    assert moved == ["model.embed_tokens.weight"]
+
+
+def test_the_command_line_trains_and_says_where(run_settings, tmp_path):
+    settings = run_settings(max_steps=2)
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(settings))
+    result = CliRunner().invoke(app, ["--store", str(tmp_path / "store"), "sft", str(file)])
+    assert result.exit_code == 0, result.output
+    assert f"trained {settings.out}/model" in result.output.replace("\n", "")
 
 
 @pytest.mark.parametrize(
