@@ -106,6 +106,10 @@ class Agents:
                     raise
                 raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
 
+    async def check(self, sandbox_id: str) -> None:
+        """Have the agent prove that it is the one which was given the key. Raises the same errors."""
+        await self.ask(sandbox_id, lambda line, _: _proof(line))
+
     async def usable(self, sandbox_id: str) -> Pod:
         """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
         await self._cache.synced(VERDICT_GRACE)
@@ -188,6 +192,11 @@ class Agents:
                 task = asyncio.get_running_loop().create_task(line.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+
+
+async def _proof(line: AgentConnection) -> None:
+    if not await line.proves_itself():
+        raise SandboxFailed("the agent of the sandbox was replaced: it has no key", reason=AGENT_REPLACED)
 
 
 def _failed(sandbox_id: str, verdict: Verdict) -> SandboxFailed:

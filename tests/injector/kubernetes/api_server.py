@@ -56,6 +56,7 @@ class ApiServer:
         self.refusals: list[Callable[[], web.Response] | None] = []
         """What the next requests that are no watch get instead of an answer; None: the connection is cut."""
         self.requests: list[str] = []
+        self.patches: list[dict[str, Any]] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
@@ -78,6 +79,8 @@ class ApiServer:
             if body["metadata"]["name"] in self.pods:
                 return refusal(409, "it exists")
             return self._put(body)
+        if request.method == "PATCH":
+            return self._patch(name, await request.json())
         if not name:
             self.lists += 1
             items = [document(pod) for pod in self.pods.values()]
@@ -89,6 +92,25 @@ class ApiServer:
         name = body["metadata"]["name"]
         body["metadata"] |= {"uid": f"uid-{self.version}", "resourceVersion": str(self.version)}
         self.pods[name] = msgspec.json.decode(json.dumps(body).encode(), type=Pod)
+        return web.json_response(document(self.pods[name]))
+
+    def _patch(self, name: str, body: dict[str, Any]) -> web.Response:
+        """As far as annotations and labels go."""
+        if name not in self.pods:
+            return refusal(404)
+        self.patches.append(body)
+        present = document(self.pods[name])["metadata"]
+        given = body.get("metadata", {})
+        if any(given.get(field, present[field]) != present[field] for field in ("uid", "resourceVersion")):
+            return refusal(409, "it has changed")
+        self.version += 1
+        present["resourceVersion"] = str(self.version)
+        for part in ("labels", "annotations"):
+            merged = {**present.get(part, {}), **given.get(part, {})}
+            present[part] = {key: value for key, value in merged.items() if value is not None}
+        self.pods[name] = msgspec.json.decode(
+            json.dumps({**document(self.pods[name]), "metadata": present}).encode(), type=Pod
+        )
         return web.json_response(document(self.pods[name]))
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
