@@ -4,7 +4,6 @@ import ctypes
 import fcntl
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,8 +42,6 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
-_SYS_CLOSE_RANGE = 436
-_CLOSE_RANGE_CLOEXEC = 4
 _SYS_OPENAT2 = 437
 """The same number on every architecture, as all calls added since 2019."""
 
@@ -109,24 +106,12 @@ def prctl(option: int, value: int = 0, address: object = None) -> None:
     _check(_prctl(option, value, address, 0, 0), "prctl")
 
 
-def drop_from_bounding_set(capabilities: Sequence[int]) -> None:
-    """No execve after this gives these capabilities."""
-    for capability in capabilities:
-        _check(_prctl(PR_CAPBSET_DROP, capability, None, 0, 0), "prctl")
-
-
 def fork_sibling() -> int:
     """Like fork(2), but the child's parent is ours. Only for what executes or exits soon."""
     number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
     flags = ctypes.c_ulong(_CLONE_PARENT | signal.SIGCHLD)
     nothing = ctypes.c_void_p(None)
     return _check(_syscall(number, flags, nothing, nothing, nothing, nothing), "clone")
-
-
-def close_at_exec(first: int) -> None:
-    """Let execve close every descriptor from `first` on."""
-    arguments = (ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(_CLOSE_RANGE_CLOEXEC))
-    _check(_syscall(ctypes.c_long(_SYS_CLOSE_RANGE), *arguments), "close_range")
 
 
 def last_capability() -> int:

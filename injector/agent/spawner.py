@@ -4,6 +4,7 @@ It takes requests on a stream socket, with file descriptors attached, and report
 
     launch  a program of the host (bubblewrap), by posix_spawn
     enter   a command, in the namespaces and cgroups of a sandbox, with nothing left of the host's privileges
+            (`entering` says how, as a tape of system calls)
     kill    a process group that it started
 
 Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": why it never ran}`; a command
@@ -14,9 +15,7 @@ ends with the agent: with it go all sandboxes (bubblewrap --die-with-parent).
 
 import array
 import contextlib
-import ctypes
 import errno
-import fcntl
 import gc
 import json
 import os
@@ -25,12 +24,11 @@ import select
 import signal
 import socket
 import struct
-import termios
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from injector.agent import kernel, seccomp
+from injector.agent import entering, kernel, tape
 
 HEADER = struct.Struct("!II")
 """Length of the JSON that follows; number of file descriptors attached."""
@@ -38,24 +36,8 @@ MAX_DESCRIPTORS = 16
 DESCRIPTOR_MARK = "@fd:"
 """`@fd:N` at the end of a launch's argument becomes the number that the N-th descriptor has there."""
 
-OOM_SCORE_OF_COMMANDS = 500
-"""How much more willingly the kernel kills a command than the agent, from 0 to 1000."""
-
-SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh")
-
-KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31})
-"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap.
-
-Docker's default set without mknod, net_raw and audit_write.
-"""
-_JOINED = (
-    kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWCGROUP
-)
-_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
+LOW_DESCRIPTORS = 8
+"""None of what the spawner opens may lie where the entry program expects its own."""
 
 
 def start(
@@ -91,17 +73,31 @@ def start(
         os._exit(1)
 
 
+class _Command(NamedTuple):
+    """A process that runs; one on its way into a sandbox has a tape and the request it came from."""
+
+    name: str
+    tape: int = -1
+    request: Mapping[str, Any] = {}
+
+
 class _Spawner:
     def __init__(self, requests: socket.socket, reports: socket.socket) -> None:
         self._requests = requests
         self._reports = reports
-        self._running: dict[int, str] = {}
+        self._running: dict[int, _Command] = {}
         self._pids: dict[str, int] = {}
+        self._told: dict[int, tuple[str, int]] = {}
+        """Pipes of commands whose terminal is not yet their own: name and process id."""
+        _occupy(LOW_DESCRIPTORS)
+        self._nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._returns = _may_enter(self._own_pid_namespace)
-        self._filter = _filter()
-        last = kernel.last_capability() if os.geteuid() == 0 else -1
-        self._dropped = [number for number in range(last + 1) if number not in KEPT_CAPABILITIES]
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))  # a tape for each command
+        self._program = tape.open_program(os.uname().machine)
+        self._given_up = entering.privileges(limit)
+        self._ready = select.epoll()
 
     def serve(self) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
@@ -116,10 +112,14 @@ class _Spawner:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         requests = self._requests.fileno()
+        for descriptor in (requests, woken):
+            self._ready.register(descriptor, select.EPOLLIN)
         gc.collect()
         gc.freeze()
         while True:
-            ready, _, _ = select.select([requests, woken], [], [])
+            ready = {descriptor for descriptor, _ in self._ready.poll()}
+            for descriptor in ready & self._told.keys():
+                self._tell(descriptor)
             if woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
@@ -160,14 +160,30 @@ class _Spawner:
                 return
             if pid == 0:
                 return
-            name = self._running.pop(pid, None)
-            if name is not None:
-                del self._pids[name]
-                self._report({"id": name, "exit": status})
+            command = self._running.pop(pid, None)
+            if command is not None:
+                del self._pids[command.name]
+                self._report_failure(command)
+                self._report({"id": command.name, "exit": status})
 
-    def _remember(self, name: str, pid: int) -> None:
-        self._running[pid] = name
-        self._pids[name] = pid
+    def _report_failure(self, command: _Command) -> None:
+        if command.tape < 0:
+            return
+        failed = tape.failure(command.tape)
+        os.close(command.tape)
+        if failed is not None:
+            self._report({"id": command.name, "failed": entering.explanation(command.request, *failed)})
+
+    def _tell(self, told: int) -> None:
+        """A command's terminal is its own, or never will be."""
+        name, pid = self._told.pop(told)
+        if os.read(told, 1):
+            self._report({"id": name, "started": pid, "inner": _inner_pid(pid)})
+        os.close(told)  # and with it the registration
+
+    def _remember(self, pid: int, command: _Command) -> None:
+        self._running[pid] = command
+        self._pids[command.name] = pid
 
     def _kill(self, request: dict[str, Any], _descriptors: list[int]) -> None:
         pid = self._pids.get(request["id"])
@@ -201,37 +217,53 @@ class _Spawner:
             self._report({"id": request["id"], "failed": f"{arguments[0]}: {error.strerror}"})
             self._report({"id": request["id"], "exit": 127 << 8})
             return
-        self._remember(request["id"], pid)
+        self._remember(pid, _Command(request["id"]))
         if request["tell"]:
             self._report({"id": request["id"], "started": pid, "inner": pid})
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        target = descriptors[3] if request["namespaces"] else None
+        written, told, tells = -1, -1, self._nothing
         try:
-            pid = self._fork(descriptors[3] if request["namespaces"] else None)
+            written = entering.entry(request, self._given_up).open()
+            if request["terminal"]:
+                told, tells = os.pipe2(os.O_CLOEXEC)
+            places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, tape.DESCRIPTOR)]
+            places += [(self._nothing if target is None else target, entering.TARGET), (tells, entering.TOLD)]
+            pid = self._start(target, places)
         except OSError as error:
-            full = error.errno == errno.EAGAIN or not request["namespaces"]
-            why = "no more processes can be started" if full else "the sandbox is gone"
-            self._report({"id": request["id"], "failed": f"{why}: {error.strerror}"})
+            for descriptor in {written, told} - {-1}:
+                os.close(descriptor)
+            self._report({"id": request["id"], "failed": _why_not_started(request, error)})
             self._report({"id": request["id"], "exit": 127 << 8})
             return
-        if pid == 0:
-            self._become(request, descriptors)
-        self._remember(request["id"], pid)
-
-    def _fork(self, target: int | None) -> int:
-        """Fork; the child is born in the pid namespace of the process behind the pidfd `target`."""
-        if target is None:
-            return os.fork()
-        if not self._returns:
-            return self._fork_aside(target)
-        kernel.setns(target, kernel.CLONE_NEWPID)
-        pid = -1
-        try:
-            pid = os.fork()
         finally:
-            if pid:
-                kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
-        return pid
+            if tells != self._nothing:
+                os.close(tells)
+        self._remember(pid, _Command(request["id"], written, request))
+        if told >= 0:
+            self._told[told] = request["id"], pid
+            self._ready.register(told, select.EPOLLIN)
+
+    def _start(self, target: int | None, places: list[tuple[int, int]]) -> int:
+        """Start the entry program; it is born in the pid namespace of the process behind the pidfd `target`.
+
+        `places` are descriptors here and what they are there.
+        """
+        program = f"/proc/self/fd/{self._program}"
+        if target is not None and not self._returns:
+            pid = self._fork_aside(target)
+            if pid == 0:
+                _replace(program, places)
+            return pid
+        actions = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in places]
+        if target is None:
+            return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
+        kernel.setns(target, kernel.CLONE_NEWPID)
+        try:
+            return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
+        finally:
+            kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
 
     def _fork_aside(self, target: int) -> int:
         """The same where we could not come back: a child goes there and leaves us a child of its own."""
@@ -255,63 +287,39 @@ class _Spawner:
             os._exit(0)
         return 0
 
-    def _become(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        """In the child: leave the host behind, then execute the command.
 
-        Until execve it keeps all capabilities, so that no task in the same pid namespace may look into it;
-        the bounding set makes them vanish with the very call that replaces this program.
-        """
-        step = "could not enter the sandbox"
-        try:
-            os.setsid()
-            own = (
-                int(Path("/proc/self").readlink().name) if request["terminal"] else 0
-            )  # still the host's /proc
-            for path in request["cgroups"]:
-                _write(path, b"0")
-            if request["namespaces"]:
-                _write("/proc/self/oom_score_adj", str(OOM_SCORE_OF_COMMANDS).encode())
-                kernel.setns(descriptors[3], _JOINED)
-            for target in (0, 1, 2):
-                os.dup2(descriptors[target], target)
-            if request["terminal"]:
-                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            kernel.close_at_exec(3)
-            os.umask(0o022)
-            for limit, value in [(resource.RLIMIT_CORE, 0), *request["rlimits"]]:
-                resource.setrlimit(limit, (value, value))
-            step = f"the working directory {request['cwd']} cannot be entered"
-            os.chdir(request["cwd"])
-            step = "could not give up privileges"
-            if request["namespaces"]:
-                kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
-                kernel.drop_from_bounding_set(self._dropped)
-                kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-                kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(self._filter[0]))
-            if request["terminal"]:
-                self._report({"id": request["id"], "started": own, "inner": os.getpid()})
-            step = "could not execute " + (request["argv"][0] if request["argv"] else "a shell")
-            _execute(request["argv"], request["shell"], request["env"])
-        except OSError as error:
-            self._report({"id": request["id"], "failed": f"{step}: {error.strerror}"})
-        finally:
-            os._exit(127)
+def _why_not_started(request: Mapping[str, Any], error: OSError) -> str:
+    if error.errno in (errno.E2BIG, errno.EINVAL):
+        return entering.explanation(request, error.errno, entering.EXECUTE)
+    full = error.errno == errno.EAGAIN or not request["namespaces"]
+    why = "no more processes can be started" if full else "the sandbox is gone"
+    return f"{why}: {error.strerror}"
 
 
-def _execute(argv: Sequence[str], shell: Sequence[str], env: dict[str, str]) -> None:
-    """Execute `argv`, looked up on the PATH in `env`, or the image's shell with the arguments `shell`."""
-    if argv:
-        os.execvpe(argv[0], [*argv], env)
-    last: OSError | None = None
-    for program in SHELLS:
-        try:
-            os.execve(program, [Path(program).name, *shell], env)
-        except OSError as error:
-            if error.errno not in _NOT_FOUND:
-                raise
-            last = error
-    assert last is not None
-    raise last
+def _replace(program: str, places: list[tuple[int, int]]) -> NoReturn:
+    """In a forked child: become the program, with these descriptors."""
+    try:
+        for here, there in places:
+            os.dup2(here, there)
+        os.execve(program, ["enter"], {})
+    finally:
+        os._exit(127)
+
+
+def _occupy(below: int) -> None:
+    """Leave no descriptor below `below` free: what comes later can be placed there in any order."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < below:
+        pass
+    os.close(descriptor)
+
+
+def _inner_pid(pid: int) -> int:
+    """The process id as the innermost pid namespace has it; that of a process that ended is 0."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return 0
 
 
 def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, list[int]]:
@@ -336,7 +344,7 @@ def _may_enter(pid_namespace: int) -> bool:
 
 def _worse_score() -> int:
     """For the kernel's choice of whom to kill for memory."""
-    return min(int(Path("/proc/self/oom_score_adj").read_text()) + OOM_SCORE_OF_COMMANDS, 1000)
+    return min(int(Path("/proc/self/oom_score_adj").read_text()) + entering.OOM_SCORE_OF_COMMANDS, 1000)
 
 
 def _write(path: str, data: bytes) -> None:
@@ -345,14 +353,3 @@ def _write(path: str, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
-
-
-def _filter() -> tuple[_Program, ctypes.Array[ctypes.c_char]]:
-    """The system call filter in the kernel's form, with the buffer that must outlive it."""
-    code = seccomp.program(os.uname().machine)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    return _Program(len(code) // 8, ctypes.addressof(buffer)), buffer

@@ -8,6 +8,7 @@ so the
 
 import struct
 
+from injector.agent.executables import elf
 from injector.agent.kernel import sealed_file
 
 # rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8); write(1, "\x01", 1); close_range(0, ~0, 0); for (;;) pause();
@@ -28,35 +29,12 @@ _AARCH64 = bytes.fromhex(
 _ACTION = struct.pack(
     "<QQQQ", 1, 0, 0, 0
 )  # SIG_IGN, no flags, no restorer, no mask; its first byte is written
-_ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 _CODE = {"x86_64": _X86_64, "aarch64": _AARCH64}
-_BASE = 0x400000
 
 
 def image(machine: str) -> bytes:
     """The ELF executable for `machine` (as `os.uname` names it); KeyError for an unknown one."""
-    code = _CODE[machine] + _ACTION
-    start = 64 + 56
-    header = struct.pack(
-        "<16sHHIQQQIHHHHHH",
-        b"\x7fELF\x02\x01\x01",
-        2,
-        _ELF_MACHINE[machine],
-        1,
-        _BASE + start,
-        64,
-        0,
-        0,
-        64,
-        56,
-        1,
-        64,
-        0,
-        0,
-    )
-    size = start + len(code)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
-    return header + segment + code
+    return elf(machine, _CODE[machine] + _ACTION)
 
 
 def open_program(machine: str) -> int:

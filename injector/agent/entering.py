@@ -1,0 +1,133 @@
+"""What a process does on its way into a sandbox until it is the command, as a tape of system calls."""
+
+import ctypes
+import os
+import resource
+import termios
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from injector.agent import kernel, seccomp
+from injector.agent.tape import NOT_FOUND, Tape
+
+TARGET, TOLD = 4, 5
+"""Descriptors besides the tape: the pidfd of the sandbox's first process; a pipe that gets a byte when the
+terminal is the command's."""
+_FREE = 6
+_CLOSE_RANGE_CLOEXEC = 4
+
+KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31})
+"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap.
+
+Docker's default set without mknod, net_raw and audit_write.
+"""
+OOM_SCORE_OF_COMMANDS = 500
+"""How much more willingly the kernel kills a command than the agent, from 0 to 1000."""
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh")
+
+_JOINED = (
+    kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
+_ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE = range(4)
+
+
+class Privileges(NamedTuple):
+    """What every command of an agent gives up, and the limits that are its own again."""
+
+    dropped: Sequence[int]
+    """Capabilities."""
+    filter: bytes
+    """Of system calls (`seccomp.program`)."""
+    descriptors: tuple[int, int]
+    """RLIMIT_NOFILE."""
+
+
+def privileges(descriptors: tuple[int, int]) -> Privileges:
+    """Of this process's commands, on this machine."""
+    last = kernel.last_capability() if os.geteuid() == 0 else -1
+    dropped = [number for number in range(last + 1) if number not in KEPT_CAPABILITIES]
+    return Privileges(dropped, seccomp.program(os.uname().machine), descriptors)
+
+
+def entry(request: Mapping[str, Any], given_up: Privileges) -> Tape:
+    """The tape for the spawner's request `enter`.
+
+    Until execve the process keeps all capabilities, so that no task in the same pid namespace may look into
+    it; the bounding set makes them vanish with the very call that starts the command. Raises OSError when a
+    text contains a zero byte.
+    """
+    tape = Tape(os.uname().machine)
+    inside = bool(request["namespaces"])
+    tape.call("setsid")
+    for path in request["cgroups"]:
+        tape.write_file(path, b"0", _FREE)
+    if inside:
+        tape.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE)
+        tape.call("setns", TARGET, _JOINED)
+    if request["terminal"]:
+        tape.call("ioctl", 0, termios.TIOCSCTTY, 0)
+    tape.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    tape.call("umask", 0o022)
+    limits = [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_NOFILE, given_up.descriptors)]
+    limits += [(limit, (value, value)) for limit, value in request["rlimits"]]
+    for limit, values in limits:
+        tape.call("prlimit64", 0, limit, tape.put(_rlimit(*values)), 0)
+    tape.call("chdir", tape.text(request["cwd"]), step=_DIRECTORY)
+    if inside:
+        _give_up(tape, given_up)
+    if request["terminal"]:
+        tape.call("write", TOLD, tape.put(b"1"), 1)
+    _execute(tape, request)
+    return tape
+
+
+def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
+    """Why the command never ran: the errno `number` came at `step`."""
+    what = {
+        _ENTER: "could not enter the sandbox",
+        _DIRECTORY: f"the working directory {request['cwd']} cannot be entered",
+        _PRIVILEGES: "could not give up privileges",
+        EXECUTE: "could not execute " + (request["argv"][0] if request["argv"] else "a shell"),
+    }
+    return f"{what[step]}: {os.strerror(number)}"
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_uint64))
+
+
+def _rlimit(soft: int, hard: int) -> bytes:
+    return b"".join(value.to_bytes(8, "little", signed=value < 0) for value in (soft, hard))
+
+
+def _give_up(tape: Tape, given_up: Privileges) -> None:
+    tape.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, step=_PRIVILEGES)
+    for capability in given_up.dropped:
+        tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_PRIVILEGES)
+    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=_PRIVILEGES)
+    program = bytes(_Filter(len(given_up.filter) // 8, tape.put(given_up.filter)))
+    how = kernel.SECCOMP_MODE_FILTER
+    tape.call("prctl", kernel.PR_SET_SECCOMP, how, tape.put(program), step=_PRIVILEGES)
+
+
+def _execute(tape: Tape, request: Mapping[str, Any]) -> None:
+    """The words as they are, looked up on the PATH of the command's environment; or the image's shell."""
+    environment = tape.texts(f"{name}={value}" for name, value in request["env"].items())
+    words = request["argv"]
+    if words:
+        argv = tape.texts(words)
+        paths = [words[0]]
+        if "/" not in words[0]:
+            directories = request["env"].get("PATH", os.defpath).split(os.pathsep)
+            paths = [os.path.join(directory, words[0]) for directory in directories]  # noqa: PTH118
+        tape.search([(path, argv) for path in paths], environment, step=EXECUTE)
+        return
+    for program in SHELLS:
+        argv = tape.texts([PurePath(program).name, *request["shell"]])
+        passed = NOT_FOUND if program != SHELLS[-1] else ()
+        tape.call("execve", tape.text(program), argv, environment, step=EXECUTE, passing_over=passed)
