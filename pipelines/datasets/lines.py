@@ -1,9 +1,10 @@
-"""Tokenizing line by line, where that provably gives the same tokens: lines come again and again.
+"""Tokenizing lines and words apart, where that provably gives the same tokens: they come again and again.
 
 In the byte-level tokenizers of the GPT-2, GPT-4, Qwen and Llama 3 families no word goes over the border
 between a line end and a character that is no white space: every alternative of their patterns that takes a
-line end takes nothing but white space after it. So a text may be cut there. Each token stands for bytes,
-so decoding is joining them.
+line end takes nothing but white space after it. So a text may be cut there. Lines of ASCII alone are cut into
+words here, where the classes of characters leave no doubt. Each token stands for bytes, so decoding is
+joining them.
 """
 
 import json
@@ -30,14 +31,16 @@ _BORDER = re.compile(r"(?<=\n)(?=\S)")
 class LineCutter:
     """Cuts texts into lines, and gives tokens their bytes."""
 
-    def __init__(self, table: list[bytes]) -> None:
+    def __init__(self, table: list[bytes], pattern: str) -> None:
         self._table = table
+        self._word = re.compile(ascii_pattern(pattern), re.ASCII)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
         """For a tokenizer of which the rule holds, else None."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None or not _follows_the_rule(json.loads(backend.to_str())):
+        pattern = _known_pattern(json.loads(backend.to_str())) if backend is not None else None
+        if pattern is None:
             return None
         added = {number: str(token) for token, number in tokenizer.added_tokens_encoder.items()}
         letters = {letter: byte for byte, letter in _alphabet().items()}
@@ -48,34 +51,52 @@ class LineCutter:
             else:
                 token: str = backend.id_to_token(number) or ""
                 table.append(bytes(letters[letter] for letter in token))
-        return cls(table)
+        return cls(table, pattern)
 
     def cut(self, text: str) -> list[str]:
         """The lines of a text; joined they are the text."""
         return _BORDER.split(text)
+
+    def words(self, line: str) -> list[str] | None:
+        """The words of a line without control tokens, as the tokenizer cuts them; None for non-ASCII text."""
+        return self._word.findall(line) if line.isascii() else None
 
     def decode(self, ids: Ids) -> str:
         """The text of tokens; bytes that are no UTF-8 become replacement characters."""
         return b"".join([self._table[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
 
-def _follows_the_rule(tokenizer: dict[str, Any]) -> bool:
+def ascii_pattern(pattern: str) -> str:
+    """A known pattern in the terms of `re`, for texts of ASCII alone."""
+    return re.sub(
+        r"\[[^\]]*\]|\\p\{[LN]\}",
+        lambda found: (
+            found[0].replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9")
+            if found[0].startswith("[")
+            else {"L": "[A-Za-z]", "N": "[0-9]"}[found[0][3]]
+        ),
+        pattern,
+    )
+
+
+def _known_pattern(tokenizer: dict[str, Any]) -> str | None:
+    """The pattern of a tokenizer of which the rule holds."""
     before, decoder = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("decoder") or {}
     if tokenizer.get("normalizer") or decoder.get("type") != "ByteLevel":
-        return False
-    if any(
-        token["lstrip"] or token["rstrip"] or "\n" in token["content"] for token in tokenizer["added_tokens"]
-    ):
-        return False
+        return None
+    for token in tokenizer["added_tokens"]:
+        if token["lstrip"] or token["rstrip"] or token["single_word"] or "\n" in token["content"]:
+            return None
     steps = before.get("pretokenizers", [before])
     last = steps[-1]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return False
+        return None
     if len(steps) == 1:
-        return bool(last.get("use_regex"))
-    pattern = steps[0].get("pattern", {}).get("Regex")
+        return _GPT2 if last.get("use_regex") else None
     isolated = steps[0].get("behavior") == "Isolated" and not steps[0].get("invert")
-    return len(steps) == 2 and isolated and not last.get("use_regex") and pattern in PATTERNS
+    pattern = steps[0].get("pattern", {}).get("Regex")
+    known = len(steps) == 2 and isolated and not last.get("use_regex") and pattern in PATTERNS
+    return str(pattern) if known else None
 
 
 def _alphabet() -> dict[int, str]:

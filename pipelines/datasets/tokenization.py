@@ -94,6 +94,8 @@ class ChatTokenizer:
         self._lines = LineCutter.of(tokenizer)
         self._memory: dict[str, bytes] = {}
         """Texts between cuts, and lines of them where lines can be tokenized apart; ids as int32."""
+        self._words: dict[str, bytes] = {}
+        """The same of words."""
         self._remembered = 0
         self._check_pieces()
 
@@ -159,20 +161,42 @@ class ChatTokenizer:
         """Tokenize what is not remembered."""
         if self._remembered > CACHED_CHARACTERS:
             self._memory.clear()
+            self._words.clear()
             self._remembered = 0
         memory = self._memory
         marked = {part.text for part in parts if part.marked}
         whole = {part.text for part in parts if not part.marked}
         if self._lines is not None:
-            plain = list({line for text in whole for line in self._lines.cut(text)} - memory.keys())
+            lines = {line for text in whole for line in self._lines.cut(text)} - memory.keys()
+            plain = self._learn_words(self._lines, lines)
         else:
             plain = list(whole - memory.keys())
-        found = self._backend.encode_batch_fast(plain, add_special_tokens=False)
-        for text, encoding in zip(plain, found, strict=True):
-            memory[text] = np.array(encoding.ids, np.int32).tobytes()
+        self._remembered += sum(map(len, plain))
+        self._encode(plain, memory)
         for text in marked - memory.keys():
             memory[text] = np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes()
-        self._remembered += sum(map(len, plain)) + sum(map(len, marked))
+            self._remembered += len(text)
+
+    def _learn_words(self, cutter: LineCutter, lines: set[str]) -> list[str]:
+        """Put lines together from their words; those that have no words are left to be tokenized whole."""
+        plain, found = [], {}
+        for line in lines:
+            words = None if self._control.search(line) else cutter.words(line)
+            if words is None:
+                plain.append(line)
+            else:
+                found[line] = words
+                self._remembered += len(line)
+        known = self._words
+        self._encode(list({word for words in found.values() for word in words} - known.keys()), known)
+        for line, words in found.items():
+            self._memory[line] = b"".join([known[word] for word in words])
+        return plain
+
+    def _encode(self, texts: list[str], into: dict[str, bytes]) -> None:
+        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        for text, encoding in zip(texts, found, strict=True):
+            into[text] = np.array(encoding.ids, np.int32).tobytes()
 
     def _ids(self, part: _Part) -> Ids:
         """The tokens of a part that has been learnt."""

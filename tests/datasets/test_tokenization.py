@@ -1,6 +1,7 @@
 """Masks cover exactly the assistant's own tokens, for any text, and nothing in a text can end a turn."""
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from pipelines.datasets.errors import DatasetError, MaskError
-from pipelines.datasets.lines import PATTERNS, LineCutter
+from pipelines.datasets.lines import PATTERNS, LineCutter, ascii_pattern
 from pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 
@@ -174,6 +175,13 @@ def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer)
     whole = chat.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     lines = {line for text in texts for line in cutter.cut(text)}
     apart = {line: encode(line, add_special_tokens=False).ids for line in lines}
+    words = {line: found for line in lines if (found := cutter.words(line)) is not None}
+    for line, found in words.items():
+        assert "".join(found) == line
+        assert [token for word in found for token in encode(word, add_special_tokens=False).ids] == apart[
+            line
+        ]
+    assert len(words) > 1000
     for text, encoding in zip(texts, whole, strict=True):
         assert [token for line in cutter.cut(text) for token in apart[line]] == encoding.ids, repr(text)
         assert cutter.decode(np.array(encoding.ids, np.int32)) == text
@@ -183,6 +191,7 @@ def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer)
 def test_the_rule_holds_for_every_known_pattern(pattern: str) -> None:
     """No word of any text goes over a border."""
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    words = re.compile(ascii_pattern(pattern), re.ASCII)
     kinds = ["a", "7", ".", " ", "\n", "\r", "\t", "\u2028", "'s"]
     for size in range(2, 6):
         for pieces in itertools.product(kinds, repeat=size):
@@ -190,5 +199,7 @@ def test_the_rule_holds_for_every_known_pattern(pattern: str) -> None:
             if "\n" not in text[:-1]:
                 continue
             borders = {at for at in range(1, len(text)) if text[at - 1] == "\n" and not text[at].isspace()}
-            starts = {first for _, (first, _) in split.pre_tokenize_str(text)}
-            assert borders <= starts, repr(text)
+            pieces_of = split.pre_tokenize_str(text)
+            assert borders <= {first for _, (first, _) in pieces_of}, repr(text)
+            if text.isascii():
+                assert words.findall(text) == [piece for piece, _ in pieces_of], repr(text)

@@ -1,0 +1,72 @@
+"""`orchard dataset ...` on a store, as a user types it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchard.cli.app import app
+from pipelines.datasets.errors import DatasetError
+from pipelines.datasets.manifest import read_manifest
+from pipelines.datasets.settings import read_settings
+
+TOML = """
+name = "mine"
+tokenizer = "{tokenizer}"
+[values]
+annotator = "teacher"
+"""
+
+
+def orchard(store: str, *words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["--store", store, "dataset", *words])
+    if code == 0 and done.exception is not None:
+        raise done.exception
+    assert done.exit_code == code
+    return done.output
+
+
+async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    failed = author.rollout(1, ["ls", "cat a", "submit"], resolved=False)
+    events = [*author.rollout(0, ["ls", "submit"], resolved=True), *failed]
+    store = await keep([*events, author.annotated(failed, {0: 0.4, 1: 0.7, 2: 0.1}, 3)])
+    (tmp_path / "mine.toml").write_text(TOML.format(tokenizer=tokenizer))
+    out = str(tmp_path / "out")
+
+    async def run(*words: str, code: int = 0) -> str:
+        return await asyncio.to_thread(orchard, store, *words, code=code)
+
+    built = await run("build", str(tmp_path / "mine.toml"), "--out", out, "--processes", "1")
+    assert "no stream here" in built  # it was written from the server of the test
+    manifest = read_manifest(Path(out))
+    assert manifest.sha256 in built and manifest.rows == 2
+    assert built.endswith(await run("show", out))
+    assert "rollout.finished" in await run("why", out, "1")
+    assert "equal rows" in await run("diff", out, out)
+    assert "written" in await run("card", out)
+    card = (Path(out) / "README.md").read_text()
+    assert manifest.sha256 in card and "| unresolved | 1 |" in card
+    assert all((Path(out) / name).stat().st_size for name in ("card-tokens.png", "card-segments.png"))
+    exported = await run("export", out, "--format", "messages", "--out", str(tmp_path / "export"))
+    assert "not expressed (1 rows): turns that do not train" in " ".join(exported.split())
+    made = await run("tokenizer", "--out", str(tmp_path / "tokenizer"), "--vocab-size", "300")
+    assert "300 tokens" in made
+
+
+def test_a_configuration_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    for text, words in (
+        ('name = "x"', "tokenizer"),
+        ('name = "x"\ntokenizer = "t"\nunknown = 1', "unknown"),
+        ('name = "x"\ntokenizer = "t"\n[selection]\nstrategy = "best"', "best"),
+        ('name = "X Y"\ntokenizer = "t"', "not valid"),
+        ("name = ", "not valid TOML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DatasetError, match=words):
+            read_settings(file)
+    with pytest.raises(DatasetError, match="does not exist"):
+        read_settings(tmp_path / "none.toml")

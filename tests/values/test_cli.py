@@ -1,0 +1,56 @@
+"""`orchard values annotate` over a pipeline that runs: offers, works, waits for the tables, goes on later."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchard.cli.values import annotate_campaign
+from orchard.config import Config
+from orchard.session import Session
+from pipelines.values.requests import Asking
+from storage.reader import open_tables
+from storage.writer import Writer
+from streams.settings import NatsSettings
+from tests.tiny_tasks import tiny_task
+from tests.trajectory_log import Author
+from workers.llm.client import EndpointSettings
+from workers.llm.oracle.server import OracleServer
+
+TASK = tiny_task(1)
+
+
+async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
+    pipeline: Any, nats_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    author = Author()
+    more = {
+        "blob": pipeline.blobs.put(msgspec.json.encode(TASK)),
+        "user": TASK.statement,
+        "task": TASK.task_id,
+        "resolved": False,
+    }
+    commands = ["cat arithmetic/mod_1.py", "true", "submit"]
+    events = [event for sample in range(3) for event in author.rollout(sample, commands, **more)]
+    await pipeline.publisher.events(events)
+    stop = asyncio.Event()
+    writing = asyncio.create_task(Writer(pipeline.store, pipeline.connection).run(stop))
+    async with OracleServer(lambda: [TASK]) as oracle, asyncio.timeout(60):
+        config = Config(
+            store=pipeline.store,
+            nats=NatsSettings(url=nats_server.url),
+            endpoints={"oracle": EndpointSettings(base_url=oracle.url)},
+        )
+        asking = Asking(model="oracle", endpoint="oracle")
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "3 value.annotated" in capsys.readouterr().out
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "nothing to annotate" in capsys.readouterr().out
+        await pipeline.publisher.events(author.rollout(7, commands, **more))
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "1 value.annotated" in capsys.readouterr().out
+    stop.set()
+    await writing
+    with open_tables(pipeline.store) as tables:
+        assert tables.execute("select count(*), min(model_kind) from values").fetchall() == [(4, "oracle")]
