@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -74,8 +75,11 @@ def sandbox_id_for(key: str, attempt: int) -> str:
 
 
 def birth(pod: Pod) -> Birth:
-    """Raises msgspec.DecodeError when somebody else wrote it."""
-    return msgspec.json.decode(pod.annotations[REQUEST], type=Birth)
+    """Of a claimed Pod. Raises KeyError for another."""
+    found = _birth(pod.annotations[REQUEST])
+    if found is None:
+        raise KeyError(REQUEST)
+    return found
 
 
 def failure(pod: Pod) -> Failure | None:
@@ -90,8 +94,18 @@ def sandbox_id(pod: Pod) -> str | None:
 
 
 def claimed(pod: Pod) -> bool:
-    """Whether it is somebody's sandbox."""
-    return SANDBOX in pod.labels and REQUEST in pod.annotations
+    """Whether it is somebody's sandbox; one whose request was tampered with is nobody's."""
+    return (
+        SANDBOX in pod.labels and AGENT in pod.labels and _birth(pod.annotations.get(REQUEST, "")) is not None
+    )
+
+
+@lru_cache(maxsize=16384)
+def _birth(text: str) -> Birth | None:
+    try:
+        return msgspec.json.decode(text, type=Birth)
+    except msgspec.DecodeError:
+        return None
 
 
 def moment(pod: Pod, annotation: str) -> float | None:

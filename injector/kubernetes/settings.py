@@ -81,7 +81,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """By image."""
 
     def check(self) -> None:
-        """Raise SandboxRequestInvalid for a quantity that is none."""
+        """Raise SandboxRequestInvalid for a quantity that is none, and for more requested than allowed."""
         quantities = {
             "ephemeral_storage": self.ephemeral_storage,
             "ephemeral_storage_request": self.ephemeral_storage_request,
@@ -95,6 +95,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 quantity(text)
             except ValueError as error:
                 raise SandboxRequestInvalid(f"{name}: {error}") from error
+        if quantity(self.ephemeral_storage_request) > quantity(self.ephemeral_storage):
+            raise SandboxRequestInvalid("ephemeral_storage_request is more than ephemeral_storage")
 
 
 def load(path: Path) -> KubernetesSettings:

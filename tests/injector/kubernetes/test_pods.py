@@ -96,6 +96,7 @@ class TestSettings:
             ("", "agent_image"),
             ('agent_image = "x"\nnamspace = "y"\n', "namspace"),
             ('agent_image = "x"\nephemeral_storage = "much"\n', "ephemeral_storage"),
+            ('agent_image = "x"\nephemeral_storage = "1Mi"\n', "ephemeral_storage_request"),
             ('agent_image = "x"\nport = "\n', "kubernetes.toml"),
         ],
     )

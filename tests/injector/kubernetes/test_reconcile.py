@@ -64,6 +64,11 @@ class TestSandboxes:
     def test_pods_of_others_are_left_alone(self, settings: KubernetesSettings) -> None:
         assert reconcile.actions([pod("theirs")], settings, NOW + 1e9) == []
 
+    def test_one_whose_request_was_tampered_with_harms_no_other(self, settings: KubernetesSettings) -> None:
+        broken = pod("sandbox-b", birth=born(), annotations={marks.REQUEST: "{"}, **running())
+        late = pod(birth=born(timeout=1))
+        assert only([broken, late], settings, NOW + 2).pod.name == "sandbox-a"
+
     def test_the_next_round_comes_when_something_is_due(self, settings: KubernetesSettings) -> None:
         assert reconcile.next_due([], settings, NOW) == settings.reconcile_interval
         assert reconcile.next_due([pod(birth=born(timeout=3))], settings, NOW + 1) == 2
