@@ -19,7 +19,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 FILLERS = {
     "one large file": "head -c 100000000 /dev/zero > large; sleep 1041",
-    "many files": "i=0; while [ $i -lt 14000 ]; do : > $i; i=$((i+1)); done; sleep 1041",
+    "many files": "i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done; sleep 1041",
     "an open file without a name": ("exec 3> gone; rm gone; head -c 100000000 /dev/zero >&3; sleep 1041"),
 }
 
