@@ -19,7 +19,7 @@ from schemas.identity import shard
 from schemas.llm_calls import LLMCall, ModelKind
 from schemas.messages import MessageNode
 from schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 from schemas.values import ANNOTATION_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
 
 EVENTS_PREFIX = "orchard.events"
@@ -268,6 +268,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.failed": PromptFailed,
     "group.dropped": GroupDropped,
     "policy.updated": PolicyUpdated,
+    "policy.step": PolicyStep,
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
 

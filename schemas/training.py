@@ -62,3 +62,45 @@ class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     final_loss: float = 0.0
     manifest: BlobRef | None = None
+
+
+class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of reinforcement learning; token figures are means over the step's trained tokens."""
+
+    run: str
+    step: int
+    """From 1."""
+    version: int
+    """Policy version that the step made."""
+    groups: int
+    rollouts: int
+    reward: float
+    """Mean over the rollouts trained on."""
+    resolved: float
+    """Share of these with a positive reward; BAR keeps it near its interval."""
+    pass_rate: float
+    """Share of all graded rollouts that the groups cost: what the policy really does."""
+    generated: int
+    """Graded rollouts that the groups cost, trained on or not."""
+    aborted: int
+    balanced: float
+    """Share of the groups that are balanced."""
+    dropped: int
+    """Groups dropped since the step before."""
+    staleness: float
+    """Mean number of policy versions that sampled tokens were behind."""
+    loss: float
+    lr: float
+    grad_norm: float
+    entropy: float
+    clipped: float
+    ratio: float
+    kl: float
+    importance: float
+    truncated: float
+    tokens: int
+    trained_tokens: int
+    seconds: float
+    """Of the optimizer's work."""
+    waited: float
+    """Seconds for groups before it."""

@@ -19,7 +19,7 @@ from schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFa
 from schemas.llm_calls import LLMCall
 from schemas.messages import MessageNode
 from schemas.outcomes import Reward
-from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 from schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
 from storage.log import Fact
 from storage.tables import SCHEMAS
@@ -232,5 +232,6 @@ RULES: dict[type, tuple[str, Callable[[Any], Row]]] = {
     GroupDropped: ("groups_all", _with(kind="dropped")),
     RunStarted: ("policies_all", _run_started),
     PolicyUpdated: ("policies_all", _with(kind="updated")),
+    PolicyStep: ("policy_steps_all", _scalars),
 }
 """Payload type to its table and the columns it fills there."""

@@ -5,64 +5,15 @@ add up to the same loss. What a token weighs follows from the whole batch and is
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 from statistics import fmean, stdev
 
 import msgspec
 import torch
 
+from pipelines.rl.settings import LossSettings, Ratio, Reduction
+
 STD_EPSILON = 1e-6
 _LOG_RATIO_LIMIT = 20.0
-
-
-class Ratio(StrEnum):
-    """What is compared between the policy that trains and the one that sampled."""
-
-    TOKEN = "token"
-    """Each token by itself: GRPO."""
-    SEQUENCE = "sequence"
-    """exp of the mean log-ratio over a sequence's trained tokens, the same for all of them: GSPO."""
-
-
-class Reduction(StrEnum):
-    """How token losses become one number."""
-
-    ROLLOUT_MEAN = "rollout_mean"
-    """Mean over a rollout's trained tokens, then over rollouts."""
-    TOKEN_MEAN = "token_mean"
-    """Mean over all trained tokens of the batch: DAPO."""
-    CONSTANT_SUM = "constant_sum"
-    """Sum over all trained tokens, divided by a constant that knows nothing of lengths."""
-
-
-class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One loss; raises ValueError for quantities that make none."""
-
-    ratio: Ratio = Ratio.TOKEN
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    """c > 1: where the advantage is negative, the loss of a token is at most -c A. None: no such bound."""
-    reduction: Reduction = Reduction.ROLLOUT_MEAN
-    constant: float | None = None
-    """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
-    importance_limit: float | None = 2.0
-    """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
-    and the server's probabilities of the same weights (TIS). None: no such weight."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ValueError(
-                f"clip_low {self.clip_low:g} must lie in [0, 1], clip_high {self.clip_high:g} be 0 or more"
-            )
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or left out")
-        if self.importance_limit is not None and self.importance_limit <= 0:
-            raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
-        if (self.reduction is Reduction.CONSTANT_SUM) != (self.constant is not None):
-            raise ValueError("`constant` belongs to the reduction constant_sum, and to no other")
-        if self.constant is not None and self.constant <= 0:
-            raise ValueError(f"constant {self.constant:g} must be above 0")
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,226 @@
+"""One optimizer step on whole groups: rollouts in, new weights and figures out (learning.md, section 5)."""
+
+import time
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from pipelines.datasets.rows import TokenRow
+from pipelines.rl.losses import LossFigures, Tokens, advantages, policy_loss, rollout_weights
+from pipelines.rl.sequences import Sequence
+from pipelines.rl.settings import RlSettings
+from pipelines.sft.attention import packs_examples, use_packed_attention
+from pipelines.sft.loss import Pack, make_pack
+from pipelines.sft.preparation import adam
+from pipelines.sft.processes import Processes, autocast, clipped, last_backward, shard
+from pipelines.sft.schedule import learning_rate, packs, shares
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rollout of a batch."""
+
+    rollout_id: str
+    group: str
+    reward: float
+    sequences: Rows[Sequence]
+
+    @property
+    def tokens(self) -> int:
+        """That train."""
+        return sum(sum(sequence.mask[1:]) for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sequence, ready to be packed. Arrays have one entry for each trained token."""
+
+    row: TokenRow
+    sampled: np.ndarray
+    advantage: float
+    weight: float
+
+
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did, as means over its trained tokens where nothing else is said."""
+
+    loss: float
+    lr: float
+    grad_norm: float
+    """Before clipping; of the last update."""
+    tokens: int
+    """Read, context included."""
+    trained_tokens: int
+    entropy: float
+    """Of the policy at the places that were sampled, in nats."""
+    clipped: float
+    ratio: float
+    kl: float
+    importance: float
+    truncated: float
+    """Share of tokens whose importance weight was at its limit."""
+    seconds: float
+
+
+class Learner:
+    """Model and optimizer of a run. All processes of it call the same methods with the same batches."""
+
+    def __init__(self, settings: RlSettings, model: PreTrainedModel, processes: Processes) -> None:
+        """`model` is put on the device, prepared for packs and sharded. Raises ModelError, TrainingError."""
+        self.settings, self.model, self.processes = settings, model, processes
+        model.to(processes.device)  # type: ignore[arg-type]
+        model.eval()  # type: ignore[no-untyped-call]  # dropout would make the trained policy another one than the sampled
+        use_packed_attention(model)
+        shard(model, processes, settings.precision)
+        self.optimizer = adam(
+            model,
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            epsilon=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    def step(self, number: int, batch: Rows[Trained]) -> StepFigures:
+        """Do step `number`, counted from 0, on whole groups: `settings.updates` updates of equal size."""
+        started = time.monotonic()
+        settings = self.settings
+        lr = learning_rate(
+            number, steps=settings.steps, peak=settings.lr, floor=settings.min_lr, warmup=settings.warmup
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        found = advantages(
+            [rollout.reward for rollout in batch], [rollout.group for rollout in batch], [True] * len(batch)
+        )
+        size = -(-len(batch) // settings.updates)
+        parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+        prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
+        old = [self._logprobs(rows) for rows in prepared] if len(parts) > 1 else [None]
+        losses, norm, entropy = 0.0, 0.0, 0.0
+        sums: list[LossFigures] = []
+        for rows, before in zip(prepared, old, strict=True):
+            loss, figures, spread = self._update(rows, before)
+            norm = clipped(self.model, settings.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses += loss
+            entropy += spread
+            sums += figures
+        trained = self.processes.summed(float(sum(figure.tokens for figure in sums)))
+
+        def mean(name: str) -> float:
+            return self.processes.summed(sum(getattr(figure, name) for figure in sums)) / max(trained, 1.0)
+
+        return StepFigures(
+            loss=self.processes.summed(losses) / len(parts),
+            lr=lr,
+            grad_norm=norm,
+            tokens=sum(len(sequence.ids) for rollout in batch for sequence in rollout.sequences),
+            trained_tokens=sum(rollout.tokens for rollout in batch),
+            entropy=self.processes.summed(entropy) / max(trained, 1.0),
+            clipped=mean("clipped"),
+            ratio=mean("ratio"),
+            kl=mean("kl"),
+            importance=mean("importance"),
+            truncated=mean("truncated"),
+            seconds=time.monotonic() - started,
+        )
+
+    def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
+        """Every sequence of the part with its rollout's advantage and weight."""
+        weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
+        rows = []
+        for rollout, advantage, weight in zip(batch, found, weights, strict=True):
+            for sequence in rollout.sequences:
+                mask = np.asarray(sequence.mask, dtype=np.int8)
+                mask[0] = 0
+                row = TokenRow(
+                    example_id=rollout.rollout_id,
+                    rollout_id=rollout.rollout_id,
+                    resolved=rollout.reward > 0,
+                    input_ids=np.asarray(sequence.ids, dtype=np.int32),
+                    loss_mask=mask,
+                )
+                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[mask == 1]
+                rows.append(_Row(row, sampled, advantage, weight))
+        return rows
+
+    def _update(
+        self, rows: list[_Row], old: list[torch.Tensor] | None
+    ) -> tuple[float, list[LossFigures], float]:
+        """Add the gradient of the loss of `rows`; this process's part of the loss, its figures, entropy."""
+        mine = self._packs(rows)
+        total, entropy, sums = 0.0, 0.0, []
+        for place, members in enumerate(mine):
+            last_backward(self.model, place == len(mine) - 1)
+            pack = make_pack([row.row for row in members], self.processes.device)
+            with autocast(self.processes, self.settings.precision):
+                logprobs, spread = self._forward(pack)
+            tokens = self._tokens(members, logprobs, None if old is None else old[place])
+            loss, figures = policy_loss(tokens, self.settings.loss)
+            # Sharded gradients are averaged over the processes, but the batch has one sum.
+            (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+            entropy += spread
+            sums.append(figures)
+        return total, sums, entropy
+
+    @torch.no_grad()
+    def _logprobs(self, rows: list[_Row]) -> list[torch.Tensor]:
+        """Of this process's packs of `rows`, by the weights as they are now."""
+        found = []
+        for members in self._packs(rows):
+            pack = make_pack([row.row for row in members], self.processes.device)
+            with autocast(self.processes, self.settings.precision):
+                found.append(self._forward(pack)[0])
+        return found
+
+    def _forward(self, pack: Pack) -> tuple[torch.Tensor, float]:
+        """Log-probabilities of the pack's trained tokens, [trained], and the sum of the entropies there."""
+        sources = pack.sources
+        if not len(sources):
+            sources = torch.zeros(1, dtype=torch.int64, device=pack.ids.device)
+        logits: torch.Tensor = self.model(
+            input_ids=pack.ids,
+            position_ids=pack.positions,
+            logits_to_keep=sources,
+            use_cache=False,
+            **({"pack_lengths": pack.lengths} if packs_examples(self.model) else {}),
+        ).logits[0]
+        everything = torch.log_softmax(logits.float(), dim=-1)
+        if not len(pack.targets):
+            return everything.sum(dim=-1)[:0] + logits.sum() * 0.0, 0.0
+        with torch.no_grad():
+            entropy = -(everything.exp() * everything).sum().item()
+        return everything.gather(-1, pack.targets[:, None])[:, 0], entropy
+
+    def _tokens(self, members: list[_Row], logprobs: torch.Tensor, old: torch.Tensor | None) -> Tokens:
+        device, counts = (
+            logprobs.device,
+            torch.tensor([len(row.sampled) for row in members], dtype=torch.int64),
+        )
+
+        def spread(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts).to(device)
+
+        sampled = np.concatenate([row.sampled for row in members] or [np.zeros(0, dtype=np.float32)])
+        return Tokens(
+            logprobs=logprobs,
+            old=logprobs.detach() if old is None else old,
+            sampled=torch.from_numpy(sampled).to(device),
+            advantages=spread([row.advantage for row in members]),
+            weights=spread([row.weight for row in members]),
+            sequence=torch.arange(len(members)).repeat_interleave(counts).to(device),
+        )
+
+    def _packs(self, rows: list[_Row]) -> list[list[_Row]]:
+        """This process's packs. All processes have equally many; an empty one trains nothing."""
+        lengths = [len(row.row.input_ids) for row in rows]
+        packed = packs(lengths, self.settings.context)
+        given = shares([sum(lengths[index] for index in pack) for pack in packed], self.processes.count)
+        mine = [[rows[index] for index in packed[pack]] for pack in given[self.processes.rank]]
+        return mine + [[]] * (max(map(len, given)) - len(mine))

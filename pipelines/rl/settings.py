@@ -1,0 +1,181 @@
+"""Configuration of a reinforcement-learning run; importable without torch."""
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from pipelines.rl.bar import BarSettings
+from pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
+from schemas.campaigns import Budget, Timeouts
+from schemas.identity import digest
+
+
+class Ratio(StrEnum):
+    """What is compared between the policy that trains and the one that sampled."""
+
+    TOKEN = "token"
+    """Each token by itself: GRPO."""
+    SEQUENCE = "sequence"
+    """exp of the mean log-ratio over a sequence's trained tokens, the same for all of them: GSPO."""
+
+
+class Reduction(StrEnum):
+    """How token losses become one number."""
+
+    ROLLOUT_MEAN = "rollout_mean"
+    """Mean over a rollout's trained tokens, then over rollouts."""
+    TOKEN_MEAN = "token_mean"
+    """Mean over all trained tokens of the batch: DAPO."""
+    CONSTANT_SUM = "constant_sum"
+    """Sum over all trained tokens, divided by a constant that knows nothing of lengths."""
+
+
+class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One loss; raises ValueError for quantities that make none."""
+
+    ratio: Ratio = Ratio.TOKEN
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    """c > 1: where the advantage is negative, the loss of a token is at most -c A. None: no such bound."""
+    reduction: Reduction = Reduction.ROLLOUT_MEAN
+    constant: float | None = None
+    """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
+    importance_limit: float | None = 2.0
+    """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
+    and the server's probabilities of the same weights (TIS). None: no such weight."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ValueError(
+                f"clip_low {self.clip_low:g} must lie in [0, 1], clip_high {self.clip_high:g} be 0 or more"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or left out")
+        if self.importance_limit is not None and self.importance_limit <= 0:
+            raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
+        if (self.reduction is Reduction.CONSTANT_SUM) != (self.constant is not None):
+            raise ValueError("`constant` belongs to the reduction constant_sum, and to no other")
+        if self.constant is not None and self.constant <= 0:
+            raise ValueError(f"constant {self.constant:g} must be above 0")
+
+
+class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks are prompts; an empty list means all."""
+
+    sources: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Patterns over task ids, as `repair-train-*`."""
+    measured_in: str | None = None
+    """Campaign whose graded rollouts say how hard a task is; tasks that it did not try are left out."""
+    above: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Keep tasks with a pass rate above this ..."""
+    at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    """... and at most this."""
+    limit: Count | None = None
+
+
+class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run."""
+
+    run: str
+    """Name of the run, and of the campaign that its rollouts are."""
+    model: str
+    """Hugging Face directory to start from: what `orchard sft` wrote."""
+    out: str
+    """Directory of checkpoints, policies and metrics."""
+    tasks: TaskPool = TaskPool()
+    harness: str = "mini-swe-agent"
+    endpoint: str = "policy"
+    """Endpoint of the configuration at which the workers find the policy server."""
+    served_as: str = "policy"
+    """Model name at that endpoint."""
+    bar: BarSettings = BarSettings()
+    keep_degenerate: bool = False
+    """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
+    loss: LossSettings = LossSettings()
+    prompts_per_step: Count = 16
+    steps: Count = 150
+    updates: Count = 1
+    """Optimizer updates from the rollouts of one step."""
+    ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
+    oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
+    max_in_flight: Count = 512
+    staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
+    """Policy versions that a group's oldest token may be behind."""
+
+    lr: Positive = 1e-6
+    min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    warmup: Fraction = 0.0
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    epsilon: Positive = 1e-8
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """Largest norm of the gradient; 0: no clipping."""
+    context: Count = 65_536
+    """Tokens of one packed sequence; a longer rollout is dropped with a reason."""
+    precision: Precision = Precision.FLOAT32
+
+    max_tokens: Count = 4096
+    """Of one answer."""
+    budget: Budget = Budget()
+    timeouts: Timeouts = Timeouts()
+    max_tries: Count = 3
+    domain: str = "swe"
+    priority: str = "normal"
+    seed: int = 0
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """CPU threads of the trainer; 0: torch decides."""
+    keep_checkpoints: Count = 2
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "swe": {"lr": 1e-6, "steps": 150, "prompts_per_step": 16, "precision": "bfloat16"},
+    "paper": {
+        "lr": 1e-6,
+        "steps": 150,
+        "prompts_per_step": 16,
+        "precision": "bfloat16",
+        "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
+    },
+    "claw": {
+        "lr": 1e-6,
+        "steps": 150,
+        "prompts_per_step": 8,
+        "precision": "bfloat16",
+        "keep_degenerate": True,
+        "bar": {"size": 8, "budget": 8, "interval": None},
+    },
+}
+"""Recipes of learning.md, sections 4 and 5; `preset = "swe"` in the file, other keys win."""
+
+
+def settings_from(tree: dict[str, Any]) -> RlSettings:
+    """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
+    given = dict(tree)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(PRESETS)}")
+    try:
+        return msgspec.convert(PRESETS.get(preset, {}) | given, RlSettings)
+    except msgspec.ValidationError as error:
+        raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+
+
+def read_settings(file: Path) -> RlSettings:
+    """The settings of a TOML file. Raises TrainingError."""
+    try:
+        return settings_from(tomllib.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise TrainingError(f"{file} does not exist: write the run's configuration there") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{file} is not valid TOML: {error}") from error
+
+
+def settings_hash(settings: RlSettings) -> str:
+    """32 hexadecimal digits over what the result depends on: not over paths and threads."""
+    return digest(msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1), 32)
