@@ -3,8 +3,8 @@
 An overlay's upper layer has no quota of its own, and quotas of projects need a file system made for them, so
 this is done by watching. Looking at the file system's free space costs microseconds and is done twice a
 second while there are sandboxes; only when that has shrunk by a tenth of the limit are their files counted. A
-sandbox may thus exceed its limit by a tenth and by what it writes in that time, and a tenth for a minute. Open
-files without a name are counted too.
+sandbox may thus exceed its limit by a tenth for a minute, and by what it writes within a look. Open files
+without a name are counted too.
 """
 
 import asyncio
