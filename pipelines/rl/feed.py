@@ -1,0 +1,141 @@
+"""What the trainer reads of the log: groups in their order, with the tokens of their members. No torch.
+
+Messages are kept while their rollout may still be chosen, and forgotten when its prompt is decided without it
+or its group is done.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from pipelines.rl.coordinator import subjects
+from pipelines.rl.plan import RunPlan
+from pipelines.rl.progress import Progress
+from pipelines.rl.sequences import NotSampled, Sequence, sequences
+from schemas.events import EVENTS_PREFIX, Event, payload
+from schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
+from schemas.messages import MessageNode, NodeRest, Role, TokenRecord
+from storage.blobs import BlobStore
+from streams.records import StoredEvent
+
+Attempt = tuple[str, int]
+"""Rollout id and attempt."""
+
+
+def feed_subjects(run: str) -> list[str]:
+    """What the trainer follows."""
+    return [*subjects(run), f"{EVENTS_PREFIX}.{run}.*.message.appended"]
+
+
+class Feed:
+    """Folds events; gives the groups that wait, oldest first."""
+
+    def __init__(self, plan: RunPlan, blobs: BlobStore) -> None:
+        self.progress = Progress(plan)
+        self.sequences_of: dict[str, int] = {}
+        """Stream sequence of each group that waits."""
+        self._blobs = blobs
+        self._messages: dict[Attempt, dict[str, MessageNode]] = {}
+        self._settled: set[str] = set()
+        """Rollouts that are in no group that waits and can come into none."""
+
+    def take(self, batch: Iterable[StoredEvent]) -> None:
+        """Take in events of the log, in their order."""
+        for stored in batch:
+            if stored.event is not None and stored.event.campaign == self.progress.plan.name:
+                self._take(stored.event, stored.sequence)
+
+    def _take(self, event: Event, sequence: int) -> None:
+        if event.type == "message.appended":
+            self._message(event)
+            return
+        self.progress.apply(event, sequence)
+        match payload(event):
+            case GroupAssembled() as group:
+                self.sequences_of.setdefault(group.group_id, sequence)
+                self._settle(group.prompt, keep={member.rollout_id for member in group.members})
+            case PromptFailed(prompt=prompt):
+                self._settle(prompt, keep=set())
+
+    def _message(self, event: Event) -> None:
+        rollout = event.rollout_id or ""
+        if rollout in self._settled:
+            return
+        node = payload(event)
+        if isinstance(node, MessageNode) and node.role is Role.ASSISTANT:
+            self._messages.setdefault((rollout, event.attempt or 0), {}).setdefault(node.node_id, node)
+
+    def _settle(self, prompt: int, keep: set[str]) -> None:
+        places = self.progress.prompts[prompt].places.values()
+        self._forget({place.rollout_id for place in places} - keep)
+
+    def _forget(self, rollouts: set[str]) -> None:
+        self._settled |= rollouts
+        for attempt in [attempt for attempt in self._messages if attempt[0] in rollouts]:
+            del self._messages[attempt]
+
+    @property
+    def waiting(self) -> list[GroupAssembled]:
+        """Groups neither trained on nor dropped, in the order of the log."""
+        keep = self.progress.plan.keep_degenerate
+        return [group for group in self.progress.ready if keep or not group.degenerate]
+
+    async def sampled(self, group: GroupAssembled) -> list[list[Sequence]]:
+        """The sequences of each member. Raises NotSampled where a member lacks the tokens it was sampled as,
+        StorageError where a blob cannot be read."""
+        found = []
+        for member in group.members:
+            nodes = self._messages.get((member.rollout_id, member.attempt), {})
+            records = [await self._record(node) for node in nodes.values()]
+            rows = sequences(records)
+            if not rows:
+                raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
+            found.append(rows)
+        return found
+
+    async def _record(self, node: MessageNode) -> TokenRecord:
+        tokens = node.tokens
+        if node.rest_blob is not None:
+            raw = await asyncio.to_thread(self._blobs.get, node.rest_blob)
+            tokens = msgspec.json.decode(raw, type=NodeRest).tokens
+        return tokens or TokenRecord(ids=())
+
+    def done(self, group: GroupAssembled) -> None:
+        """A group was trained on or dropped: its messages are not needed again."""
+        self._forget({member.rollout_id for member in group.members})
+
+
+def refusal(
+    group: GroupAssembled,
+    rows: list[list[Sequence]],
+    *,
+    size: int,
+    version: int,
+    staleness: int,
+    context: int,
+) -> GroupDropped | None:
+    """Why the policy `version` is not trained on a group, or None (learning.md, section 4)."""
+
+    def dropped(reason: DropReason, detail: str) -> GroupDropped:
+        return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)
+
+    if len(group.members) < size:
+        return dropped(DropReason.INCOMPLETE, f"{len(group.members)} of {size} members")
+    longest = max(len(sequence.ids) for sequences in rows for sequence in sequences)
+    if longest > context:
+        return dropped(DropReason.INCOMPLETE, f"a sequence has {longest} tokens, the context is {context}")
+    oldest = min(oldest_version(sequences) for sequences in rows)
+    if version - oldest > staleness:
+        return dropped(DropReason.STALE, f"sampled by version {oldest}, the policy is version {version}")
+    return None
+
+
+def oldest_version(rows: list[Sequence]) -> int:
+    """The oldest policy version that sampled one of the tokens."""
+    return min(
+        version
+        for sequence in rows
+        for version, trains in zip(sequence.versions, sequence.mask, strict=True)
+        if trains
+    )

@@ -1,0 +1,36 @@
+"""The policies of a run as directories, and the file that names the newest: what a server starts with."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+NEWEST = "newest.json"
+_POLICIES = "policies"
+
+
+class Newest(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy and where it lies."""
+
+    path: str
+    version: int
+
+
+def policy_directory(out: Path, version: int) -> Path:
+    """Where a policy version of the run in `out` lies."""
+    return out / _POLICIES / f"version-{version:06}"
+
+
+def write_newest(file: Path, newest: Newest, *, keep: int) -> None:
+    """Name the newest policy, and delete all but the `keep` newest."""
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_bytes(msgspec.json.encode(newest))
+    temporary.replace(file)
+    for old in sorted(Path(newest.path).parent.glob("version-*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def read_newest(out: Path) -> Newest | None:
+    """The newest policy of the run in `out`; None before the first step."""
+    file = out / NEWEST
+    return msgspec.json.decode(file.read_bytes(), type=Newest) if file.exists() else None

@@ -1,0 +1,107 @@
+"""A run's plan, made from its settings and the store, or read back from the log."""
+
+import asyncio
+from fnmatch import fnmatchcase
+
+import duckdb
+import msgspec
+
+from pipelines.rl.coordinator import RunError
+from pipelines.rl.plan import RunPlan
+from pipelines.rl.settings import RlSettings, TaskPool
+from pipelines.tasks.registry import read_task_refs
+from schemas.blobs import BlobRef
+from schemas.campaigns import ModelSpec, TaskRef
+from schemas.events import RunStarted, event_subject, make_event, payload
+from storage.blobs import BlobStore
+from storage.reader import open_tables
+from streams import names
+from streams.connection import Connection
+from streams.reading import next_message
+from streams.records import stored_event
+
+_PASS_RATES = """
+select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
+where campaign = ? and resolved is not null group by task_id
+"""
+
+
+def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
+    """The plan of a run on these tasks; RunError for settings that make none."""
+    try:
+        return RunPlan(
+            name=settings.run,
+            tasks=tasks,
+            harness=settings.harness,
+            model=ModelSpec(
+                name=settings.served_as,
+                endpoint=settings.endpoint,
+                temperature=1.0,
+                max_tokens=settings.max_tokens,
+                logprobs=True,
+            ),
+            bar=settings.bar,
+            keep_degenerate=settings.keep_degenerate,
+            prompts_per_step=settings.prompts_per_step,
+            steps=settings.steps,
+            ahead=settings.ahead,
+            oversample=settings.oversample,
+            max_in_flight=settings.max_in_flight,
+            seed=settings.seed,
+            domain=settings.domain,
+            priority=settings.priority,
+            budget=settings.budget,
+            timeouts=settings.timeouts,
+            max_tries=settings.max_tries,
+        )
+    except ValueError as error:
+        raise RunError(f"the run cannot be planned: {error}") from error
+
+
+def choose_tasks(store: str, pool: TaskPool) -> tuple[TaskRef, ...]:
+    """The tasks of a pool, by id; RunError when none fits."""
+    refs = [
+        ref
+        for ref in read_task_refs(store, only_valid=False)
+        if (not pool.sources or ref.source in pool.sources)
+        and (not pool.ids or any(fnmatchcase(ref.task_id, pattern) for pattern in pool.ids))
+    ]
+    if not refs:
+        raise RunError(f"no task of {store} fits the pool: widen `tasks`, or import some")
+    if pool.measured_in is not None:
+        with open_tables(store) as tables:
+            rates = pass_rates(tables, pool.measured_in)
+        if not rates:
+            raise RunError(f"campaign {pool.measured_in!r} has no graded rollout: it cannot say what is hard")
+        refs = [ref for ref in refs if pool.above < rates.get(ref.task_id, -1.0) <= pool.at_most]
+        if not refs:
+            raise RunError(
+                f"no task has a pass rate above {pool.above:g} and at most {pool.at_most:g} in "
+                f"{pool.measured_in!r}: widen `tasks.above` and `tasks.at_most`"
+            )
+    return tuple(sorted(refs, key=lambda ref: ref.task_id)[: pool.limit])
+
+
+def pass_rates(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, float]:
+    """Share of a campaign's graded rollouts that resolved each task."""
+    return dict(tables.execute(_PASS_RATES, [campaign]).fetchall())
+
+
+async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[RunPlan, int] | None:
+    """The plan of a run that the log knows, and the sequence it began at."""
+    nothing = RunStarted(run=run, plan=BlobRef(sha256="", size=0), plan_hash="", tasks=0, method="")
+    subject = event_subject(make_event(nothing, id="", source="", campaign=run))
+    first = await next_message(connection, names.EVENTS, 1, subject)
+    if first is None:
+        return None
+    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    started = payload(stored.event) if stored.event else None
+    if not isinstance(started, RunStarted):
+        raise RunError(f"the first event of run {run!r} cannot be read: choose another name")
+    raw = await asyncio.to_thread(blobs.get, started.plan)
+    return msgspec.json.decode(raw, type=RunPlan), first.sequence
+
+
+def same_but_tasks(first: RunPlan, second: RunPlan) -> bool:
+    """Whether two plans differ in nothing but their tasks, which the store may have more of by now."""
+    return first == msgspec.structs.replace(second, tasks=first.tasks)

@@ -1,0 +1,291 @@
+"""The trainer: takes groups from the log, trains, and hands each new policy to the server.
+
+What makes a killed run exact: a step's checkpoint is written before its `policy.updated` event, and holds
+what that event says. A trainer that starts finds its newest checkpoint, publishes the event if the log lacks
+it, and goes on with the first group that no update names.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from pipelines.models.directories import load_model, load_tokenizer, save_model
+from pipelines.rl.coordinator import RunError
+from pipelines.rl.feed import Feed, feed_subjects, refusal
+from pipelines.rl.learner import Learner, StepFigures, Trained
+from pipelines.rl.plan import RunPlan
+from pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
+from pipelines.rl.sequences import NotSampled
+from pipelines.rl.settings import RlSettings, settings_hash
+from pipelines.sft.checkpoints import Checkpoints, whole_weights
+from pipelines.sft.processes import Processes
+from schemas.events import Event, make_event
+from schemas.groups import DropReason, GroupAssembled, GroupDropped, GroupOutcome, PolicyUpdated
+from schemas.training import PolicyStep
+from storage.blobs import BlobStore
+from streams import names
+from streams.connection import Connection
+from streams.publisher import Publisher
+from streams.reading import bounds
+from streams.records import StoredEvent
+from streams.replay import replay_batches
+
+SOURCE = "orchard/rl/trainer"
+RELOAD_SECONDS = 60.0
+
+log = logging.getLogger("orchard.rl.trainer")
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands, in its checkpoints."""
+
+    settings_hash: str
+    step: int = 0
+    """Optimizer steps done; the policy version that they made is the same number."""
+    position: int = 0
+    """Sequence of the last group that was looked at."""
+    groups: tuple[str, ...] = ()
+    """Trained on in the last step."""
+
+
+class Trainer:
+    """One run's trainer. `server` is the policy server's address, None where there is none."""
+
+    def __init__(
+        self,
+        settings: RlSettings,
+        plan: RunPlan,
+        connection: Connection,
+        blobs: BlobStore,
+        processes: Processes,
+        *,
+        server: str | None,
+    ) -> None:
+        self.settings, self.plan = settings, plan
+        self._out = Path(settings.out)
+        self._connection = connection
+        self._publisher = Publisher(connection)
+        self._feed = Feed(plan, blobs)
+        self._processes = processes
+        self._server = server
+        self._tokenizer = load_tokenizer(settings.model)
+        self._learner = Learner(settings, load_model(settings.model), processes)
+        self._checkpoints = Checkpoints(
+            self._out / "checkpoints", processes, settings.keep_checkpoints, Standing
+        )
+        self._standing = Standing(settings_hash=settings_hash(settings))
+        self._dropped = 0
+        self._idle_since = time.monotonic()
+
+    async def run(self, start: int) -> None:
+        """Train until the plan's last step. `start` is the sequence of the run's first event.
+
+        Raises RunError for a checkpoint of other settings or one that is older than the log's newest policy.
+        """
+        last = (await bounds(self._connection, names.EVENTS)).last
+        subjects = feed_subjects(self.plan.name)
+        async for batch in replay_batches(self._connection, start, subjects=subjects):
+            self._feed.take(batch)
+        await self._restore()
+        await self._announce()
+        async for batch in self._batches(start, last):
+            self._feed.take(batch)
+            while self._standing.step < self.plan.steps and (ready := await self._batch()):
+                await self._step(ready)
+            if self._standing.step >= self.plan.steps:
+                return
+
+    async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
+        """First nothing, so that what waits already is looked at; then what is new."""
+        yield []
+        subjects = feed_subjects(self.plan.name)
+        async for batch in replay_batches(
+            self._connection, max(start, last + 1), subjects=subjects, follow=True
+        ):
+            yield batch
+
+    async def _restore(self) -> None:
+        """Go back to the newest checkpoint, and make the log say what it says."""
+        newest = self._checkpoints.newest()
+        version = self._feed.progress.version
+        if newest is not None:
+            if newest.settings_hash != self._standing.settings_hash:
+                raise RunError(
+                    f"the checkpoint in {self._out} is of another configuration: choose another `out`, or "
+                    "delete that directory"
+                )
+            await asyncio.to_thread(self._checkpoints.load, self._learner.model, self._learner.optimizer)
+            self._standing = newest
+        if version > self._standing.step:
+            raise RunError(
+                f"the log has policy version {version} of run {self.plan.name!r}, but the newest checkpoint in "
+                f"{self._out} is of step {self._standing.step}: restore that directory, or choose another name"
+            )
+        if version < self._standing.step:
+            await self._publish_update()
+        for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
+            self._feed.done(self._feed.progress.groups[name])
+
+    async def _batch(self) -> list[tuple[GroupAssembled, list[Trained]]] | None:
+        """The next step's groups with their rollouts; None while there are too few."""
+        found: list[tuple[GroupAssembled, list[Trained]]] = []
+        for group in self._feed.waiting:
+            try:
+                rows = await self._feed.sampled(group)
+            except NotSampled as error:
+                await self._drop(
+                    GroupDropped(
+                        run=group.run,
+                        group_id=group.group_id,
+                        reason=DropReason.INCOMPLETE,
+                        detail=str(error),
+                    ),
+                    group,
+                )
+                continue
+            drop = refusal(
+                group,
+                rows,
+                size=self.plan.bar.size,
+                version=self._standing.step,
+                staleness=self.settings.staleness,
+                context=self.settings.context,
+            )
+            if drop is not None:
+                await self._drop(drop, group)
+                continue
+            members = [
+                Trained(member.rollout_id, group.group_id, member.reward, sequences)
+                for member, sequences in zip(group.members, rows, strict=True)
+            ]
+            found.append((group, members))
+            if len(found) == self.plan.prompts_per_step:
+                return found
+        return None
+
+    async def _step(self, batch: list[tuple[GroupAssembled, list[Trained]]]) -> None:
+        waited = time.monotonic() - self._idle_since
+        groups = [group for group, _ in batch]
+        rollouts = [rollout for _, members in batch for rollout in members]
+        version = self._standing.step
+        figures = await asyncio.to_thread(self._learner.step, version, rollouts)
+        self._standing = msgspec.structs.replace(
+            self._standing,
+            step=version + 1,
+            position=max(self._feed.sequences_of[group.group_id] for group in groups),
+            groups=tuple(group.group_id for group in groups),
+        )
+        await asyncio.to_thread(self._save)
+        await self._publish_update()
+        fact = self._fact(version, groups, rollouts, figures, waited)
+        await self._publish(fact, f"{self.plan.name}.step.{fact.step}")
+        for group in groups:
+            self._feed.done(group)
+        self._dropped = 0
+        await self._announce()
+        self._idle_since = time.monotonic()
+
+    def _save(self) -> None:
+        """The checkpoint first: what the log says of a policy must be there."""
+        version = self._standing.step
+        state = whole_weights(self._learner.model, self._processes)
+        if self._processes.first:
+            place = policy_directory(self._out, version)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            save_model(self._learner.model, place, tokenizer=self._tokenizer, state=state)
+        self._checkpoints.save(self._learner.model, self._learner.optimizer, self._standing)
+
+    def _fact(
+        self,
+        version: int,
+        groups: list[GroupAssembled],
+        rollouts: list[Trained],
+        figures: StepFigures,
+        waited: float,
+    ) -> PolicyStep:
+        behind = [
+            version - sampled
+            for rollout in rollouts
+            for sequence in rollout.sequences
+            for sampled, trains in zip(sequence.versions, sequence.mask, strict=True)
+            if trains
+        ]
+        generated = sum(group.generated for group in groups)
+        return PolicyStep(
+            run=self.plan.name,
+            step=version + 1,
+            version=version + 1,
+            groups=len(groups),
+            rollouts=len(rollouts),
+            reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
+            resolved=sum(rollout.reward > 0 for rollout in rollouts) / len(rollouts),
+            pass_rate=self._pass_rate(groups),
+            generated=generated,
+            aborted=sum(group.aborted for group in groups),
+            balanced=sum(group.outcome is GroupOutcome.BALANCED for group in groups) / len(groups),
+            dropped=self._dropped,
+            staleness=sum(behind) / len(behind),
+            waited=waited,
+            **msgspec.structs.asdict(figures),
+        )
+
+    def _pass_rate(self, groups: list[GroupAssembled]) -> float:
+        """Over all graded rollouts of the groups' prompts."""
+        rewards = [
+            rollout.reward
+            for group in groups
+            for place in self._feed.progress.prompts[group.prompt].places.values()
+            for rollout in place.outcomes.values()
+            if rollout.reward is not None
+        ]
+        return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
+
+    async def _publish_update(self) -> None:
+        standing = self._standing
+        update = PolicyUpdated(
+            run=self.plan.name,
+            version=standing.step,
+            step=standing.step,
+            groups=standing.groups,
+            position=standing.position,
+            checkpoint=policy_directory(Path(), standing.step).as_posix(),
+        )
+        event = await self._publish(update, f"{self.plan.name}.policy.{standing.step}")
+        self._feed.progress.apply(event, 0)
+
+    async def _drop(self, drop: GroupDropped, group: GroupAssembled) -> None:
+        log.info("group %s is dropped: %s %s", group.group_id, drop.reason, drop.detail)
+        event = await self._publish(drop, f"{group.group_id}.dropped")
+        self._feed.progress.apply(event, 0)
+        self._feed.done(group)
+        self._dropped += 1
+
+    async def _publish(self, data: msgspec.Struct, name: str) -> Event:
+        event = make_event(data, id=name, source=SOURCE, campaign=self.plan.name)
+        await self._publisher.event(event)
+        return event
+
+    async def _announce(self) -> None:
+        """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
+        version = self._standing.step
+        if not version:
+            return
+        newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
+        await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=self.settings.staleness + 2)
+        if self._server is None:
+            return
+        try:
+            timeout = aiohttp.ClientTimeout(total=RELOAD_SECONDS)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(f"{self._server}/admin/reload", json=msgspec.structs.asdict(newest)) as reply,
+            ):
+                if reply.status != 200:
+                    log.warning("the policy server refuses version %d: %s", version, await reply.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.warning("the policy server did not take version %d: %s", version, error)
