@@ -1,5 +1,6 @@
 """The local backend of an ordinary user: the same contract, in a user namespace, without some limits."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from injector.client import AsyncSandboxClient
 from injector.local.backend import LocalBackend
 from schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
 
@@ -222,6 +224,24 @@ async def test_other_owners_where_there_is_a_range_of_ids(backend: LocalBackend,
     sandbox = await create(backend)
     job = await run(backend, sandbox, "touch f; chown 1000:1000 f; stat -c %u f")
     assert job.stdout == ("1000\n" if account.ids else "0\n"), job
+
+
+async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> None:
+    account = Account(user=USER + 2)
+    port_file = account.state.parent / "port"
+    state = ["--state", str(account.state)]
+    line = account.line("-m", "injector.orchestrator", *state, "--port", "0", "--port-file", str(port_file))
+    orchestrator = await asyncio.create_subprocess_exec(*line, env=account.environment)
+    eventually(port_file.exists, "the orchestrator serves")
+    async with AsyncSandboxClient(f"http://127.0.0.1:{port_file.read_text()}") as client:
+        sandbox = await client.create_sandbox("host")
+        await sandbox.upload_content("x = 6 * 7\nprint(x)\n", "/workspace/x.py")
+        assert (await sandbox.exec("python3 x.py")).stdout == "42\n"
+    orchestrator.terminate()
+    assert await orchestrator.wait() == 0
+    assert account.run("-m", "injector.agent", *state, "--stop").returncode == 0
+    eventually(lambda: not processes_of(account.user), "all processes are gone")
+    account.remove()
 
 
 async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventually: Eventually) -> None:
