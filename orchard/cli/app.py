@@ -23,6 +23,7 @@ from orchard.cli import (
     processes,
     quickstart,
     reading,
+    rl,
     sft,
     store,
     tasks,
@@ -32,6 +33,7 @@ from orchard.session import Session
 from pipelines.campaigns import CampaignError
 from pipelines.datasets.errors import DatasetError
 from pipelines.models.errors import ModelError
+from pipelines.rl.coordinator import RunError
 from pipelines.sft.settings import TrainingError
 from pipelines.tasks.errors import TaskError
 from schemas.identity import InvalidName
@@ -47,6 +49,7 @@ USER_ERRORS = (
     DatasetError,
     TaskError,
     ModelError,
+    RunError,
     TrainingError,
     InvalidName,
     InvalidQuantity,
@@ -114,6 +117,7 @@ app.add_typer(store.app, name="store")
 app.add_typer(dead.app, name="dead")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(values.app, name="values")
+app.add_typer(rl.app, name="rl")
 
 
 def main() -> None:

@@ -123,8 +123,8 @@ class Trainer:
             self._standing = newest
         if version > self._standing.step:
             raise RunError(
-                f"the log has policy version {version} of run {self.plan.name!r}, but the newest checkpoint in "
-                f"{self._out} is of step {self._standing.step}: restore that directory, or choose another name"
+                f"the log has policy version {version} of run {self.plan.name!r}, the newest checkpoint in "
+                f"{self._out} is of step {self._standing.step}: restore it, or choose another name"
             )
         if version < self._standing.step:
             await self._publish_update()

@@ -1,0 +1,256 @@
+"""`rl ...`: reinforcement learning with balanced groups, what they are, and what others would have been."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+import uvloop
+from rich.live import Live
+from typer.core import TyperGroup
+
+from orchard.cli.processes import start_logging
+from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.models.errors import require_torch
+from pipelines.rl.coordinator import Coordinator, RunError
+from pipelines.rl.settings import read_settings
+from pipelines.rl.what_if import grid, what_if
+from schemas.events import EVENTS_PREFIX, payload
+from schemas.training import PolicyStep
+from storage.reader import open_tables
+from streams.replay import replay
+
+
+class DefaultRun(TyperGroup):
+    """`orchard rl FILE.toml` is `orchard rl run FILE.toml`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0].endswith(".toml"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=DefaultRun,
+    no_args_is_help=True,
+    help="Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`.",
+)
+
+Config = Annotated[Path, typer.Argument(help="TOML file of the run.")]
+
+
+@app.command()
+def run(context: typer.Context, config: Config) -> None:
+    """Train a policy in real environments; goes on where it stopped, whatever died.
+
+    The smallest file, beside `orchard up` with an endpoint named `policy`:
+
+        run = "first"
+        model = "runs/sft/model"
+        out = "runs/first"
+        tasks = { ids = ["repair-train-*"] }
+
+    Results are OUT/policies; metrics are policy.step events (`select * from policy_steps`) and
+    OUT/curves.png.
+    """
+    session: Session = context.obj
+    settings = read_settings(config)
+    require_torch("orchard rl")
+    uvloop.run(_run(session, config))
+    console.print(f"[bold green]trained[/] {settings.out}", highlight=False)
+
+
+async def _run(session: Session, config: Path) -> None:
+    from orchard.rl_run import Processes, enter, server_address
+
+    settings = read_settings(config)
+    server = server_address(session, settings)
+    _, start = await enter(session, settings)
+    showing = asyncio.create_task(_show_steps(session, settings.run, start, settings.steps))
+    try:
+        await Processes(session, settings, config, server).run()
+        await showing
+    finally:
+        showing.cancel()
+    from pipelines.rl.curves import plot_curves
+
+    async with session.connection("rl") as connection:
+        await session.committed(connection)
+    with open_tables(session.config.store) as tables:
+        plot_curves(tables, [settings.run], Path(settings.out) / "curves.png")
+
+
+async def _show_steps(session: Session, run: str, start: int, steps: int) -> None:
+    """A line for each step, old ones first."""
+    subject = f"{EVENTS_PREFIX}.{run}.*.policy.step"
+    async with session.connection("rl") as connection:
+        async for stored in replay(connection, start, subjects=subject, follow=True):
+            fact = payload(stored.event) if stored.event else None
+            if isinstance(fact, PolicyStep):
+                console.print(
+                    f"step {fact.step}/{steps}  pass rate {fact.pass_rate:.0%}  "
+                    f"balanced {fact.balanced:.0%}  rollouts {fact.generated}  entropy {fact.entropy:.3f}  clipped {fact.clipped:.1%}  "
+                    f"staleness {fact.staleness:.1f}  {fact.tokens / fact.seconds:,.0f} tokens/s  "
+                    f"waited {fact.waited:.0f} s",
+                    highlight=False,
+                )
+                if fact.step >= steps:
+                    return
+
+
+@app.command()
+def coordinator(context: typer.Context, config: Config) -> None:
+    """The run's coordinator alone: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    start_logging()
+    uvloop.run(_coordinator(context.obj, config))
+
+
+async def _coordinator(session: Session, config: Path) -> None:
+    from orchard.rl_run import enter
+
+    plan, start = await enter(session, read_settings(config))
+    async with session.connection("coordinator") as connection:
+        await Coordinator(connection, plan).run(start)
+
+
+@app.command()
+def trainer(context: typer.Context, config: Config) -> None:
+    """The run's trainer alone: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    require_torch("orchard rl trainer")
+    start_logging()
+    uvloop.run(_trainer(context.obj, config))
+
+
+async def _trainer(session: Session, config: Path) -> None:
+    from orchard.rl_run import enter, server_address
+    from pipelines.rl.trainer import Trainer
+    from pipelines.sft.processes import joined
+
+    settings = read_settings(config)
+    plan, start = await enter(session, settings)
+    with joined(settings.threads) as processes:
+        async with session.connection("trainer") as connection:
+            server = server_address(session, settings)
+            await Trainer(settings, plan, connection, session.blobs, processes, server=server).run(start)
+
+
+GROUPS = """
+select group_id, task_id, outcome, positive || '/' || len(members) as positive, generated, aborted,
+       case when dropped is not null then 'dropped: ' || dropped
+            when trained_version is not null then 'version ' || trained_version else 'waits' end as state
+from groups where run = ? order by sequence desc limit ?
+"""
+
+
+@app.command()
+def groups(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    limit: Annotated[int, typer.Option(help="Newest groups to show.", min=1)] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show them as they come.")] = False,
+) -> None:
+    """The newest groups of a run: how they came together and what became of them."""
+    session: Session = context.obj
+
+    def table() -> Any:
+        with open_tables(session.config.store) as tables:
+            cursor = tables.execute(GROUPS, [run, limit])
+            return rows_table([column[0] for column in cursor.description or []], cursor.fetchall())
+
+    if not follow:
+        console.print(table())
+        return
+    with Live(table(), console=console, auto_refresh=False) as live:
+        while True:
+            asyncio.run(asyncio.sleep(1.0))
+            live.update(table(), refresh=True)
+
+
+@app.command(name="what-if")
+def what_if_command(
+    context: typer.Context,
+    campaign: Annotated[str, typer.Argument(help="Finished campaign or run whose rollouts are dealt out.")],
+    sizes: Annotated[str, typer.Option("--size", help="N: group sizes.")] = "8",
+    budgets: Annotated[str, typer.Option("--budget", help="N_max.")] = "16",
+    strides: Annotated[str, typer.Option("--stride", help="s.")] = "4,8,16",
+    intervals: Annotated[
+        str, typer.Option("--interval", help="LOW:HIGH of the positive share.")
+    ] = "0.375:0.625",
+    methods: Annotated[str, typer.Option("--method", help="bar, fixed (GRPO), dynamic (DAPO).")] = (
+        "bar,fixed,dynamic"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a picture of it.")] = None,
+) -> None:
+    """What other settings would have made of a log: groups, rollouts and tokens, without a model.
+
+    orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16 --interval 0.375:0.625,0.25:0.75
+    """
+    from pipelines.rl.log_pools import graded_pools
+
+    session: Session = context.obj
+    with open_tables(session.config.store) as tables:
+        pools = graded_pools(tables, campaign)
+    if not pools:
+        raise RunError(f"{campaign!r} has no graded rollout: `orchard status` lists the campaigns")
+    cells = list(
+        grid(_numbers(sizes), _numbers(budgets), _numbers(strides), _bounds(intervals), methods.split(","))
+    )
+    if not cells:
+        raise ConfigError("no combination makes a group: a stride must divide its budget")
+    found = [what_if(pools, cell) for cell in cells]
+    rows = [
+        (
+            one.cell.method,
+            one.cell.bar.size,
+            one.cell.bar.budget,
+            one.cell.bar.step,
+            "" if one.cell.bar.interval is None else ":".join(map(str, one.cell.bar.interval)),
+            one.prompts,
+            one.too_few or "",
+            one.informative,
+            "" if one.per_thousand is None else f"{one.per_thousand:.1f}",
+            "" if one.positive_share is None else f"{one.positive_share:.1%}",
+            one.rollouts,
+            one.tokens,
+            one.dropped,
+        )
+        for one in found
+    ]
+    names = [
+        "method",
+        "N",
+        "N_max",
+        "s",
+        "interval",
+        "prompts",
+        "too few",
+        "informative",
+        "per 1,000 rollouts",
+    ]
+    console.print(rows_table([*names, "positive", "rollouts", "tokens", "dropped"], rows))
+    if plot is not None:
+        from pipelines.rl.curves import plot_what_if
+
+        plot_what_if(found, plot)
+        console.print(f"{plot}", highlight=False)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r} is no list of whole numbers such as 8,16") from None
+
+
+def _bounds(text: str) -> list[tuple[float, float]]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return [(float(low), float(high)) for low, high in pairs]
+    except ValueError:
+        raise ConfigError(f"{text!r} is no list of intervals such as 0.375:0.625") from None

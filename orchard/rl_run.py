@@ -1,0 +1,128 @@
+"""A reinforcement-learning run as processes: coordinator, trainer and, where it is ours, the policy server.
+
+Each is a command of its own and keeps nothing that the log does not have, so whichever dies is started again.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from orchard.config import ConfigError
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.rl.coordinator import RunError, begin
+from pipelines.rl.plan import RunPlan
+from pipelines.rl.policies import read_newest
+from pipelines.rl.runs import choose_tasks, make_plan, planned, same_but_tasks
+from pipelines.rl.settings import RlSettings
+from streams.settings import Queue
+from streams.topology import declare
+
+RESTART_SECONDS = 1.0
+STOP_SECONDS = 60.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
+    """The run's plan and where its events begin; put into the log now, or there already.
+
+    Raises RunError where the log has another plan under the name.
+    """
+    async with session.connection("rl") as connection:
+        queue = Queue(kind="rollout", domain=settings.domain, priority=settings.priority)
+        await declare(connection, session.config.nats, [queue])
+        known = await planned(connection, session.blobs, settings.run)
+        if known is not None:
+            plan, start = known
+            if not same_but_tasks(plan, make_plan(settings, plan.tasks)):
+                raise RunError(
+                    f"run {settings.run!r} exists with another plan: choose another name, or its settings"
+                )
+            return plan, start
+        await session.committed(connection)
+        plan = make_plan(
+            settings, await asyncio.to_thread(choose_tasks, session.config.store, settings.tasks)
+        )
+        return plan, await begin(connection, session.blobs, plan)
+
+
+def server_address(session: Session, settings: RlSettings) -> str:
+    """Of the policy server, without the version path; ConfigError when the endpoint is not configured."""
+    endpoint = session.config.endpoints.get(settings.endpoint)
+    if endpoint is None:
+        raise ConfigError(
+            f"no endpoint is named {settings.endpoint!r}: add [endpoints.{settings.endpoint}] with base_url, "
+            "for example http://127.0.0.1:8800/v1, and extra_body = { return_token_ids = true }"
+        )
+    return endpoint.base_url.rstrip("/").removesuffix("/v1")
+
+
+class Processes:
+    """The children of one run."""
+
+    def __init__(self, session: Session, settings: RlSettings, file: Path, server: str) -> None:
+        self._directory = Path(settings.out)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._settings = settings
+        orchard = [sys.executable, "-m", "orchard", "--store", session.config.store]
+        self._commands: dict[str, list[str]] = {
+            "coordinator": [*orchard, "rl", "coordinator", str(file)],
+            "trainer": [*orchard, "rl", "trainer", str(file)],
+        }
+        if urlsplit(server).hostname in _LOOPBACK:
+            self._commands["server"] = [sys.executable, "-m", "pipelines.policy"]
+        self._port = urlsplit(server).port
+        self._environment: Mapping[str, str] = os.environ
+        self.pids: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Until coordinator and trainer are through; raises RunError for one that cannot start."""
+        server = asyncio.create_task(self._keep("server")) if "server" in self._commands else None
+        work = [asyncio.create_task(self._keep(name)) for name in ("coordinator", "trainer")]
+        try:
+            await asyncio.gather(*work)
+        finally:
+            for task in (*work, *([server] if server else [])):
+                task.cancel()
+            await asyncio.gather(*work, *([server] if server else []), return_exceptions=True)
+
+    async def _keep(self, name: str) -> None:
+        """Start a child again until it ends well."""
+        while True:
+            log = self._directory / f"{name}.log"
+            with log.open("ab") as output:
+                child = await asyncio.create_subprocess_exec(
+                    *self._command(name), stdout=output, stderr=output, env=self._environment
+                )
+            self.pids[name] = child.pid
+            try:
+                code = await child.wait()
+            finally:
+                if child.returncode is None:
+                    child.terminate()
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await child.wait()
+            if code == 0:
+                return
+            if code in (1, 2):  # a sentence for the user, which starting again would only repeat
+                raise RunError(f"the {name} ended: {_last_line(log)} (all of it: {log})")
+            console.print(f"[yellow]the {name} died ({code}) and is started again[/]")
+            await asyncio.sleep(RESTART_SECONDS)
+
+    def _command(self, name: str) -> list[str]:
+        """The server starts with the newest policy, whatever that is by now."""
+        command = self._commands[name]
+        if name != "server":
+            return command
+        newest = read_newest(self._directory)
+        model, version = (newest.path, newest.version) if newest else (self._settings.model, 0)
+        options = ["--name", self._settings.served_as, "--version", str(version), "--port", str(self._port)]
+        return [*command, model, *options]
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,20 @@
+"""Graded rollouts of a log, by task, in the order in which they ended: what what-if deals out."""
+
+import duckdb
+
+from pipelines.rl.bar import Rollout
+from schemas.outcomes import RolloutStatus
+
+_QUERY = """
+select task_id, status, completion_tokens, reward from rollouts
+where campaign = ? and reward is not null order by task_id, sequence
+"""
+
+
+def graded_pools(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, list[Rollout]]:
+    """By task id; aborted rollouts have no reward and are not in it."""
+    pools: dict[str, list[Rollout]] = {}
+    for task, status, tokens, reward in tables.execute(_QUERY, [campaign]).fetchall():
+        rollout = Rollout(status=RolloutStatus(status), tokens=tokens or 0, reward=reward)
+        pools.setdefault(task, []).append(rollout)
+    return pools
