@@ -88,7 +88,7 @@ class KubernetesBackend:
         self._resources.push_async_callback(introductions.close)
         leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
         self._resources.push_async_callback(leadership.close)
-        caretaker = Caretaker(api, cache, leadership, settings)
+        caretaker = Caretaker(api, cache, leadership, settings, agents.fingerprint)
         self._resources.push_async_callback(caretaker.close)
         self._resources.push_async_callback(cache.close)
         self._parts = _Parts(

@@ -27,12 +27,18 @@ class Caretaker:
     """Makes rounds while it leads."""
 
     def __init__(
-        self, api: ClusterApi, cache: PodCache, leadership: Leadership, settings: KubernetesSettings
+        self,
+        api: ClusterApi,
+        cache: PodCache,
+        leadership: Leadership,
+        settings: KubernetesSettings,
+        fingerprint: str,
     ) -> None:
         self._api = api
         self._cache = cache
         self._leadership = leadership
         self._settings = settings
+        self._fingerprint = fingerprint
         self._asked = asyncio.Event()
         self._swept = 0.0
         self._going: asyncio.Task[None] | None = None
@@ -69,7 +75,7 @@ class Caretaker:
                 log.exception("a round was not finished")
 
     async def _round(self) -> None:
-        due = reconcile.actions(self._cache, self._settings, time.time())
+        due = reconcile.actions(self._cache, self._settings, self._fingerprint, time.time())
         for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
             if isinstance(result, SandboxError):
                 log.warning("not done in this round: %s", result.detail)
@@ -93,7 +99,7 @@ class Caretaker:
             case reconcile.MakeWarm(image, pool, count):
                 log.info("starting %d warm Pods of %s", count, image)
                 for _ in range(count):
-                    body = warm.manifest(image, pool, self._settings)
+                    body = warm.manifest(image, pool, self._settings, self._fingerprint)
                     self._cache.learn(await self._api.create(Pod, self._cache.path, body))
 
     async def _sweep(self) -> None:

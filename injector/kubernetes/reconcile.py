@@ -45,8 +45,8 @@ class MakeWarm(msgspec.Struct, frozen=True):
 Action = Delete | Fail | MakeWarm
 
 
-def actions(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> list[Action]:
-    """All that is due at `now` (epoch seconds)."""
+def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
+    """All that is due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
@@ -54,7 +54,11 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> li
             action = _for_sandbox(pod, settings, now)
             if action is not None:
                 done.append(action)
-    return done + _for_pools([pod for pod in present if marks.WARM in pod.labels], settings, now)
+    wanted = {
+        warm.mark_of(image, pool, settings, fingerprint): (image, pool)
+        for image, pool in settings.warm.items()
+    }
+    return done + _for_pools([pod for pod in present if marks.WARM in pod.labels], wanted, settings, now)
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
@@ -75,9 +79,11 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
     return None
 
 
-def _for_pools(pods: list[Pod], settings: KubernetesSettings, now: float) -> list[Action]:
+def _for_pools(
+    pods: list[Pod], wanted: dict[str, tuple[str, WarmPool]], settings: KubernetesSettings, now: float
+) -> list[Action]:
+    """`wanted` are the pools by the marks of their members."""
     done: list[Action] = []
-    wanted = {warm.mark_of(image, pool): (image, pool) for image, pool in settings.warm.items()}
     members: dict[str, list[Pod]] = {mark: [] for mark in wanted}
     for pod in sorted(pods, key=lambda pod: pod.created_at):
         mark = pod.labels[marks.WARM]

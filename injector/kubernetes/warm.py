@@ -10,6 +10,8 @@ import random
 import uuid
 from collections.abc import Iterable
 
+import msgspec
+
 from injector.agent.machine import quantity
 from injector.kubernetes import marks, pods
 from injector.kubernetes.api import ApiRefused, ClusterApi
@@ -20,9 +22,13 @@ from injector.kubernetes.status import judge
 from schemas.sandboxes import CreateSandbox
 
 
-def mark_of(image: str, pool: WarmPool) -> str:
-    """The value of a warm Pod's label: what it can be claimed for."""
-    return hashlib.sha256(f"{image}\n{pool.cpu}\n{pool.memory}".encode()).hexdigest()[:32]
+def mark_of(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> str:
+    """The value of a warm Pod's label: all that makes a Pod of the pool what it is.
+
+    `fingerprint` is that of the secret which agents' keys come from.
+    """
+    spec = pods.manifest("", "", image, pool.cpu, pool.memory, settings, {})["spec"]
+    return hashlib.sha256(msgspec.json.encode([spec, fingerprint], order="sorted")).hexdigest()[:32]
 
 
 def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool | None:
@@ -34,10 +40,10 @@ def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool |
     return pool if same else None
 
 
-def manifest(image: str, pool: WarmPool, settings: KubernetesSettings) -> Manifest:
+def manifest(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> Manifest:
     """A warm Pod; its life is counted from its claim."""
     agent_id = f"warm-{uuid.uuid4().hex[:12]}"
-    metadata = {"labels": {marks.WARM: mark_of(image, pool)}}
+    metadata = {"labels": {marks.WARM: mark_of(image, pool, settings, fingerprint)}}
     body = pods.manifest(agent_id, agent_id, image, pool.cpu, pool.memory, settings, metadata)
     del body["spec"]["activeDeadlineSeconds"]
     return body
@@ -58,7 +64,7 @@ async def claim(
     pool = pool_for(born.request, settings)
     if pool is None:
         return None
-    wanted = mark_of(born.request.image, pool)
+    wanted = mark_of(born.request.image, pool, settings, fingerprint)
     for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
         marked = marks.claim_marks(sandbox_id, born)
         body = {

@@ -16,29 +16,32 @@ from schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
 POOL = WarmPool(count=2, cpu="1", memory="1Gi")
+PRINT = marks.fingerprint(b"secret")
 READY = {marks.INTRODUCED: marks.stamp(NOW)}
 
 
 def only(pods: list[Pod], settings: KubernetesSettings, now: float = NOW) -> Any:
-    (action,) = reconcile.actions(pods, settings, now)
+    (action,) = reconcile.actions(pods, settings, PRINT, now)
     return action
 
 
 class TestSandboxes:
     def test_one_that_somebody_uses_is_left_alone(self, settings: KubernetesSettings) -> None:
         sandbox = pod(birth=born(ttl_seconds=60), annotations=READY, **running())
-        assert reconcile.actions([sandbox], settings, NOW + 60) == []
+        assert reconcile.actions([sandbox], settings, PRINT, NOW + 60) == []
 
     def test_one_that_nobody_asked_for_is_deleted(self, settings: KubernetesSettings) -> None:
         touched = {**READY, marks.TOUCHED: marks.stamp(NOW + 100)}
         sandbox = pod(birth=born(ttl_seconds=60), annotations=touched, **running())
-        assert reconcile.actions([sandbox], settings, NOW + 174) == [], "a quarter is what a mark may be late"
+        assert reconcile.actions([sandbox], settings, PRINT, NOW + 174) == [], (
+            "a quarter is what a mark may be late"
+        )
         assert isinstance(only([sandbox], settings, NOW + 176), Delete)
 
     def test_a_failed_one_stays_for_its_time_to_live(self, settings: KubernetesSettings) -> None:
         over = container(terminated={"exitCode": 1})
         sandbox = pod(birth=born(ttl_seconds=60), phase="Failed", containerStatuses=over)
-        assert reconcile.actions([sandbox], settings, NOW + 60) == []
+        assert reconcile.actions([sandbox], settings, PRINT, NOW + 60) == []
         assert isinstance(only([sandbox], settings, NOW + 76), Delete)
 
     def test_one_that_does_not_start_in_time_fails(self, settings: KubernetesSettings) -> None:
@@ -59,10 +62,10 @@ class TestSandboxes:
 
     def test_one_that_is_being_deleted_needs_nothing(self, settings: KubernetesSettings) -> None:
         sandbox = pod(birth=born(ttl_seconds=1), deleted=True)
-        assert reconcile.actions([sandbox], settings, NOW + 1000) == []
+        assert reconcile.actions([sandbox], settings, PRINT, NOW + 1000) == []
 
     def test_pods_of_others_are_left_alone(self, settings: KubernetesSettings) -> None:
-        assert reconcile.actions([pod("theirs")], settings, NOW + 1e9) == []
+        assert reconcile.actions([pod("theirs")], settings, PRINT, NOW + 1e9) == []
 
     def test_one_whose_request_was_tampered_with_harms_no_other(self, settings: KubernetesSettings) -> None:
         broken = pod("sandbox-b", birth=born(), annotations={marks.REQUEST: "{"}, **running())
@@ -79,15 +82,26 @@ class TestPools:
     def settings(self) -> KubernetesSettings:
         return KubernetesSettings(agent_image="x", warm={"debian:12": POOL})
 
-    def member(self, name: str, age: float = 0, **options: Any) -> Pod:
-        return pod(name, age=age, labels={marks.WARM: warm.mark_of("debian:12", POOL)}, **options)
+    def member(self, name: str, age: float = 0, made_by: str = PRINT, **options: Any) -> Pod:
+        settings = KubernetesSettings(agent_image="x", warm={"debian:12": POOL})
+        mark = warm.mark_of("debian:12", POOL, settings, made_by)
+        return pod(name, age=age, labels={marks.WARM: mark}, **options)
+
+    def test_members_made_with_other_settings_or_another_secret_are_replaced(
+        self, settings: KubernetesSettings
+    ) -> None:
+        strangers = [self.member("warm-1", made_by="other"), self.member("warm-2", made_by="other")]
+        *deleted, made = reconcile.actions(strangers, settings, PRINT, NOW)
+        assert ([action.pod.name for action in deleted], made.count) == (["warm-1", "warm-2"], 2)
+        changed = msgspec.structs.replace(settings, agent_image="y")
+        assert len(reconcile.actions([self.member("warm-1")], changed, PRINT, NOW)) == 2
 
     def test_what_is_missing_is_made(self, settings: KubernetesSettings) -> None:
         assert only([self.member("warm-1")], settings) == MakeWarm("debian:12", POOL, 1)
 
     def test_a_full_pool_is_left_alone_and_a_fuller_one_emptied(self, settings: KubernetesSettings) -> None:
         pods = [self.member("warm-1", 9), self.member("warm-2", 8)]
-        assert reconcile.actions(pods, settings, NOW) == []
+        assert reconcile.actions(pods, settings, PRINT, NOW) == []
         assert only([*pods, self.member("warm-3", 7)], settings).pod.name == "warm-3"
 
     def test_a_pool_that_is_not_wanted_goes(self) -> None:
@@ -97,8 +111,8 @@ class TestPools:
     def test_one_that_cannot_start_is_tried_again_in_a_while(self, settings: KubernetesSettings) -> None:
         broken = {"containerStatuses": container(waiting={"reason": "ErrImagePull"})}
         young, old = self.member("warm-1", 9, **broken), self.member("warm-2", 61, **broken)
-        assert reconcile.actions([young, young], settings, NOW) == []
-        deleted, made = reconcile.actions([young, old], settings, NOW)
+        assert reconcile.actions([young, young], settings, PRINT, NOW) == []
+        deleted, made = reconcile.actions([young, old], settings, PRINT, NOW)
         assert (deleted.pod.name, made.count) == ("warm-2", 1)
 
     def test_a_claimed_one_is_no_member_any_more(self, settings: KubernetesSettings) -> None:
