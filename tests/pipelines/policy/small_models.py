@@ -16,7 +16,7 @@ SHAPE = Shape(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=16,
-    max_position_embeddings=1024,
+    max_position_embeddings=16_384,
 )
 
 BASH = {

@@ -157,19 +157,22 @@ def test_new_weights_take_over_between_two_tokens(engine, model_directory, other
     """Requests under way go on; each token's log-probability is that of the version that it names."""
     running = engine(prefix_cache=True)
     new = load_weights(other_directory, device=CPU, dtype=torch.float32)
-    started = threading.Event()
+    started, asked_for = threading.Event(), threading.Event()
     asked = prompts(4)
 
     def ends(ids):
         if len(ids) == 5:
             started.set()
+            asked_for.wait(PATIENCE)
         return False
 
     futures = [
         running.submit(prompt, Sampling(max_tokens=300, seed=n), ends) for n, prompt in enumerate(asked)
     ]
     assert started.wait(PATIENCE)
-    assert running.reload(new, 2).result(PATIENCE) == 2
+    exchanged = running.reload(new, 2)
+    asked_for.set()
+    assert exchanged.result(PATIENCE) == 2
     for prompt, future in zip(asked, futures, strict=True):
         answer = future.result(PATIENCE)
         change = answer.versions[1].start
@@ -209,7 +212,7 @@ def test_too_many_requests_are_refused_and_not_kept(engine):
 
 
 def test_a_cancelled_request_frees_its_slot(engine):
-    running = engine(slots=1)
+    running = engine(slots=1, context=16_000)
     begun = threading.Event()
 
     def ends(_):
