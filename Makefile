@@ -3,27 +3,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench bench-sandboxes soak chaos schemas up clean
+.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
-test: $(STAMP) debian lint  ## everything that must hold; under 10 minutes on 2 cores
+test: $(LEARNING) debian lint  ## everything that must hold; under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
-test-kubernetes: $(STAMP) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
+demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
+	$(BIN)/orchard demo-sft $(ARGS)
+
+demo-rl: $(LEARNING) debian  ## reinforcement learning from there, with real test-suites as reward
+	$(BIN)/orchard demo-rl $(ARGS)
+
+test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
 
 kubernetes-binaries: $(STAMP) debian  ## what that node is made of; about 5 minutes, once
 	$(BIN)/python -m tests.kubernetes.run --build
 
-lint: $(STAMP)
+lint: $(LEARNING)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(STAMP) debian  ## figures beside their ceilings, written under docs/benchmarks/
+bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
 
 bench-sandboxes: $(STAMP) debian  ## the sandbox service alone: latencies, a thousand at once, memory
@@ -48,6 +55,11 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+# torch and what comes with it: 200 MB that the quick start does without.
+$(LEARNING): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[learning]"
 	touch $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
