@@ -9,27 +9,36 @@ import argparse
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
 
 from tests.benchmarks.run import RESULTS, machine, number
-from tests.benchmarks.sandboxes.measuring import Run, drive, percentile
+from tests.benchmarks.sandboxes.measuring import Row, drive, latencies, rates, row
+from tests.kubernetes.images import NoImage
+from tests.kubernetes.node import NoNode, running_node
 from tests.sandbox_service import LocalService
 
-Row = dict[str, Any]
 MIB = 2**20
 SIZE = 30_000_000
 ENDURANCE = (1_000, 5_000, 10_000)
 
 console = Console()
+
+
+def show(made: Row) -> None:
+    """A figure as it comes."""
+    line = f"  {made['figure']}: {number(made['value'])} {made['unit']}, {made['failed']} failed"
+    console.print(line, highlight=False)
+    if "failures" in made:
+        console.print(f"    {made['failures']}", markup=False)
 
 
 @contextmanager
@@ -41,25 +50,6 @@ def service() -> Iterator[LocalService]:
             yield running
         finally:
             running.stop()
-
-
-def row(part: str, figure: str, value: float, unit: str, run: Run, goal: float | None = None) -> Row:
-    """One line of the tables, printed as it comes."""
-    made = {"part": part, "figure": figure, "value": value, "unit": unit, "goal": goal, "failed": run.failed}
-    console.print(f"  {figure}: {number(value)} {unit}, {run.failed} failed", highlight=False)
-    if run.failures:
-        made["failures"] = run.failures
-        console.print(f"    {run.failures}", markup=False)
-    return made
-
-
-def latencies(part: str, run: Run, goals: dict[str, float] | None = None) -> Iterator[Row]:
-    """Percentiles of each operation of a run."""
-    for name, seconds in run.seconds.items():
-        for share in (0.5, 0.95):
-            goal = (goals or {}).get(name)
-            figure = f"{name} p{share * 100:.0f} of {len(seconds):,}"
-            yield row(part, figure, percentile(seconds, share), "ms", run, goal)
 
 
 def execs(local: LocalService) -> Iterator[Row]:
@@ -118,8 +108,7 @@ def transfers(local: LocalService) -> Iterator[Row]:
     before = {name: process.memory_info().rss for name, process in local.processes().items()}
     run = drive("transfer", local.url, local.processes(), "--count", "10", "--size", str(SIZE))
     part = f"file of {SIZE / 1e6:.0f} MB"
-    for name in ("upload", "download"):
-        yield row(part, f"{name}, median", SIZE / 1e3 / percentile(run.seconds[name], 0.5), "MB/s", run)
+    yield from rates(part, run, SIZE)
     for name in ("orchestrator", "agent"):
         grown = (run.peak[name] - before[name]) / MIB
         yield row(part, f"resident more while doing so, {name}", grown, "MiB", run)
@@ -143,8 +132,30 @@ def endurance(_local: LocalService) -> Iterator[Row]:
             yield row(part, "commands a second", len(run.seconds["exec"]) / run.extra["wall"], "1/s", run)
 
 
+def pods(_local: LocalService) -> Iterator[Row]:
+    """The same in Pods, where KUBECONFIG's cluster or a test node can be had."""
+    command = [sys.executable, "-m", "tests.benchmarks.sandboxes.pods"]
+    if "KUBECONFIG" in os.environ:
+        yield from _told(command, {})
+        return
+    try:
+        with running_node() as node:
+            yield from _told(node.inside(*command), {"KUBECONFIG": str(node.kubeconfig)})
+    except (NoNode, NoImage) as reason:
+        console.print(f"  not measured: {reason}", markup=False)
+
+
+def _told(command: list[str], variables: dict[str, str]) -> Iterator[Row]:
+    """What the benchmark in Pods prints."""
+    asked = subprocess.run(
+        command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    for line in asked.stdout.splitlines():
+        yield json.loads(line)
+
+
 PARTS: dict[str, Callable[[LocalService], Iterator[Row]]] = {
-    part.__name__: part for part in (execs, cycles, cold, fleets, transfers, endurance)
+    part.__name__: part for part in (execs, cycles, cold, fleets, transfers, endurance, pods)
 }
 
 
@@ -173,7 +184,9 @@ def main() -> None:
     for name in options.parts or PARTS:
         console.print(f"[bold]{name}[/]: {PARTS[name].__doc__}")
         with service() as local:
-            rows += PARTS[name](local)
+            for made in PARTS[name](local):
+                show(made)
+                rows.append(made)
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     words = shlex.join(sys.argv[1:])
     command = f'make bench-sandboxes ARGS="{words}"' if words else "make bench-sandboxes"

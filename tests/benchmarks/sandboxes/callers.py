@@ -33,9 +33,9 @@ class Caller(Protocol):
 class SDK:
     """`AsyncSandboxClient`, as a user has it."""
 
-    def __init__(self, url: str, image: str) -> None:
+    def __init__(self, url: str, image: str, cpu: str, memory: str) -> None:
         self.client = AsyncSandboxClient(url)
-        self._image = image
+        self._image, self._cpu, self._memory = image, cpu, memory
         self._sandboxes: dict[str, AsyncSandbox] = {}
 
     async def __aenter__(self) -> Self:
@@ -48,7 +48,7 @@ class SDK:
 
     async def create(self) -> str:
         """See Caller."""
-        sandbox = await self.client.create_sandbox(self._image)
+        sandbox = await self.client.create_sandbox(self._image, cpu=self._cpu, memory=self._memory)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         return sandbox.sandbox_id
 
@@ -75,10 +75,10 @@ class SDK:
 class Bare:
     """Ready-made bytes on kept connections, answers read by their Content-Length: the least one can do."""
 
-    def __init__(self, url: str, image: str) -> None:
+    def __init__(self, url: str, image: str, cpu: str, memory: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
-        self._image = image
+        self._wanted = {"image": image, "cpu": cpu, "memory": memory}
         self._free: list[_Connection] = []
 
     async def __aenter__(self) -> Self:
@@ -92,7 +92,7 @@ class Bare:
 
     async def create(self) -> str:
         """See Caller."""
-        made = await self._call("POST", "/sandboxes", {"image": self._image})
+        made = await self._call("POST", "/sandboxes", self._wanted)
         sandbox_id = str(made["sandbox_id"])
         info = await self._call("GET", f"/sandboxes/{sandbox_id}/wait?timeout=60")
         if info["status"] != "ready":

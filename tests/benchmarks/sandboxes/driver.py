@@ -169,7 +169,9 @@ async def drive(options: argparse.Namespace) -> None:
     measured = Measured()
     pause("ready")
     before = time.process_time()
-    async with (Bare if options.bare else SDK)(options.url, options.image) as caller:
+    async with (Bare if options.bare else SDK)(
+        options.url, options.image, options.cpu, options.memory
+    ) as caller:
         await SCENARIOS[options.scenario](caller, measured, options)
     document = {
         "seconds": measured.seconds,
@@ -186,6 +188,8 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--bare", action="store_true", help="bare HTTP in place of the SDK")
     parser.add_argument("--image", default="host")
+    parser.add_argument("--cpu", default="4")
+    parser.add_argument("--memory", default="16Gi")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--commands", choices=COMMANDS, default="builtins")
     parser.add_argument("--cold", action="store_true")

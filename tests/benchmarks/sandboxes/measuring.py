@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import psutil
 from tests.sandbox_service import Usage, reset_peak, usage
 
 ROOT = Path(__file__).parents[3]
+Row = dict[str, Any]
 
 
 @dataclass
@@ -72,3 +73,24 @@ def drive(scenario: str, url: str, watched: Mapping[str, psutil.Process], *optio
         peak={name: held.peak for name, held in after.items()},
         phases=phases,
     )
+
+
+def row(part: str, figure: str, value: float, unit: str, run: Run, goal: float | None = None) -> Row:
+    """One line of the tables."""
+    made = {"part": part, "figure": figure, "value": value, "unit": unit, "goal": goal, "failed": run.failed}
+    return made | ({"failures": run.failures} if run.failures else {})
+
+
+def latencies(part: str, run: Run, goals: dict[str, float] | None = None) -> Iterator[Row]:
+    """Percentiles of each operation of a run."""
+    for name, seconds in run.seconds.items():
+        for share in (0.5, 0.95):
+            goal = (goals or {}).get(name)
+            figure = f"{name} p{share * 100:.0f} of {len(seconds):,}"
+            yield row(part, figure, percentile(seconds, share), "ms", run, goal)
+
+
+def rates(part: str, run: Run, size: int) -> Iterator[Row]:
+    """How fast a file of `size` bytes goes up and down."""
+    for name in ("upload", "download"):
+        yield row(part, f"{name}, median", size / 1e3 / percentile(run.seconds[name], 0.5), "MB/s", run)
