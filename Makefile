@@ -63,8 +63,9 @@ $(LEARNING): $(STAMP)
 	touch $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
-DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux
-test: DEBIAN += busybox:busybox-static kubectl:kubernetes-client openssl:openssl
+DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns
+test: DEBIAN += busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
+	setpriv:util-linux
 test-kubernetes: DEBIAN += kubectl:kubernetes-client
 ifndef KUBECONFIG
 test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \
