@@ -14,6 +14,7 @@ from orchard.up import UpRecord, running
 from pipelines.campaigns import Campaigns
 from pipelines.tasks.registry import TaskRegistry
 from streams.publisher import Publisher
+from streams.topology import declare
 from tests.chaos import run as chaos
 from tests.kubernetes.conftest import KEY, Cluster, Service, no_pod_left
 from tests.kubernetes.images import TINY_TASKS
@@ -46,6 +47,7 @@ async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
         chaos.pipeline(store, workers=3, slots=2),
         session.connection("campaign in Pods") as connection,
     ):
+        await declare(connection, session.config.nats, [])  # the writer does so too, when it gets to it
         registry = TaskRegistry(Publisher(connection), session.blobs)
         tasks = [tiny_task(number, image=cluster.images.full) for number in range(TINY_TASKS)]
         refs = await registry.register(tasks)
