@@ -4,20 +4,22 @@
 DIR is used again), builds a dataset of it with all cores, and prints figures as JSON lines. Goals: 5 minutes,
 4 GiB over all processes.
 
-Texts are slices of the Python standard library behind prompts of the length of mini-swe-agent's, thoughts are
-random words. Five trajectories share a task; the log has samples of one task far apart, as a campaign does.
+Texts are lines of the Python standard library behind mini-swe-agent's prompts, thoughts are random words,
+common ones more often. Five trajectories share a task, and are far apart in the log, as a campaign has them.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import sysconfig
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +59,9 @@ class Texts:
         files = sorted(path for path in root.glob("*.py"))
         self.source = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
         self._lines = self.source.splitlines(keepends=True)
-        self.words = sorted(set(self.source.split()))[:20_000]
+        spoken = Counter(re.findall(r"\b[A-Za-z]{2,12}\b", self.source))
+        self.words = [word for word, _ in spoken.most_common(8000)]
+        self._weights = [1 / (rank + 3) for rank in range(len(self.words))]
 
     def slice(self, dice: random.Random, size: int) -> str:
         """About `size` characters of whole lines."""
@@ -68,11 +72,11 @@ class Texts:
                 break
             found.append(line)
             length += len(line)
-        return "".join(found)[: size + 40]
+        return "".join(found)
 
     def thought(self, dice: random.Random, words: int) -> str:
         """A sentence that nobody has said before."""
-        return " ".join(dice.choices(self.words, k=words))[: words * 7]
+        return " ".join(dice.choices(self.words, self._weights, k=words))
 
 
 def rows_of(number: int, texts: Texts, count: int) -> dict[str, list[dict[str, Any]]]:
@@ -103,8 +107,8 @@ def rows_of(number: int, texts: Texts, count: int) -> dict[str, list[dict[str, A
         )
         arguments = json.dumps({"command": command})
         call = {"id": f"c{turn}", "name": "bash", "arguments": arguments}
-        say("assistant", turn, texts.thought(dice, 14), tool_calls=[call])
-        seen = texts.slice(dice, max(left - 190, 60))
+        say("assistant", turn, texts.thought(dice, 24), tool_calls=[call])
+        seen = texts.slice(dice, max(left - 215, 60))
         observation = f"<returncode>0</returncode>\n<output>\n{seen}</output>"
         say("tool", turn, observation, tool_call_id=call["id"], returncode=0)
     facts = {

@@ -11,7 +11,7 @@ from orchard.config import Config
 from orchard.session import Session
 from pipelines.values.requests import Asking
 from storage.reader import open_tables
-from storage.writer import Writer
+from storage.writer import Writer, WriterSettings
 from streams.settings import NatsSettings
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
@@ -35,7 +35,8 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
     events = [event for sample in range(3) for event in author.rollout(sample, commands, **more)]
     await pipeline.publisher.events(events)
     stop = asyncio.Event()
-    writing = asyncio.create_task(Writer(pipeline.store, pipeline.connection).run(stop))
+    writer = Writer(pipeline.store, pipeline.connection, WriterSettings(commit_seconds=0.1))
+    writing = asyncio.create_task(writer.run(stop))
     async with OracleServer(lambda: [TASK]) as oracle, asyncio.timeout(60):
         config = Config(
             store=pipeline.store,
