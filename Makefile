@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml
 
 # torch and what comes with it: 200 MB that the quick start does without.
 $(LEARNING): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[learning]"
+	$(BIN)/python -m pip install --quiet --editable ".[train]"
 	touch $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.

@@ -12,7 +12,8 @@ from pipelines.rl.settings import RlSettings, TaskPool
 from pipelines.tasks.registry import read_task_refs
 from schemas.blobs import BlobRef
 from schemas.campaigns import ModelSpec, TaskRef
-from schemas.events import RunStarted, event_subject, make_event, payload
+from schemas.events import event_subject, make_event, payload
+from schemas.groups import RunStarted
 from storage.blobs import BlobStore
 from storage.reader import open_tables
 from streams import names
