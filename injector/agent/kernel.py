@@ -1,6 +1,7 @@
 """Linux calls that the standard library of Python 3.11 lacks, as functions that raise OSError."""
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -45,6 +46,7 @@ RESOLVE_IN_ROOT = 0x10
 _SYS_OPENAT2 = 437
 """The same number on every architecture, as all calls added since 2019."""
 
+_MFD_EXEC = 0x10
 _CAP_SYS_ADMIN = 21
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -168,9 +170,21 @@ def filesystem_type(fd: int) -> int:
     return ctypes.c_long.from_buffer(buffer).value
 
 
+def _memory_file(name: str, *, executable: bool) -> int:
+    """Where the administrator lets only files be executed that ask for it, this one does."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    if executable:
+        try:
+            return os.memfd_create(name, flags | _MFD_EXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # before Linux 6.3 nobody needs to ask
+                raise
+    return os.memfd_create(name, flags)
+
+
 def sealed_file(name: str, content: bytes, *, executable: bool = False) -> int:
     """File descriptor of an in-memory file at its beginning, whose content nobody can change any more."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = _memory_file(name, executable=executable)
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
