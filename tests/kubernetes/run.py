@@ -15,7 +15,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", action="store_true", help="only build what the node needs, once")
     options, words = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
+        signal.signal(number, signal.default_int_handler)
     try:
         if options.build:
             build_binaries()
@@ -39,7 +40,11 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
         return process.wait()
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
-        process.wait(120)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
 
 
