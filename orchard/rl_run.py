@@ -4,15 +4,14 @@ Each is a command of its own and keeps nothing that the log does not have, so wh
 """
 
 import asyncio
-import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchard.config import ConfigError
 from orchard.session import Session
 from orchard.terminal import console
+from orchard.up import die_with_parent
 from pipelines.rl.coordinator import RunError, begin
 from pipelines.rl.plan import RunPlan
 from pipelines.rl.policies import read_newest
@@ -23,6 +22,7 @@ from streams.topology import declare
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0
+TRIES = 3
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -61,7 +61,7 @@ def server_address(session: Session, settings: RlSettings) -> str:
 
 
 class Processes:
-    """The children of one run."""
+    """The children of one run. All die with this process, also when it is killed."""
 
     def __init__(self, session: Session, settings: RlSettings, file: Path, server: str) -> None:
         self._directory = Path(settings.out)
@@ -72,45 +72,63 @@ class Processes:
             "coordinator": [*orchard, "rl", "coordinator", str(file)],
             "trainer": [*orchard, "rl", "trainer", str(file)],
         }
-        if urlsplit(server).hostname in _LOOPBACK:
+        address = urlsplit(server)
+        self._port = address.port
+        if address.hostname in _LOOPBACK:
             self._commands["server"] = [sys.executable, "-m", "pipelines.policy"]
-        self._port = urlsplit(server).port
-        self._environment: Mapping[str, str] = os.environ
-        self.pids: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Until coordinator and trainer are through; raises RunError for one that cannot start."""
-        server = asyncio.create_task(self._keep("server")) if "server" in self._commands else None
-        work = [asyncio.create_task(self._keep(name)) for name in ("coordinator", "trainer")]
+        """Until coordinator and trainer are through; raises RunError for one that cannot go on."""
+        tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
+        work = {tasks["coordinator"], tasks["trainer"]}
         try:
-            await asyncio.gather(*work)
+            while work:
+                await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+                for name in [name for name, task in tasks.items() if task.done()]:
+                    task = tasks.pop(name)
+                    task.result()
+                    work.discard(task)
         finally:
-            for task in (*work, *([server] if server else [])):
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*work, *([server] if server else []), return_exceptions=True)
+            if tasks:
+                await asyncio.wait(tasks.values())
 
     async def _keep(self, name: str) -> None:
-        """Start a child again until it ends well."""
+        """Start a child again until it ends well, or fails TRIES times one after another."""
+        failures = 0
         while True:
-            log = self._directory / f"{name}.log"
-            with log.open("ab") as output:
-                child = await asyncio.create_subprocess_exec(
-                    *self._command(name), stdout=output, stderr=output, env=self._environment
-                )
-            self.pids[name] = child.pid
-            try:
-                code = await child.wait()
-            finally:
-                if child.returncode is None:
-                    child.terminate()
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await child.wait()
+            code = await self._child(name)
             if code == 0:
                 return
-            if code in (1, 2):  # a sentence for the user, which starting again would only repeat
-                raise RunError(f"the {name} ended: {_last_line(log)} (all of it: {log})")
-            console.print(f"[yellow]the {name} died ({code}) and is started again[/]")
+            failures = failures + 1 if code > 0 else 0
+            log = self._directory / f"{name}.log"
+            if failures == TRIES:
+                raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
+            console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
             await asyncio.sleep(RESTART_SECONDS)
+
+    async def _child(self, name: str) -> int:
+        """Run a child once; its exit code."""
+        with (self._directory / f"{name}.log").open("ab") as output:
+            child = await asyncio.create_subprocess_exec(
+                *self._command(name), stdout=output, stderr=output, preexec_fn=die_with_parent
+            )
+        (self._directory / f"{name}.pid").write_text(str(child.pid))
+        try:
+            return await child.wait()
+        finally:
+            if child.returncode is None:
+                child.terminate()
+                await self._ended(child)
+
+    async def _ended(self, child: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+            await child.wait()
 
     def _command(self, name: str) -> list[str]:
         """The server starts with the newest policy, whatever that is by now."""
@@ -119,8 +137,14 @@ class Processes:
             return command
         newest = read_newest(self._directory)
         model, version = (newest.path, newest.version) if newest else (self._settings.model, 0)
-        options = ["--name", self._settings.served_as, "--version", str(version), "--port", str(self._port)]
-        return [*command, model, *options]
+        options = {
+            "name": self._settings.served_as,
+            "version": version,
+            "port": self._port,
+            "threads": self._settings.threads,
+        }
+        flags = [part for option, value in options.items() for part in (f"--{option}", str(value))]
+        return [*command, model, *flags, "--prefix-cache"]
 
 
 def _last_line(log: Path) -> str:

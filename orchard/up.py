@@ -217,7 +217,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env=self._child_environment(child),
-                preexec_fn=None if child.cleans_up_alone else _die_with_parent,
+                preexec_fn=None if child.cleans_up_alone else die_with_parent,
                 # A Ctrl-C at the terminal is ours to pass on, in order.
                 start_new_session=True,
             )
@@ -313,8 +313,8 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
         return  # it has ended by itself
 
 
-def _die_with_parent() -> None:
-    """Runs in the child between fork and exec: the kernel kills it when `up` dies."""
+def die_with_parent() -> None:
+    """Runs in the child between fork and exec: the kernel kills it when this process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
