@@ -131,8 +131,9 @@ class LocalLeg:
             yield f"directory {path.name}"
         for path in self._service.cgroups():
             yield f"control group {path}"
-        for mount in self._mounts():
-            yield f"mount {mount}"
+        for mount, times in self._mounts().items():
+            if str(state / "sandboxes") in mount or times > 1:
+                yield f"mount {mount}, {times} times"
         agent, spawner = self._service.processes()["agent"], self._service.processes()["spawner"]
         for child in agent.children(recursive=True):
             if child.pid != spawner.pid:
@@ -146,10 +147,13 @@ class LocalLeg:
                     yield f"{number} descriptors of process {pid}: {kind}"
 
     def _mounts(self) -> Counter[str]:
-        """Mount points below the state directory, here and in the agent's namespace."""
-        places = [Path(f"/proc/{pid}/mounts") for pid in ("self", self._service.agent_pid)]
-        lines = [line for place in places for line in place.read_text().splitlines()]
-        return Counter(line.split()[1] for line in lines if str(self._service.state) in line)
+        """Mount points below the state directory; those of the image `host` stay as long as its agent."""
+        own = Path(f"/proc/{self._service.agent_pid}/mounts").read_text().splitlines()
+        elsewhere = Path("/proc/self/mounts").read_text().splitlines()
+        points = [line.split()[1] for line in own]
+        # Outside the agent's namespace there may be none at all: each counts as one too many.
+        points += 2 * [line.split()[1] for line in elsewhere]
+        return Counter(point for point in points if point.startswith(str(self._service.state)))
 
 
 def _kinds(pid: int) -> Counter[str]:
