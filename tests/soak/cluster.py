@@ -171,9 +171,10 @@ class ClusterLeg:
         link = _link_of(agents[chance.choice(sorted(agents))])
         if link is None:
             return  # it ended meanwhile
-        _run("ip", "link", "set", link, "down")
-        await asyncio.sleep(CUT)
-        _run("ip", "link", "set", link, "up")
+        with suppress(subprocess.CalledProcessError):  # its Pod may be deleted at any moment
+            _run("ip", "link", "set", link, "down")
+            await asyncio.sleep(CUT)
+            _run("ip", "link", "set", link, "up")
 
     def _kill_api_server(self) -> None:
         pid_file = self._node / "apiserver.pid"
