@@ -51,6 +51,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence of the last group that was looked at."""
     groups: tuple[str, ...] = ()
     """Trained on in the last step."""
+    fact: PolicyStep | None = None
+    """What the last step did."""
 
 
 class Trainer:
@@ -127,12 +129,14 @@ class Trainer:
                 f"{self._out} is of step {self._standing.step}: restore it, or choose another name"
             )
         if version < self._standing.step:
-            await self._publish_update()
+            await self._publish_step()
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
             self._feed.done(self._feed.progress.groups[name])
 
     async def _batch(self) -> list[tuple[GroupAssembled, list[Trained]]] | None:
         """The next step's groups with their rollouts; None while there are too few."""
+        if len(self._feed.waiting) < self.plan.prompts_per_step:
+            return None
         found: list[tuple[GroupAssembled, list[Trained]]] = []
         for group in self._feed.waiting:
             try:
@@ -179,11 +183,10 @@ class Trainer:
             step=version + 1,
             position=max(self._feed.sequences_of[group.group_id] for group in groups),
             groups=tuple(group.group_id for group in groups),
+            fact=self._fact(version, groups, rollouts, figures, waited),
         )
         await asyncio.to_thread(self._save)
-        await self._publish_update()
-        fact = self._fact(version, groups, rollouts, figures, waited)
-        await self._publish(fact, f"{self.plan.name}.step.{fact.step}")
+        await self._publish_step()
         for group in groups:
             self._feed.done(group)
         self._dropped = 0
@@ -245,8 +248,11 @@ class Trainer:
         ]
         return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
 
-    async def _publish_update(self) -> None:
+    async def _publish_step(self) -> None:
+        """Figures first: where the log has the update, it has these too."""
         standing = self._standing
+        assert standing.fact is not None
+        await self._publish(standing.fact, f"{self.plan.name}.step.{standing.step}")
         update = PolicyUpdated(
             run=self.plan.name,
             version=standing.step,
@@ -266,14 +272,16 @@ class Trainer:
         self._dropped += 1
 
     async def _publish(self, data: msgspec.Struct, name: str) -> Event:
+        """Every process makes the same events; the first one says them."""
         event = make_event(data, id=name, source=SOURCE, campaign=self.plan.name)
-        await self._publisher.event(event)
+        if self._processes.first:
+            await self._publisher.event(event)
         return event
 
     async def _announce(self) -> None:
         """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
         version = self._standing.step
-        if not version:
+        if not version or not self._processes.first:
             return
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=self.settings.staleness + 2)

@@ -1,0 +1,141 @@
+"""Groups with their tokens, read from a log."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from pipelines.campaigns import requested_event
+from pipelines.rl.bar import BarSettings
+from pipelines.rl.feed import Feed, refusal
+from pipelines.rl.sequences import NotSampled, Sequence, sequences
+from schemas.events import make_event
+from schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from storage.blobs import BlobStore
+from streams.records import StoredEvent
+from tests.pipelines.rl.written_log import (
+    assembled,
+    conversation,
+    finished,
+    message,
+    plan_of,
+    run_settings,
+    whole_group,
+)
+
+PLAN = plan_of(run_settings(bar=BarSettings(size=2, budget=6, interval=None)))
+
+
+def stored(events, first=1):
+    now = datetime.now(UTC)
+    return [
+        StoredEvent(sequence=first + at, subject="", event=event, raw=b"", time=now)
+        for at, event in enumerate(events)
+    ]
+
+
+@pytest.fixture
+def feed(tmp_path):
+    return Feed(PLAN, BlobStore(str(tmp_path)))
+
+
+async def test_groups_come_in_the_order_of_the_log_with_what_was_sampled(feed):
+    events = [*whole_group(PLAN, 3), *whole_group(PLAN, 1)]
+    feed.take(stored(events))
+    feed.take(stored(events))  # seen again, as after a reconnect: nothing changes
+    assert [group.prompt for group in feed.waiting] == [3, 1]
+    assert feed.sequences_of == {"run.3": len(events) // 2, "run.1": len(events)}
+    for group in feed.waiting:
+        rows = await feed.sampled(group)
+        assert rows == [sequences(conversation(100 * group.prompt + slot)) for slot in range(2)]
+
+
+async def test_tokens_in_a_blob_are_read_from_it(feed, tmp_path):
+    request = PLAN.request(0, 0)
+    records = conversation(7, turns=3)
+    blobs = BlobStore(str(tmp_path))
+    feed.take(
+        stored(
+            [
+                requested_event(request),
+                *(message(request, at, tokens, blobs=blobs) for at, tokens in enumerate(records)),
+                finished(request, 1.0),
+                assembled(PLAN, 0, [0], [1.0]),
+            ]
+        )
+    )
+    (group,) = feed.progress.ready
+    assert await feed.sampled(group) == [sequences(records)]
+
+
+async def test_only_the_accepted_attempt_trains(feed):
+    request = PLAN.request(0, 0)
+    events = [requested_event(request)]
+    for attempt, seed in ((2, 8), (1, 9)):
+        events += [
+            message(request, at, tokens, attempt=attempt) for at, tokens in enumerate(conversation(seed))
+        ]
+    feed.take(stored([*events, finished(request, 1.0), assembled(PLAN, 0, [0], [1.0])]))
+    (group,) = feed.progress.ready
+    assert await feed.sampled(group) == [sequences(conversation(9))]
+
+
+async def test_what_no_group_can_want_is_forgotten(feed):
+    """A rollout that its group left out, those of a group that is done, and late messages of either."""
+    first, *events = whole_group(PLAN, 0)
+    left_out = PLAN.request(0, 5)
+    feed.take(stored([first, requested_event(left_out), message(left_out, 0, conversation(1)[0])]))
+    feed.take(stored(events, first=10))
+    feed.take(stored([message(left_out, 1, conversation(1)[1])], first=50))
+    (group,) = feed.waiting
+    assert set(feed._messages) == {(member.rollout_id, 1) for member in group.members}
+    feed.done(group)
+    feed.take(stored(events, first=10))
+    assert feed._messages == {}
+
+
+async def test_a_member_without_tokens_is_not_trained_on(feed):
+    request = PLAN.request(0, 0)
+    feed.take(
+        stored(
+            [
+                requested_event(request),
+                message(request, 0, None),
+                finished(request, 1.0),
+                assembled(PLAN, 0, [0], [1.0]),
+            ]
+        )
+    )
+    with pytest.raises(NotSampled, match="return_token_ids"):
+        await feed.sampled(feed.progress.ready[0])
+
+
+def test_groups_that_are_done_dropped_or_of_one_class_do_not_wait(feed):
+    events = [event for prompt in range(4) for event in whole_group(PLAN, prompt)]
+    events += whole_group(PLAN, 4, rewards=(1.0, 1.0))
+    drop = GroupDropped(run="run", group_id="run.1", reason=DropReason.STALE)
+    update = PolicyUpdated(run="run", version=1, step=1, groups=("run.0",), position=1)
+    for data in (drop, update):
+        events.append(make_event(data, id=str(data), source="test", campaign="run"))
+    feed.take(stored(events))
+    assert [group.group_id for group in feed.waiting] == ["run.2", "run.3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "says"),
+    [
+        ({}, None, ""),
+        ({"size": 3}, DropReason.INCOMPLETE, "2 of 3 members"),
+        ({"context": 6}, DropReason.INCOMPLETE, "a sequence has"),
+        ({"version": 3}, DropReason.STALE, "sampled by version 1, the policy is version 4"),
+    ],
+    ids=str,
+)
+def test_refusals_name_their_reason(feed, changes, reason, says):
+    feed.take(stored(whole_group(PLAN, 0)))
+    rows = [[Sequence([1] * 9, [0] * 5 + [1] * 4, [0.0] * 9, [-1] * 5 + [2, 2, 1, 1])] for _ in range(2)]
+    limits = {"size": 2, "version": 3, "staleness": 2, "context": 9}
+    if "version" in changes:
+        changes = {"version": 4}
+    found = refusal(feed.waiting[0], rows, **(limits | changes))
+    assert (found and found.reason) == reason
+    assert says in (found.detail if found else "")

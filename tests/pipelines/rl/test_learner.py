@@ -1,0 +1,233 @@
+"""A step on a real tiny model against a plain reference, and the tokens that a server really sampled."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.models.directories import load_model
+from pipelines.policy.engine import EngineSettings
+from pipelines.policy.server import PolicyServer
+from pipelines.rl import learner as learner_module
+from pipelines.rl.learner import Learner, Trained
+from pipelines.rl.losses import LossSettings, Ratio, Reduction
+from pipelines.rl.sequences import Sequence, sequences
+from pipelines.rl.settings import RlSettings
+from pipelines.sft.attention import use_packed_attention
+from pipelines.sft.processes import Processes
+from schemas.campaigns import ModelSpec
+from tests.pipelines.policy.small_models import BASH, write_model
+from workers.llm.client import EndpointSettings, ModelClient
+
+VOCABULARY = 61
+ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
+
+
+def settings(**changes) -> RlSettings:
+    fields = {"run": "r", "model": "m", "out": "o", "context": 400, "lr": 1e-2, "clip": 0.0, "steps": 10}
+    return RlSettings(**(fields | changes))
+
+
+def rollouts(seed=0) -> list[Trained]:
+    """Two groups of four; every other rollout has two sequences."""
+    random = np.random.default_rng(seed)
+    found = []
+    for number in range(8):
+        rows = []
+        for _ in range(1 + number % 2):
+            length = int(random.integers(6, 20))
+            mask = [0, 0, *(random.random(length - 2) < 0.5).astype(int).tolist()]
+            mask[-1] = 1
+            rows.append(
+                Sequence(
+                    random.integers(0, VOCABULARY, length).tolist(),
+                    mask,
+                    [float(-4 + random.normal()) if trains else 0.0 for trains in mask],
+                    [0 if trains else -1 for trains in mask],
+                )
+            )
+        found.append(
+            Trained(f"r{number}", f"g{number // 4}", 1.0 if number % 4 < 1 + number // 4 else -1.0, rows)
+        )
+    return found
+
+
+def plain_logprobs(model, sequence) -> torch.Tensor:
+    """Of the trained tokens, the sequence alone through the model as it comes."""
+    ids = torch.tensor(sequence.ids)
+    everything = torch.log_softmax(model(input_ids=ids[None]).logits[0].float(), dim=-1)
+    chosen = everything[:-1].gather(1, ids[1:, None])[:, 0]
+    return chosen[torch.tensor(sequence.mask[1:]) == 1]
+
+
+def plain_loss(model, batch, everyone, olds, loss):
+    """The loss of a part of a batch, written rollout by rollout, and the mean of the ratios."""
+    total, weights, ratios = 0.0, [], []
+    for rollout in batch:
+        same = [other.reward for other in everyone if other.group == rollout.group]
+        advantage = (rollout.reward - np.mean(same)) / (np.std(same, ddof=1) + 1e-6)
+        summed = 0.0
+        for sequence in rollout.sequences:
+            new = plain_logprobs(model, sequence)
+            old = olds[id(sequence)] if olds else new.detach()
+            log_ratio = new - old
+            if loss.ratio is Ratio.SEQUENCE:
+                log_ratio = log_ratio.mean().expand(len(new))
+            ratio = log_ratio.exp()
+            ratios += ratio.tolist()
+            value = torch.maximum(
+                -ratio * advantage, -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage
+            )
+            said = torch.tensor([p for p, m in zip(sequence.logprobs, sequence.mask, strict=True) if m])
+            summed = summed + (value * (old - said).exp().clamp(max=2.0)).sum()
+        weights.append(rollout.tokens)
+        if loss.reduction is Reduction.ROLLOUT_MEAN:
+            summed = summed / rollout.tokens / len(batch)
+        total = total + summed
+    if loss.reduction is Reduction.TOKEN_MEAN:
+        total = total / sum(weights)
+    if loss.reduction is Reduction.CONSTANT_SUM:
+        total = total / loss.constant
+    return total, np.mean(ratios)
+
+
+def gradients_of(trainer: Learner) -> list[dict[str, torch.Tensor]]:
+    """Filled with the gradient of each update."""
+    seen = []
+
+    def note(*_):
+        seen.append({name: p.grad.clone() for name, p in trainer.model.named_parameters()})
+
+    trainer.optimizer.register_step_pre_hook(note)
+    return seen
+
+
+def assert_same(found, expected, tolerance=1e-5):
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("context", [40, 400], ids=["some packs", "one pack"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossSettings(),
+        LossSettings(ratio=Ratio.SEQUENCE, reduction=Reduction.TOKEN_MEAN),
+        LossSettings(reduction=Reduction.CONSTANT_SUM, constant=50.0),
+    ],
+    ids=lambda loss: loss.reduction,
+)
+def test_one_update_is_that_of_the_plain_reference(model, loss, context):
+    batch = rollouts()
+    reference = copy.deepcopy(model)
+    trainer = Learner(settings(loss=loss, context=context), model, ALONE)
+    found = gradients_of(trainer)
+    figures = trainer.step(0, batch)
+    expected, _ = plain_loss(reference, batch, batch, None, loss)
+    expected.backward()
+    assert figures.loss == pytest.approx(expected.item(), abs=1e-5)
+    assert figures.ratio == 1.0
+    assert figures.clipped == 0.0
+    assert figures.trained_tokens == sum(rollout.tokens for rollout in batch)
+    assert_same(found[0], {name: p.grad for name, p in reference.named_parameters()})
+
+
+@pytest.mark.parametrize("ratio", list(Ratio))
+def test_later_updates_compare_with_the_weights_before_the_step(model, ratio):
+    loss, batch = LossSettings(ratio=ratio), rollouts()
+    reference = copy.deepcopy(model)
+    trainer = Learner(settings(loss=loss, updates=2, context=60), model, ALONE)
+    with torch.no_grad():
+        olds = {id(s): plain_logprobs(reference, s) for rollout in batch for s in rollout.sequences}
+    before = copy.deepcopy(reference)
+    found = gradients_of(trainer)
+    weights = []
+
+    def keep(*_):
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+
+    trainer.optimizer.register_step_post_hook(keep)
+    figures = trainer.step(0, batch)
+    assert len(found) == 2
+    ratios = []
+    for number, part in enumerate((batch[:4], batch[4:])):
+        if number:
+            before.load_state_dict(weights[0], strict=False)
+        before.zero_grad()
+        expected, mean = plain_loss(before, part, batch, olds, loss)
+        expected.backward()
+        ratios += [mean] * sum(rollout.tokens for rollout in part)
+        assert_same(found[number], {name: p.grad for name, p in before.named_parameters()})
+        if number == 0:
+            assert mean == pytest.approx(1.0, abs=1e-6)
+    assert figures.ratio == pytest.approx(np.mean(ratios), rel=1e-4)
+    assert figures.ratio != pytest.approx(1.0, abs=1e-4), "the first update moved nothing"
+
+
+def test_a_step_makes_good_rollouts_likelier(model):
+    batch = rollouts(seed=1)
+    trainer = Learner(settings(lr=3e-3, loss=LossSettings(importance_limit=None)), model, ALONE)
+
+    def likelihood(sign):
+        model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            found = [
+                plain_logprobs(model, sequence).mean().item()
+                for rollout in batch
+                if rollout.reward * sign > 0
+                for sequence in rollout.sequences
+            ]
+        use_packed_attention(model)
+        return np.mean(found)
+
+    good, bad = likelihood(1), likelihood(-1)
+    trainer.step(0, batch)
+    assert likelihood(1) - good > likelihood(-1) - bad
+
+
+async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_reported(
+    tmp_path, monkeypatch
+):
+    """Tokens in, tokens out, end to end: two rollouts of several turns, one with its history rewritten."""
+    directory = write_model(tmp_path / "model")
+    server = PolicyServer(directory, settings=EngineSettings(slots=8, context=1024, prefix_cache=True))
+    endpoint = EndpointSettings(base_url="", extra_body={"return_token_ids": True})
+    spec = ModelSpec(name="policy", max_tokens=30, temperature=1.0, logprobs=True)
+    found = []
+    async with server:
+        endpoint = EndpointSettings(base_url=server.url, extra_body={"return_token_ids": True})
+        async with ModelClient({"default": endpoint}) as client:
+            for number in range(4):
+                messages, records = [{"role": "user", "content": "Fix add.py"}], []
+                for turn in range(4):
+                    said = await client.complete(spec, messages, [BASH], seed=9 * number + turn, timeout=60)
+                    records.append(said.tokens)
+                    if number % 2 and turn == 1:  # compaction: what came before is told in other words
+                        messages = [{"role": "user", "content": f"Fix add.py. So far: {said.text[:20]}"}]
+                        continue
+                    messages = [
+                        *messages,
+                        {"role": "assistant", "content": said.text or "[empty message]"},
+                        {"role": "user", "content": "go on"},
+                    ]
+                rows = sequences(records)
+                sampled = [token for record in records for token in record.ids]
+                trained = [t for row in rows for t, m in zip(row.ids, row.mask, strict=True) if m]
+                assert trained == sampled
+                assert len(rows) >= 1 + number % 2
+                found.append(Trained(f"r{number}", "g", float(number % 3), rows))
+    seen = []
+    original = learner_module.policy_loss
+
+    def spy(tokens, given):
+        seen.append(tokens)
+        return original(tokens, given)
+
+    monkeypatch.setattr(learner_module, "policy_loss", spy)
+    figures = Learner(settings(context=1024), load_model(directory), ALONE).step(0, found)
+    assert sum(len(tokens.old) for tokens in seen) == sum(rollout.tokens for rollout in found)
+    for tokens in seen:
+        torch.testing.assert_close(tokens.old, tokens.sampled, rtol=0, atol=1e-4)
+    assert figures.importance == pytest.approx(1.0, abs=1e-4)
+    assert figures.truncated == 0.0

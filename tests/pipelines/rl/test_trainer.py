@@ -1,0 +1,179 @@
+"""The trainer over a real NATS server and a real policy server; groups that the test writes into the log."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from pipelines.models.directories import load_model
+from pipelines.policy.engine import EngineSettings
+from pipelines.policy.server import PolicyServer
+from pipelines.rl.coordinator import RunError, begin
+from pipelines.rl.policies import policy_directory, read_newest
+from pipelines.rl.trainer import Trainer
+from pipelines.sft.processes import Processes
+from schemas.events import payload
+from schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from schemas.training import PolicyStep
+from storage.blobs import BlobStore
+from streams.connection import Connection, connect
+from streams.publisher import Publisher
+from streams.replay import replay
+from streams.server import EmbeddedServer
+from streams.settings import NatsSettings
+from streams.topology import declare
+from tests.pipelines.policy.small_models import write_model
+from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
+
+ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
+
+
+@pytest.fixture
+async def connection(nats_server: EmbeddedServer) -> AsyncIterator[Connection]:
+    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
+        await declare(opened, NatsSettings(), [])
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("rl") / "model")
+
+
+@pytest.fixture
+async def server(model_directory) -> AsyncIterator[PolicyServer]:
+    async with PolicyServer(model_directory, settings=EngineSettings(slots=8, context=128)) as running:
+        yield running
+
+
+@pytest.fixture
+def blobs(tmp_path) -> BlobStore:
+    return BlobStore(str(tmp_path / "store"))
+
+
+def address(server: PolicyServer) -> str:
+    return server.url.removesuffix("/v1")
+
+
+async def facts(connection: Connection, kind: type) -> list:
+    found = [stored.event async for stored in replay(connection)]
+    return [fact for event in found if event and isinstance(fact := payload(event), kind)]
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_model(directory).state_dict()
+
+
+async def test_groups_train_in_order_and_each_policy_is_served(
+    connection, server, blobs, model_directory, tmp_path
+):
+    settings = run_settings(str(model_directory), str(tmp_path / "out"))
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    publisher = Publisher(connection)
+    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server))
+    running = asyncio.create_task(trainer.run(start))
+    for prompt in (4, 0, 2, 1, 6, 3):  # some before, some while it trains
+        await publisher.events(whole_group(plan, prompt))
+    await asyncio.wait_for(running, 60)
+    updates = await facts(connection, PolicyUpdated)
+    assert [update.version for update in updates] == [1, 2, 3]
+    assert [update.groups for update in updates] == [
+        ("run.4", "run.0"),
+        ("run.2", "run.1"),
+        ("run.6", "run.3"),
+    ]
+    steps = await facts(connection, PolicyStep)
+    assert [(step.step, step.groups, step.rollouts, step.pass_rate) for step in steps] == [
+        (number, 2, 4, 0.5) for number in (1, 2, 3)
+    ]
+    assert [step.staleness for step in steps] == [0.0, 1.0, 2.0]
+    assert server.engine.version == 3
+    newest = read_newest(tmp_path / "out")
+    assert newest is not None
+    assert newest.version == 3
+    before, after = weights(model_directory), weights(Path(newest.path))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+async def test_stale_and_incomplete_groups_are_dropped_with_a_reason(
+    connection, blobs, model_directory, tmp_path
+):
+    settings = run_settings(str(model_directory), str(tmp_path / "out"), staleness=0, steps=2)
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    publisher = Publisher(connection)
+    bare = [event for event in whole_group(plan, 2) if event.type != "message.appended"]
+    for events in (whole_group(plan, 0), bare, whole_group(plan, 1), whole_group(plan, 3)):
+        await publisher.events(events)
+    for prompt in (4, 5):
+        await publisher.events(whole_group(plan, prompt, version=1))
+    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=None)
+    await asyncio.wait_for(trainer.run(start), 60)
+    dropped = {drop.group_id: drop.reason for drop in await facts(connection, GroupDropped)}
+    assert dropped == {"run.2": DropReason.INCOMPLETE, "run.3": DropReason.STALE}
+    assert [step.dropped for step in await facts(connection, PolicyStep)] == [1, 1]
+
+
+async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
+    nats_server, connection, server, blobs, model_directory, tmp_path
+):
+    """SIGKILL at three places, then to the end: log and weights are those of a run that nobody disturbed."""
+    settings = run_settings(str(model_directory), str(tmp_path / "killed"), steps=4, staleness=9)
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    publisher = Publisher(connection)
+    for prompt in range(8):
+        await publisher.events(whole_group(plan, prompt))
+    store = str(tmp_path / "store")
+    raw = msgspec.json.encode(settings).decode()
+    for place in ("before checkpoint", "before update", "after update"):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.pipelines.rl.killed_trainer"),
+            *(nats_server.url, store, address(server), place, raw),
+        )
+        code = await asyncio.wait_for(process.wait(), 60)
+        assert code == -signal.SIGKILL, place
+    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server))
+    await asyncio.wait_for(trainer.run(start), 60)
+    updates = await facts(connection, PolicyUpdated)
+    assert [update.version for update in updates] == [1, 2, 3, 4]
+    assert [group for update in updates for group in update.groups] == [f"run.{n}" for n in range(8)]
+    assert [step.step for step in await facts(connection, PolicyStep)] == [1, 2, 3, 4]
+    assert server.engine.version == 4
+
+    calm = msgspec.structs.replace(settings, out=str(tmp_path / "calm"))
+    async with (
+        EmbeddedServer(tmp_path / "undisturbed") as other,
+        connect(NatsSettings(), name="test", url=other.url) as alone,
+    ):
+        await declare(alone, NatsSettings(), [])
+        start = await begin(alone, blobs, plan)
+        for prompt in range(8):
+            await Publisher(alone).events(whole_group(plan, prompt))
+        trainer = Trainer(calm, plan, alone, blobs, ALONE, server=None)
+        await asyncio.wait_for(trainer.run(start), 60)
+    found, expected = (weights(policy_directory(tmp_path / name, 4)) for name in ("killed", "calm"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+async def test_a_checkpoint_that_does_not_fit_the_log_is_refused(
+    connection, blobs, model_directory, tmp_path
+):
+    settings = run_settings(str(model_directory), str(tmp_path / "out"), steps=1)
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    for prompt in range(2):
+        await Publisher(connection).events(whole_group(plan, prompt))
+    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, server=None).run(start), 60)
+    other = msgspec.structs.replace(settings, lr=1.0)
+    with pytest.raises(RunError, match="another configuration"):
+        await Trainer(other, plan, connection, blobs, ALONE, server=None).run(start)
+    lost = msgspec.structs.replace(settings, out=str(tmp_path / "lost"))
+    with pytest.raises(RunError, match="has policy version 1"):
+        await Trainer(lost, plan, connection, blobs, ALONE, server=None).run(start)
