@@ -10,7 +10,7 @@ import msgspec
 from schemas.campaigns import CampaignRecord, CampaignSpec
 from schemas.events import DONE_TYPES, EVENT_TYPES, EVENTS_PREFIX, STARTED_TYPE, Event
 from schemas.tasks import Task
-from schemas.values import ANNOTATION_TYPES, AnnotationRequest
+from schemas.values import VERDICT_TYPES, AnnotationRequest
 
 DOCUMENTS = ("asyncapi.json", "schema.json")
 _STRUCTS: list[Any] = [Event, Task, CampaignSpec, CampaignRecord, AnnotationRequest, *EVENT_TYPES.values()]
@@ -47,7 +47,7 @@ def asyncapi() -> dict[str, Any]:
             address, parameters = f"{EVENTS_PREFIX}.done.{{rollout_id}}", ["rollout_id"]
         elif kind == STARTED_TYPE:
             address, parameters = f"{EVENTS_PREFIX}.started.{{rollout_id}}", ["rollout_id"]
-        elif kind in ANNOTATION_TYPES:
+        elif kind in VERDICT_TYPES:
             address, parameters = f"{EVENTS_PREFIX}.annotated.{{event_id}}", ["event_id"]
         else:
             address, parameters = f"{EVENTS_PREFIX}.{{campaign}}.{{shard}}.{kind}", ["campaign", "shard"]

@@ -20,7 +20,7 @@ from schemas.llm_calls import LLMCall, ModelKind
 from schemas.messages import MessageNode
 from schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from schemas.values import ANNOTATION_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
+from schemas.values import VERDICT_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
 
 EVENTS_PREFIX = "orchard.events"
 
@@ -355,7 +355,7 @@ def event_subject(event: Event) -> str:
         return done_subject(event.rollout_id)
     if event.type == STARTED_TYPE and event.rollout_id:
         return started_subject(event.rollout_id)
-    if event.type in ANNOTATION_TYPES:
+    if event.type in VERDICT_TYPES:
         return annotated_subject(event.id)
     if event.type in DECISION_TYPES:
         return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
@@ -368,7 +368,7 @@ def started_subject(rollout_id: str) -> str:
 
 
 def annotated_subject(event_id: str) -> str:
-    """The subject of one annotation's result, by the id of its event: whether it was asked is one look."""
+    """The subject of one annotation's or measurement's result: whether it was asked is one look."""
     return f"{EVENTS_PREFIX}.annotated.{event_id}"
 
 

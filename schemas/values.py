@@ -87,11 +87,16 @@ class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
 
 
 class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """V(s_t) by trial: the recorded commands up to step t were executed again, then the policy went on."""
+    """p[at] by trial: the recorded commands of steps 0 to `at` were executed again, then the policy went on.
+
+    The event's id is a digest of the attempt, the path of messages up to step `at`, the model, the number of
+    continuations and `allow_divergence`, so that measuring the same twice is recognized.
+    """
 
     at: int
-    """Steps executed again; the state is the one after step `at` - 1."""
+    """The step after whose result the value holds, as in `curve`; -1 is before any action."""
     model: str
+    """The policy that went on."""
     model_kind: ModelKind
     samples: int
     """Continuations that were graded."""
@@ -104,10 +109,20 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int = 0
     """Continuations that infrastructure ended; in no denominator."""
     replayed: int = 0
-    """Commands executed again."""
+    """Commands executed again before the continuations began."""
     diverged: tuple[int, ...] = ()
-    """Steps whose output was not the recorded one."""
+    """Steps that did not print, or return, what is recorded."""
+    endpoint: str = ""
+    allow_divergence: bool = False
+    """Measured whatever diverged; else `diverged` are steps that differ in durations alone."""
+    continuations: tuple[str, ...] = ()
+    """Rollout ids of the continuations, graded or aborted: they are in the log as rollouts of their own."""
     seconds: float = 0.0
 
 
-ANNOTATION_TYPES = frozenset({"value.annotated", "annotation.failed"})
+MEASURED_CAMPAIGN = "measured"
+"""The campaign that continuations are in. They begin in the middle of another rollout, so they are in no
+dataset and no pass rate but where this campaign is asked for by name."""
+
+VERDICT_TYPES = frozenset({"value.annotated", "annotation.failed", "value.measured"})
+"""Types that live on a subject of their event's id: whether something was asked already is one look."""

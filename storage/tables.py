@@ -237,6 +237,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         aborted=_INT,
         replayed=_INT,
         diverged=pa.list_(_INT),
+        endpoint=_TEXT,
+        allow_divergence=pa.bool_(),
+        continuations=pa.list_(_TEXT),
         seconds=_REAL,
     ),
     "imports_all": _derived(

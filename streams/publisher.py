@@ -101,7 +101,7 @@ class Publisher:
         return await self._last(done_subject(rollout_id))
 
     async def annotation(self, event_id: str) -> StoredEvent | None:
-        """The annotation, or its failure, that is stored under this event id, or None."""
+        """The annotation, its failure, or the measurement that is stored under this event id, or None."""
         return await self._last(annotated_subject(event_id))
 
     async def _guarded(self, event: Event, expected: int) -> int:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,12 +14,12 @@ from injector.client import AsyncSandboxClient
 from schemas.blobs import INLINE_LIMIT, BlobRef
 from schemas.campaigns import RolloutRequest
 from schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
+from schemas.messages import MessageNode
 from schemas.outcomes import AbortCause, Reward, RolloutStatus
 from schemas.tasks import Task, graded_in_place
 from storage.blobs import BlobStore
 from storage.errors import StorageError
 from streams.attempts import attempt_number
-from streams.claims import Claim
 from streams.publisher import Publisher
 from workers.failures import InfrastructureError
 from workers.graders import grade
@@ -27,7 +28,7 @@ from workers.harnesses.interface import Episode, HarnessResult
 from workers.llm.client import ModelClient
 from workers.preparation import prepare
 from workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
-from workers.trace import Trace
+from workers.trace import Totals, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +43,31 @@ class Workplace:
     models: ModelClient
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """The middle of another rollout, where an attempt begins instead of at its task."""
+
+    history: tuple[MessageNode, ...]
+    """Whole messages, root first."""
+    spent: Totals
+    """What they have used of the budget."""
+    machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
+    """Opens a machine, of so much memory, in which the history's commands have run."""
+
+
 class Attempt:
     """Runs once. `run` returns the finished payload or raises InfrastructureError."""
 
     def __init__(
-        self, workplace: Workplace, request: RolloutRequest, *, number: int, deliveries: int
+        self,
+        workplace: Workplace,
+        request: RolloutRequest,
+        *,
+        number: int,
+        deliveries: int,
+        beginning: Beginning | None = None,
     ) -> None:
+        self._beginning = beginning
         self._workplace = workplace
         self.request = request
         self.number = number
@@ -67,21 +87,30 @@ class Attempt:
         )
 
     @classmethod
-    async def begin(cls, workplace: Workplace, request: RolloutRequest, claim: Claim) -> "Attempt":
-        """Take the rollout's next attempt number and publish `rollout.started` under it."""
-        started = RolloutStarted(
-            worker=workplace.worker, request_sequence=claim.sequence, deliveries=claim.deliveries
-        )
+    async def begin(
+        cls,
+        workplace: Workplace,
+        request: RolloutRequest,
+        *,
+        sequence: int,
+        deliveries: int,
+        beginning: Beginning | None = None,
+    ) -> "Attempt":
+        """Take the rollout's next attempt number and publish `rollout.started` under it.
 
-        def make(number: int) -> Event:
-            return cls(workplace, request, number=number, deliveries=claim.deliveries).event(
-                started, "started"
-            )
+        `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none.
+        """
+        started = RolloutStarted(worker=workplace.worker, request_sequence=sequence, deliveries=deliveries)
+
+        def attempt(number: int) -> Attempt:
+            return cls(workplace, request, number=number, deliveries=deliveries, beginning=beginning)
 
         number = await workplace.publisher.start(
-            request.rollout_id, attempt_number(request.attempt_base, claim.deliveries), make
+            request.rollout_id,
+            attempt_number(request.attempt_base, deliveries),
+            lambda number: attempt(number).event(started, "started"),
         )
-        return cls(workplace, request, number=number, deliveries=claim.deliveries)
+        return attempt(number)
 
     async def publish(self, data: msgspec.Struct) -> None:
         """Publish one fact of this attempt; returns when the stream has stored it."""
@@ -118,7 +147,7 @@ class Attempt:
         task = await self._load_task()
         self.memory = self.request.memory or task.memory
         async with AsyncExitStack() as stack:
-            machine = await stack.enter_async_context(self._open(task, "rollout"))
+            machine = await stack.enter_async_context(self._begun(task))
             result = await self._drive(task, machine)
             if not graded_in_place(task.grading):
                 # The agent's machine is not trusted and not needed: make room before grading.
@@ -137,7 +166,7 @@ class Attempt:
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
             ) from error
 
-    def _open(self, task: Task, purpose: str) -> Any:
+    def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         return self._factory.open(
             task.image,
             purpose=purpose,
@@ -146,9 +175,21 @@ class Attempt:
             timeout=self.request.timeouts.creation,
         )
 
+    @asynccontextmanager
+    async def _begun(self, task: Task) -> AsyncIterator[SandboxMachine]:
+        """The machine as the agent finds it."""
+        if self._beginning is not None:
+            async with self._beginning.machine(self._factory, task, self.memory) as machine:
+                yield machine
+        else:
+            async with self._open(task, "rollout") as machine:
+                await prepare(task, machine, self.request.timeouts.creation)
+                yield machine
+
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
-        request = self.request
-        await prepare(task, machine, request.timeouts.creation)
+        request, beginning = self.request, self._beginning
+        if beginning is not None:
+            await self._trace.inherit(beginning.history, beginning.spent)
         return await get_harness(request.harness).run(
             Episode(
                 task=task,
@@ -159,6 +200,7 @@ class Attempt:
                 budget=request.budget,
                 timeouts=request.timeouts,
                 seed=int(request.rollout_id[:7], 16),
+                history=beginning.history if beginning else (),
             )
         )
 
@@ -213,8 +255,8 @@ class Attempt:
         )
 
     def _facts(self) -> dict[str, Any]:
-        """The fields of RolloutFacts."""
-        request, totals = self.request, self._trace.totals
+        """The fields of RolloutFacts: the turns are the path's, what they cost is this attempt's own."""
+        request, totals, own = self.request, self._trace.totals, self._trace.own
         return {
             "task_id": request.task.task_id,
             "task_source": request.task.source,
@@ -227,13 +269,13 @@ class Attempt:
             "started_at": self._started_at,
             "seconds": time.monotonic() - self._clock,
             "turns": totals.turns,
-            "llm_calls": totals.calls,
-            "prompt_tokens": totals.prompt_tokens,
-            "completion_tokens": totals.completion_tokens,
-            "cost_usd": totals.cost_usd,
+            "llm_calls": own.calls,
+            "prompt_tokens": own.prompt_tokens,
+            "completion_tokens": own.completion_tokens,
+            "cost_usd": own.cost_usd,
             "seconds_creating": self._factory.seconds_creating,
-            "seconds_llm": totals.seconds_llm,
-            "seconds_commands": totals.seconds_commands,
+            "seconds_llm": own.seconds_llm,
+            "seconds_commands": own.seconds_commands,
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
         }

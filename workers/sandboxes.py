@@ -18,6 +18,7 @@ from injector.errors import (
     SandboxFileMissing,
     SandboxNotFound,
     SandboxUnavailable,
+    SandboxUnsupported,
     SandboxWaitTimeout,
 )
 from schemas.events import SandboxCreated, SandboxDeleted
@@ -28,6 +29,8 @@ from workers.failures import InfrastructureError
 from workers.machine import CommandOutcome
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
+Create = Callable[[float, str], Awaitable[AsyncSandbox]]
+"""One try to make a sandbox, from the seconds left and the idempotency key."""
 
 CLEAN_UP_SECONDS = 30.0
 SANDBOX_DIED = "the sandbox died"
@@ -176,15 +179,55 @@ class SandboxFactory:
         `timeout` bounds creation, all tries together, in seconds. A heartbeat keeps the sandbox while the
         block runs, grading in place included; no deadline of the task can take it away before.
         """
-        sandbox = await self._create(image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout)
+
+        async def create(left: float, key: str) -> AsyncSandbox:
+            return await self._client.create_sandbox(
+                image,
+                cpu=cpu,
+                memory=memory,
+                timeout=left,
+                labels={**self._labels, "purpose": purpose},
+                ttl_seconds=self._settings.ttl_seconds,
+                idempotency_key=key,
+            )
+
+        async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
+            yield machine
+
+    @asynccontextmanager
+    async def fork(
+        self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        """As `open`, with a copy of another machine: its files as they are, its `memory`, not its processes.
+
+        Raises SandboxUnsupported where the service cannot fork.
+        """
+
+        async def create(_: float, key: str) -> AsyncSandbox:
+            (made,) = await source.sandbox.fork(
+                labels={**self._labels, "purpose": purpose},
+                ttl_seconds=self._settings.ttl_seconds,
+                idempotency_key=key,
+            )
+            return made
+
+        image = source.sandbox.image
+        async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
+            yield machine
+
+    @asynccontextmanager
+    async def _kept(
+        self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        sandbox = await self._made(create, image, purpose=purpose, memory=memory, timeout=timeout)
         try:
             sandbox.start_heartbeat(self._settings.heartbeat_seconds)
             yield SandboxMachine(sandbox, self._settings.output_limit)
         finally:
             await asyncio.shield(self._delete(sandbox, purpose))
 
-    async def _create(
-        self, image: str, *, purpose: str, cpu: str, memory: str, timeout: float
+    async def _made(
+        self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
     ) -> AsyncSandbox:
         started = time.monotonic()
         await asyncio.sleep(random.uniform(0, self._settings.creation_jitter))
@@ -192,16 +235,10 @@ class SandboxFactory:
             left = timeout - (time.monotonic() - started)
             try:
                 with classified():
-                    sandbox = await self._client.create_sandbox(
-                        image,
-                        cpu=cpu,
-                        memory=memory,
-                        timeout=max(left, 1.0),
-                        labels={**self._labels, "purpose": purpose},
-                        ttl_seconds=self._settings.ttl_seconds,
-                        idempotency_key=f"{self._key}-{purpose}-{number}",
-                    )
+                    sandbox = await create(max(left, 1.0), f"{self._key}-{purpose}-{number}")
             except InfrastructureError as error:
+                if isinstance(error.__cause__, SandboxUnsupported):
+                    raise error.__cause__ from None
                 again = error.retryable and number < self._settings.creation_tries and left > 1
                 await self._publish(
                     SandboxFailedEvent(

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -44,6 +44,21 @@ class Totals(msgspec.Struct, kw_only=True):
         """What the agent itself has used: thinking and commands, not our queues, retries and storage."""
         return self.seconds_llm + self.seconds_commands
 
+    def __add__(self, other: "Totals") -> "Totals":
+        """Both together. A cost that one of them does not know is not known."""
+        known = self.cost_usd is not None and other.cost_usd is not None
+        oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
+        return Totals(
+            turns=self.turns + other.turns,
+            calls=self.calls + other.calls,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            seconds_llm=self.seconds_llm + other.seconds_llm,
+            seconds_commands=self.seconds_commands + other.seconds_commands,
+            model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
+        )
+
 
 class Trace:
     """Append-only tree of messages. A parent and a content make an id, so an equal node is the same node.
@@ -53,11 +68,29 @@ class Trace:
     """
 
     def __init__(self, publish: Publish, blobs: BlobStore) -> None:
-        self.totals = Totals()
+        self.own = Totals()
+        """What was used here, without what was inherited."""
+        self._inherited = Totals()
         self._publish = publish
         self._blobs = blobs
         self._nodes: dict[str, MessageNode] = {}
         """Whole nodes, whatever of them went into blobs."""
+
+    @property
+    def totals(self) -> Totals:
+        """All that the path has used: what budgets are compared with."""
+        return self._inherited + self.own
+
+    async def inherit(self, history: Sequence[MessageNode], spent: Totals) -> None:
+        """Go on from the whole nodes of another rollout, root first, which had `spent` so much.
+
+        They are published here too, under the ids that they have there, so that this tree is whole by
+        itself. The calls that made them are not: each was made, and paid for, once.
+        """
+        for node in history:
+            self._nodes[node.node_id] = node
+            await self._publish(await self._slimmed(node))
+        self._inherited += spent
 
     async def system(self, text: str) -> str:
         """A root."""
@@ -77,7 +110,7 @@ class Trace:
             tool_calls=completion.tool_calls,
             tokens=completion.tokens,
         )
-        totals, usage = self.totals, completion.usage
+        totals, usage = self.own, completion.usage
         totals.turns += 1
         totals.calls += 1
         totals.prompt_tokens += usage.prompt_tokens
@@ -108,7 +141,7 @@ class Trace:
 
     async def result(self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome) -> str:
         """What the model is shown of a command's `outcome`, in answer to `call`."""
-        self.totals.seconds_commands += outcome.seconds
+        self.own.seconds_commands += outcome.seconds
         return await self._append(
             parent,
             Role.TOOL,

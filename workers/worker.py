@@ -99,7 +99,9 @@ class Worker:
         if await self._stale(request):
             await claim.complete()
             return
-        attempt = await Attempt.begin(self._workplace, request, claim)
+        attempt = await Attempt.begin(
+            self._workplace, request, sequence=claim.sequence, deliveries=claim.deliveries
+        )
         known = await self._campaigns.get(request.campaign)
         state = known[0].state if known else CampaignState.RUNNING
         if state is CampaignState.CANCELLED:

@@ -10,6 +10,7 @@ import msgspec
 from pipelines.datasets.examples import Candidate, segments_of
 from pipelines.datasets.selection import Choice, select
 from pipelines.datasets.settings import DatasetSettings
+from schemas.values import MEASURED_CAMPAIGN
 
 _QUERY = """
 select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.harness, r.model,
@@ -74,6 +75,9 @@ def _graded(tables: duckdb.DuckDBPyConnection, settings: DatasetSettings) -> lis
             key = column.partition(".")[2]
             parameters[key] = list(names)
             conditions.append(f"list_contains(${key}, {column})")
+    if not source.campaigns:
+        # Continuations begin in the middle of rollouts that are here already.
+        conditions.append(f"r.campaign <> '{MEASURED_CAMPAIGN}'")
     cursor = tables.execute(_QUERY.format(conditions=" and ".join(conditions)), parameters)
     fields = [column[0] for column in cursor.description or []]
     return [msgspec.convert(dict(zip(fields, row, strict=True)), Candidate) for row in cursor.fetchall()]

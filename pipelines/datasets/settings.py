@@ -20,6 +20,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Which rollouts come into question; an empty list means all."""
 
     campaigns: tuple[str, ...] = ()
+    """The campaign `measured` is taken only where it is named."""
     harnesses: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     task_sources: tuple[str, ...] = ()

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schemas.campaigns import Budget, ModelSpec, Timeouts
+from schemas.messages import MessageNode, ToolCall
 from schemas.outcomes import ExitStatus
 from schemas.tasks import Task
 from workers.llm.client import ModelClient
-from workers.machine import Machine
+from workers.machine import CommandOutcome, Machine
 from workers.trace import Trace
 
 
@@ -24,6 +25,8 @@ class Episode:
     timeouts: Timeouts
     seed: int
     """Passed to the endpoint as `seed`; derived from the rollout id, so every sample differs and repeats."""
+    history: tuple[MessageNode, ...] = ()
+    """Messages to go on from, root first. The trace has them, and in the machine their commands have run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +49,8 @@ class Harness(Protocol):
 
     async def run(self, episode: Episode) -> HarnessResult:
         """Drive the model until it submits or a budget runs out; raises InfrastructureError for ours."""
+
+    async def execute(
+        self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
+    ) -> tuple[CommandOutcome, str]:
+        """Execute one recorded call as `run` does: its outcome, and what the model is shown of it."""

@@ -4,21 +4,22 @@ Structure, limits, observation format and submission protocol follow the origina
 section 1); the sentences of its prompts are in `mini_swe_agent_prompts`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from schemas.campaigns import Budget
-from schemas.messages import ToolCall
+from schemas.campaigns import Budget, Timeouts
+from schemas.messages import MessageNode, Role, ToolCall
 from schemas.outcomes import ExitStatus
+from schemas.tasks import Task
 from workers.graders.patches import state_left_behind
 from workers.harnesses import compact_prompts, mini_swe_agent_prompts
 from workers.harnesses.interface import Episode, HarnessResult
 from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from workers.llm.client import ContextLengthExceeded
-from workers.machine import CommandOutcome
+from workers.machine import CommandOutcome, Machine
 from workers.trace import Totals
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -73,11 +74,13 @@ class MiniSweAgent:
     async def run(self, episode: Episode) -> HarnessResult:
         """See Harness.run. The submission of a run that did not submit is the state it left behind."""
         task, trace, machine, wording = episode.task, episode.trace, episode.machine, self._wording
-        leaf = await trace.system(wording.system)
-        leaf = await trace.user(leaf, wording.task.format(statement=task.statement, workdir=task.workdir))
-        limit, env = episode.timeouts.command, ENVIRONMENT | task.environment
-        format_errors = 0
-        while (ended := spent(trace.totals, episode.budget)) is None:
+        if episode.history:
+            leaf = episode.history[-1].node_id
+        else:
+            leaf = await trace.system(wording.system)
+            leaf = await trace.user(leaf, wording.task.format(statement=task.statement, workdir=task.workdir))
+        format_errors = format_errors_at_end(episode.history)
+        while (ended := spent(trace.totals, episode.budget, format_errors)) is None:
             try:
                 completion = await episode.model.complete(
                     episode.spec,
@@ -91,26 +94,36 @@ class MiniSweAgent:
                 break
             leaf = await trace.answered(leaf, completion)
             try:
-                commands = parse(completion.tool_calls)
+                parse(completion.tool_calls)
             except FormatError as error:
                 leaf = await trace.user(leaf, wording.format_error(str(error), completion.finish_reason))
                 format_errors += 1
-                if format_errors == MAX_FORMAT_ERRORS:
-                    ended = ExitStatus.FORMAT_FAILURE
-                    break
                 continue
             format_errors = 0
-            for call, command in commands:
-                outcome = await machine.run(command, timeout=limit, cwd=task.workdir, env=env)
-                leaf = await trace.result(leaf, call, wording.observation(outcome, limit), outcome)
+            for call in completion.tool_calls:
+                outcome, shown = await self.execute(call, task, machine, episode.timeouts)
+                leaf = await trace.result(leaf, call, shown, outcome)
                 if (submission := submitted(outcome)) is not None:
                     return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
         left = await state_left_behind(machine, task, timeout=episode.timeouts.shutdown)
         return HarnessResult(exit_status=ended, submission=left, leaf=leaf)
 
+    async def execute(
+        self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
+    ) -> tuple[CommandOutcome, str]:
+        """See Harness.execute. Raises FormatError for a call that cannot be executed."""
+        ((_, command),) = parse((call,))
+        outcome = await machine.run(
+            command, timeout=timeouts.command, cwd=task.workdir, env=ENVIRONMENT | task.environment
+        )
+        return outcome, self._wording.observation(outcome, timeouts.command)
 
-def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
-    """The budget that has run out, if one has. A cost that is not known cannot run out."""
+
+def spent(totals: Totals, budget: Budget, format_errors: int = 0) -> ExitStatus | None:
+    """What has run out, if anything: patience with `format_errors` in a row, or a budget. A cost that is
+    not known cannot run out."""
+    if format_errors >= MAX_FORMAT_ERRORS:
+        return ExitStatus.FORMAT_FAILURE
     if 0 < budget.steps <= totals.turns:
         return ExitStatus.STEP_LIMIT
     if 0 < budget.cost_usd <= (totals.cost_usd or 0.0):
@@ -120,6 +133,16 @@ def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
     if 0 < budget.wall_seconds <= totals.seconds:
         return ExitStatus.TIME_LIMIT
     return None
+
+
+def format_errors_at_end(history: Sequence[MessageNode]) -> int:
+    """Assistant messages at the end of the path that were answered with no result: all were bad."""
+    count = 0
+    for node in reversed(history):
+        if node.role is Role.TOOL:
+            break
+        count += node.role is Role.ASSISTANT
+    return count
 
 
 def parse(calls: tuple[ToolCall, ...]) -> list[tuple[ToolCall, str]]:
