@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 import uvloop
 from rich.live import Live
@@ -28,9 +27,7 @@ from streams.replay import replay
 class DefaultRun(TyperGroup):
     """`orchard rl FILE.toml` is `orchard rl run FILE.toml`."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer's own copy of click has the types
         if args and args[0].endswith(".toml"):
             args = ["run", *args]
         return super().resolve_command(ctx, args)

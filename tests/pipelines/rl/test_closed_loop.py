@@ -1,0 +1,160 @@
+"""The loop closed for real: coordinator, workers, sandboxes, tests, policy server and trainer.
+
+The harness of this test rewrites history in the middle of a rollout, as compaction does.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+import pipelines.rl.trainer as trainer_module
+import workers.harnesses as harnesses
+from pipelines.policy.engine import EngineSettings
+from pipelines.policy.server import PolicyServer
+from pipelines.rl.bar import BarSettings
+from pipelines.rl.coordinator import Coordinator, begin
+from pipelines.rl.runs import make_plan
+from pipelines.rl.settings import RlSettings
+from pipelines.rl.trainer import Trainer
+from pipelines.sft.processes import Processes
+from pipelines.tasks.registry import TaskRegistry
+from schemas.events import payload
+from schemas.groups import GroupAssembled, PolicyUpdated
+from schemas.messages import MessageNode, Role
+from schemas.outcomes import ExitStatus
+from storage.blobs import BlobStore
+from streams.campaigns import CampaignBook
+from streams.claims import Claims
+from streams.connection import connect
+from streams.publisher import Publisher
+from streams.replay import replay
+from streams.settings import NatsSettings, Queue
+from streams.topology import declare
+from tests.pipelines.policy.small_models import BASH, write_model
+from tests.tiny_tasks import build_tiny_image, tiny_task
+from workers.harnesses.interface import Episode, HarnessResult
+from workers.llm.client import EndpointSettings, ModelClient
+from workers.rollout import Workplace
+from workers.sandboxes import SandboxSettings
+from workers.worker import Worker, WorkerSettings
+
+TURNS = 4
+
+
+class Forgetful:
+    """Asks, runs a command, and after two turns tells what was before in other words."""
+
+    name = "forgetful"
+    tools = (BASH,)
+
+    async def run(self, episode: Episode) -> HarnessResult:
+        trace, task = episode.trace, episode.task
+        leaf = await trace.user(await trace.system("You mend code."), task.statement)
+        for turn in range(TURNS):
+            said = await episode.model.complete(
+                episode.spec, trace.messages(leaf), list(self.tools), seed=episode.seed + turn, timeout=60
+            )
+            leaf = await trace.answered(leaf, said)
+            done = await episode.machine.run("git status --short", timeout=20, cwd=task.workdir, env={})
+            leaf = await trace.user(leaf, f"exit {done.returncode}")
+            if turn == 1:
+                start = await trace.system("You mend code.")
+                leaf = await trace.user(start, f"{task.statement} So far: {said.text[:30]}")
+        # A random model solves nothing: its seed decides, so that groups have both classes.
+        submission = task.gold_patch if episode.seed % 2 else ""
+        return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
+
+
+@pytest.fixture
+def forgetful(monkeypatch) -> str:
+    monkeypatch.setitem(harnesses._HARNESSES, Forgetful.name, Forgetful())
+    return Forgetful.name
+
+
+async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_history(
+    nats_server, sandboxes, tmp_path: Path, forgetful, monkeypatch
+):
+    await build_tiny_image(sandboxes, 2)
+    model = write_model(tmp_path / "model")
+    store = str(tmp_path / "store")
+    blobs, nats = BlobStore(store), NatsSettings()
+    settings = RlSettings(
+        run="loop",
+        model=str(model),
+        out=str(tmp_path / "out"),
+        harness=forgetful,
+        bar=BarSettings(size=2, budget=6, stride=2, interval=(0.5, 0.5)),
+        prompts_per_step=2,
+        steps=2,
+        lr=1e-3,
+        max_tokens=12,
+        context=1024,
+    )
+    trained = {}
+    original = trainer_module.Trained
+
+    def noted(rollout_id, group, reward, rows):
+        trained[rollout_id] = rows
+        return original(rollout_id, group, reward, rows)
+
+    monkeypatch.setattr(trainer_module, "Trained", noted)
+    server = PolicyServer(model, settings=EngineSettings(slots=8, context=1024, prefix_cache=True))
+    async with server, connect(nats, name="test", url=nats_server.url) as connection:
+        await declare(connection, nats, [Queue()])
+        refs = await TaskRegistry(Publisher(connection), blobs).register([tiny_task(0), tiny_task(1)])
+        plan = make_plan(settings, tuple(refs))
+        start = await begin(connection, blobs, plan)
+        endpoint = EndpointSettings(
+            base_url=server.url, extra_body={"return_token_ids": True, "logprobs": True}
+        )
+        async with (
+            ModelClient({"policy": endpoint}) as models,
+            Claims(connection, Queue()) as claims,
+        ):
+            workplace = Workplace(
+                worker="w",
+                publisher=Publisher(connection),
+                blobs=blobs,
+                sandboxes=sandboxes,
+                sandbox_settings=SandboxSettings(),
+                models=models,
+            )
+            worker = Worker(
+                workplace,
+                claims,
+                CampaignBook(connection),
+                WorkerSettings(slots=3),
+                max_deliver=3,
+                shutdown_seconds=30.0,
+            )
+            working = asyncio.create_task(worker.run())
+            alone = Processes(rank=0, count=1, device=torch.device("cpu"))
+            trainer = Trainer(settings, plan, connection, blobs, alone, server=server.url.removesuffix("/v1"))
+            async with asyncio.timeout(200):
+                await asyncio.gather(Coordinator(connection, plan).run(start), trainer.run(start))
+            worker.drain()
+            await working
+        events = [stored.event async for stored in replay(connection) if stored.event]
+    facts = [(event, payload(event)) for event in events]
+    groups = {fact.group_id: fact for _, fact in facts if isinstance(fact, GroupAssembled)}
+    updates = [fact for _, fact in facts if isinstance(fact, PolicyUpdated)]
+    assert [update.version for update in updates] == [1, 2]
+    said: dict[tuple[str, int], list] = {}
+    for event, fact in facts:
+        if isinstance(fact, MessageNode) and fact.role is Role.ASSISTANT:
+            said.setdefault((event.rollout_id, event.attempt), []).append(fact.tokens)
+    members = [member for update in updates for name in update.groups for member in groups[name].members]
+    assert len(members) == 8
+    for member in members:
+        records, rows = said[member.rollout_id, member.attempt], trained[member.rollout_id]
+        assert len(records) == TURNS
+        assert len(rows) == 2, "one sequence before the history was rewritten, one after"
+        assert [
+            (t, p) for row in rows for t, p, m in zip(row.ids, row.logprobs, row.mask, strict=True) if m
+        ] == [pair for record in records for pair in zip(record.ids, record.logprobs, strict=True)]
+        assert {p for row in rows for p, m in zip(row.versions, row.mask, strict=True) if m} <= {0, 1, 2}
+    for name in (name for update in updates for name in update.groups):
+        assert {member.reward for member in groups[name].members} == {1.0, -1.0}
+    assert server.engine.version == 2
