@@ -6,39 +6,29 @@ as a command; each is skipped when it was done, so that a stopped run goes on.
 """
 
 import asyncio
-import os
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.datasets import announce
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.cli.tasks import registry
 from orchard.cli.values import annotate_campaign
-from orchard.config import Config, load
+from orchard.demonstrations import Demonstration, campaign_of, campaign_score, repair_refs
 from orchard.session import Session
 from orchard.terminal import console
-from pipelines.scores import Score, Tally, score
+from pipelines.scores import Score
 from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.registry import known_hashes, read_task_refs
+from pipelines.tasks.registry import known_hashes
 from pipelines.tasks.repair_image import build_repair_image
-from pipelines.tasks.repairs import SOURCE, Split, repair_tasks
+from pipelines.tasks.repairs import Split, repair_tasks
 from pipelines.values.requests import Asking
-from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from schemas.llm_calls import ModelKind
 from storage.reader import open_tables
-
-HARNESS = "mini-swe-agent-compact"
-ENDPOINT = "policy"
-SERVER_SECONDS = 60.0
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -73,54 +63,38 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of each step."""
 
 
-class Demo:
+class Demo(Demonstration):
     """One demonstration in one directory of the store."""
 
     def __init__(self, store: str, settings: DemoSettings) -> None:
+        super().__init__(store, "demo-sft", workers=settings.workers, slots=settings.slots)
         self.settings = settings
-        self.directory = Path(store).absolute() / "demo-sft"
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.seconds: dict[str, float] = {}
-        self._port = _free_port()
-        self.config = self._configuration(store)
 
     @property
     def model(self) -> Path:
         """Where the trained model lies."""
         return self.directory / "run" / "model"
 
-    def _configuration(self, store: str) -> Config:
-        """The configuration of all processes: the policy server is an endpoint like any other."""
-        settings = self.settings
-        file = self.directory / "orchard.toml"
-        file.write_text(
-            f"[up]\nworkers = {settings.workers}\n\n[worker]\nslots = {settings.slots}\n\n"
-            f'[endpoints.{ENDPOINT}]\nbase_url = "http://127.0.0.1:{self._port}/v1"\n'
-            "extra_body = { return_token_ids = true, logprobs = true }\n"
-        )
-        os.environ["ORCHARD_CONFIG"] = str(file)  # the children of `up` read it too
-        return load({"store": store})
-
     async def run(self) -> DemoResult:
         """All steps; raises what their commands raise."""
         async with pipeline(self.config) as session:
-            with self._step("1. tasks and their image"):
+            with self.step("1. tasks and their image"):
                 train, held_out = await self._tasks(session)
-            with self._step("2. a campaign of oracle rollouts"):
-                await self._campaign(session, self._oracle(train))
-            with self._step("3. values of the unresolved trajectories"):
+            with self.step("2. a campaign of oracle rollouts"):
+                await self.campaign(session, self._oracle(train))
+            with self.step("3. values of the unresolved trajectories"):
                 await annotate_campaign(session, "demo-oracle", Asking(model="oracle", endpoint="oracle"), 16)
-            with self._step("4. tokenizer and dataset"):
+            with self.step("4. tokenizer and dataset"):
                 rows = await self._dataset(session)
-            with self._step("5. held-out tasks before training"):
+            with self.step("5. held-out tasks before training"):
                 await asyncio.to_thread(self._untrained)
                 await self._evaluate(session, "demo-before", self.directory / "untrained", held_out)
-            with self._step("6. training"):
+            with self.step("6. training"):
                 await self._train()
-            with self._step("7. held-out tasks after training"):
+            with self.step("7. held-out tasks after training"):
                 await self._evaluate(session, "demo-after", self.model, held_out)
             before, after = (
-                held_out_score(session.config.store, name) for name in ("demo-before", "demo-after")
+                campaign_score(session.config.store, name) for name in ("demo-before", "demo-after")
             )
         return DemoResult(before=before, after=after, rows=rows, seconds=self.seconds)
 
@@ -138,18 +112,14 @@ class Demo:
             )
         async with session.connection("demo") as connection:
             await session.committed(connection)
-        return _refs(session, Split.TRAIN), _refs(session, Split.HELD_OUT)
+        return (
+            repair_refs(session.config.store, Split.TRAIN),
+            repair_refs(session.config.store, Split.HELD_OUT),
+        )
 
     def _oracle(self, tasks: list[TaskRef]) -> CampaignSpec:
         model = ModelSpec(name="oracle", endpoint="oracle", kind=ModelKind.ORACLE)
-        return _campaign("demo-oracle", tasks, model, self.settings.samples)
-
-    async def _campaign(self, session: Session, spec: CampaignSpec) -> None:
-        await submit_campaign(session, spec)
-        await resume_campaign(session, spec.name)
-        await watch_campaign(session, spec.name, every=1.0)
-        async with session.connection("demo") as connection:
-            await session.committed(connection)
+        return campaign_of("demo-oracle", tasks, model, self.settings.samples)
 
     async def _dataset(self, session: Session) -> int:
         """Dataset and tokenizer; how many examples."""
@@ -210,66 +180,11 @@ class Demo:
             "seed": settings.seed,
         }
         file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in lines.items()))
-        command = [sys.executable, "-m", "orchard", "--store", self.config.store, "sft", str(file)]
-        process = await asyncio.create_subprocess_exec(*command)
-        if code := await process.wait():
-            raise RuntimeError(f"training ended with exit code {code}; run `{' '.join(command)}` to go on")
+        await self.command("sft", str(file))
 
     async def _evaluate(self, session: Session, name: str, model: Path, tasks: list[TaskRef]) -> None:
         """A campaign on the held-out tasks, one greedy rollout each."""
-        spec = _campaign(
-            name,
-            tasks,
-            ModelSpec(name="policy", endpoint=ENDPOINT, temperature=0.0, max_tokens=160, logprobs=True),
-            samples=1,
-        )
-        async with self._serving(model):
-            await self._campaign(session, spec)
-
-    @asynccontextmanager
-    async def _serving(self, model: Path) -> AsyncIterator[None]:
-        port_file = self.directory / "policy.port"
-        port_file.unlink(missing_ok=True)
-        command = [
-            "-m",
-            "pipelines.policy",
-            str(model),
-            "--port",
-            str(self._port),
-            "--port-file",
-            str(port_file),
-        ]
-        with (self.directory / "policy.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=log, stdout=log)
-        try:
-            async with asyncio.timeout(SERVER_SECONDS):
-                while not port_file.exists():
-                    if process.returncode is not None:
-                        raise RuntimeError(f"the policy server ended: see {self.directory / 'policy.log'}")
-                    await asyncio.sleep(0.05)
-            yield
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-
-    @contextmanager
-    def _step(self, title: str) -> Iterator[None]:
-        console.rule(title)
-        began = time.monotonic()
-        yield
-        self.seconds[title] = time.monotonic() - began
-
-
-def held_out_score(store: str, campaign: str) -> Score:
-    """pass@1 of a campaign, with its interval. Aborted rollouts are in no count."""
-    query = """
-        select count(resolved), count(*) filter (resolved) from rollouts
-        where campaign = ? and resolved is not null group by task_id order by task_id
-    """
-    with open_tables(store) as tables:
-        rows = tables.execute(query, [campaign]).fetchall()
-    return score([Tally(graded=graded, resolved=resolved) for graded, resolved in rows])
+        await self.sampled(session, name, model, tasks, temperature=0.0, samples=1)
 
 
 def show(result: DemoResult) -> None:
@@ -285,29 +200,5 @@ def show(result: DemoResult) -> None:
     console.print(rows_table(["demo-sft", ""], rows))
 
 
-def _campaign(name: str, tasks: list[TaskRef], model: ModelSpec, samples: int) -> CampaignSpec:
-    return CampaignSpec(
-        name=name,
-        tasks=tuple(tasks),
-        harnesses=(HARNESS,),
-        models=(model,),
-        samples=samples,
-        budget=Budget(steps=8, cost_usd=0.0),
-        timeouts=Timeouts(command=10.0),
-    )
-
-
-def _refs(session: Session, split: Split) -> list[TaskRef]:
-    prefix = f"repair-{split}-"
-    refs = read_task_refs(session.config.store, source=SOURCE, only_valid=False)
-    return [ref for ref in refs if ref.task_id.startswith(prefix)]
-
-
 def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -1,4 +1,4 @@
-"""`demo-sft`: the whole way from tasks to a model that has learned, on one machine."""
+"""`demo-sft` and `demo-rl`: the whole way from tasks to a model that has learned, on one machine."""
 
 from typing import Annotated
 
@@ -37,3 +37,40 @@ def register(app: typer.Typer) -> None:
         demo = Demo(session.config.store, settings)
         show(uvloop.run(demo.run()))
         console.print(f"the model: {demo.model}", highlight=False)
+
+    @app.command(name="demo-rl")
+    def demo_rl(
+        context: typer.Context,
+        steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 40,
+        prompts: Annotated[int, typer.Option(help="Groups in each step.", min=1)] = 8,
+        method: Annotated[str, typer.Option(help="bar, fixed (GRPO) or dynamic (DAPO).")] = "bar",
+        lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
+        pool: Annotated[int, typer.Option(help="Training tasks to measure.", min=1)] = 120,
+        samples: Annotated[int, typer.Option(help="Rollouts of each held-out task.", min=1)] = 2,
+        deaths: Annotated[
+            float, typer.Option("--sandbox-deaths", help="Share of sandboxes to destroy.", min=0, max=1)
+        ] = 0.0,
+        seed: Annotated[int, typer.Option(help="Of the order of tasks.")] = 0,
+    ) -> None:
+        """Train the policy of `orchard demo-sft` further on rewards from real tests, in balanced groups.
+
+        Needs no model, no key and no GPU. Stopped in the middle it goes on where it was.
+        """
+        from orchard.demo_rl import RlDemo, demo_settings, show
+        from pipelines.models.errors import require_torch
+
+        require_torch("orchard demo-rl")
+        session: Session = context.obj
+        settings = demo_settings(
+            steps=steps,
+            prompts=prompts,
+            method=method,
+            lr=lr,
+            pool=pool,
+            samples=samples,
+            deaths=deaths,
+            seed=seed,
+        )
+        demo = RlDemo(session.config.store, settings)
+        show(uvloop.run(demo.run()))
+        console.print(f"curves: {demo.directory / 'curves.png'}", highlight=False)

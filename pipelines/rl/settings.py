@@ -154,9 +154,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Recipes of learning.md, sections 4 and 5; `preset = "swe"` in the file, other keys win."""
 
 
+METHODS: dict[str, bool] = {"fixed": True, "dynamic": False}
+"""Methods without an interval of positive shares, which TOML cannot say, and whether they keep groups of one
+class: GRPO with fixed N, and dynamic sampling."""
+
+
 def settings_from(tree: dict[str, Any]) -> RlSettings:
-    """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
+    """Settings from decoded TOML, over the preset it names; `method = "fixed"` or `"dynamic"` makes other
+    groups than balanced ones. Raises TrainingError."""
     given = dict(tree)
+    method = given.pop("method", "bar")
+    if method in METHODS:
+        size = given.get("bar", {}).get("size", BarSettings().size)
+        given["bar"] = {"budget": size} | given.get("bar", {}) | {"interval": None}
+        given["keep_degenerate"] = METHODS[method]
+    elif method != "bar":
+        raise TrainingError(f"no method is named {method!r}: choose one of bar, {', '.join(METHODS)}")
     preset = given.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(PRESETS)}")

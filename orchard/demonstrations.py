@@ -1,0 +1,151 @@
+"""What the demonstrations share: a place in the store, a policy server, campaigns, the time of each step."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
+from orchard.config import Config, load
+from orchard.session import Session
+from orchard.terminal import console
+from pipelines.scores import Score, Tally, score
+from pipelines.tasks.registry import read_task_refs
+from pipelines.tasks.repairs import SOURCE, Split
+from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from storage.reader import open_tables
+
+HARNESS = "mini-swe-agent-compact"
+ENDPOINT = "policy"
+ANSWER_TOKENS = 160
+BUDGET = Budget(steps=8, cost_usd=0.0)
+TIMEOUTS = Timeouts(command=10.0)
+SERVER_SECONDS = 60.0
+
+
+class Demonstration:
+    """One demonstration in a directory `name` of the store."""
+
+    def __init__(self, store: str, name: str, *, workers: int, slots: int) -> None:
+        self.directory = Path(store).absolute() / name
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.seconds: dict[str, float] = {}
+        """Of each step."""
+        self.port = _free_port()
+        self.config = self._configuration(store, workers, slots)
+
+    def _configuration(self, store: str, workers: int, slots: int) -> Config:
+        """The configuration of all processes: the policy server is an endpoint like any other."""
+        file = self.directory / "orchard.toml"
+        file.write_text(
+            f"[up]\nworkers = {workers}\n\n[worker]\nslots = {slots}\n\n"
+            f'[endpoints.{ENDPOINT}]\nbase_url = "http://127.0.0.1:{self.port}/v1"\n'
+            "extra_body = { return_token_ids = true, logprobs = true }\n"
+        )
+        os.environ["ORCHARD_CONFIG"] = str(file)  # the children of `up` read it too
+        return load({"store": store})
+
+    async def campaign(self, session: Session, spec: CampaignSpec) -> None:
+        """Run a campaign to its end, or what is left of it, until its results are in the tables."""
+        await submit_campaign(session, spec)
+        await resume_campaign(session, spec.name)
+        await watch_campaign(session, spec.name, every=1.0)
+        async with session.connection("demo") as connection:
+            await session.committed(connection)
+
+    async def sampled(
+        self,
+        session: Session,
+        name: str,
+        model: Path,
+        tasks: list[TaskRef],
+        *,
+        temperature: float,
+        samples: int,
+    ) -> None:
+        """A campaign of `model` on these tasks."""
+        spec = ModelSpec(
+            name="policy",
+            endpoint=ENDPOINT,
+            temperature=temperature,
+            max_tokens=ANSWER_TOKENS,
+            logprobs=True,
+        )
+        async with self._serving(model):
+            await self.campaign(session, campaign_of(name, tasks, spec, samples))
+
+    @asynccontextmanager
+    async def _serving(self, model: Path) -> AsyncIterator[None]:
+        port_file = self.directory / "policy.port"
+        port_file.unlink(missing_ok=True)
+        options = ["--port", str(self.port), "--port-file", str(port_file)]
+        command = [sys.executable, "-m", "pipelines.policy", str(model), *options]
+        with (self.directory / "policy.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(*command, stderr=log, stdout=log)
+        try:
+            async with asyncio.timeout(SERVER_SECONDS):
+                while not port_file.exists():
+                    if process.returncode is not None:
+                        raise RuntimeError(f"the policy server ended: see {self.directory / 'policy.log'}")
+                    await asyncio.sleep(0.05)
+            yield
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+    async def command(self, *words: str) -> None:
+        """An `orchard` command in a process of its own, as a user would; RuntimeError when it fails."""
+        command = [sys.executable, "-m", "orchard", "--store", self.config.store, *words]
+        process = await asyncio.create_subprocess_exec(*command)
+        if code := await process.wait():
+            raise RuntimeError(f"`{' '.join(command)}` ended with exit code {code}: run it again to go on")
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Show the title of what follows, and note its time."""
+        console.rule(title)
+        began = time.monotonic()
+        yield
+        self.seconds[title] = time.monotonic() - began
+
+
+def campaign_of(name: str, tasks: list[TaskRef], model: ModelSpec, samples: int) -> CampaignSpec:
+    """A campaign in the demonstrations' harness and limits."""
+    return CampaignSpec(
+        name=name,
+        tasks=tuple(tasks),
+        harnesses=(HARNESS,),
+        models=(model,),
+        samples=samples,
+        budget=BUDGET,
+        timeouts=TIMEOUTS,
+    )
+
+
+def repair_refs(store: str, split: Split) -> list[TaskRef]:
+    """The repair tasks that the store has."""
+    prefix = f"repair-{split}-"
+    refs = read_task_refs(store, source=SOURCE, only_valid=False)
+    return [ref for ref in refs if ref.task_id.startswith(prefix)]
+
+
+def campaign_score(store: str, campaign: str) -> Score:
+    """pass@1 of a campaign, with its interval. Aborted rollouts are in no count."""
+    query = """
+        select count(resolved), count(*) filter (resolved) from rollouts
+        where campaign = ? and resolved is not null group by task_id order by task_id
+    """
+    with open_tables(store) as tables:
+        rows = tables.execute(query, [campaign]).fetchall()
+    return score([Tally(graded=graded, resolved=resolved) for graded, resolved in rows])
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
