@@ -1,5 +1,6 @@
-"""`python -m tests.chaos.rl`: kill processes at random through a reinforcement-learning run, then prove that the
-groups trained on have no repeat and no gap and that no rollout was lost.
+"""`python -m tests.chaos.rl`: kill processes at random through a reinforcement-learning run.
+
+Then prove that the groups trained on have no repeat and no gap and that no rollout was lost.
 
 The kills are spaced by progress. The same code, smaller, is a test (tests/orchard/test_rl_chaos.py).
 """
@@ -36,7 +37,7 @@ DEADLINE_SECONDS = 900.0
 
 # What the trainer should have had: all groups of the log that nobody dropped, in its order.
 _EXPECTED = f"select group_id from groups where run = '{RUN}' and dropped is null order by sequence"
-_TRAINED = f"select groups from policies where run = '{RUN}' order by version"
+_TRAINED = f"select groups from policies where run = '{RUN}' and kind = 'updated' order by version"
 
 
 @dataclass
@@ -193,6 +194,7 @@ def _check(store: Path, size: Size, report: RlReport) -> None:
         report.rollouts, report.aborted = tables.sql(
             f"select count(*), count(*) filter (status = 'aborted') from rollouts where campaign = '{RUN}'"
         ).fetchall()[0]
+        holds = tables.sql(f"select holds from conservation where campaign = '{RUN}'").fetchall()
         twice = tables.sql("select count(*) - count(distinct sequence) from events").fetchall()[0][0]
         steps = [
             n
@@ -208,6 +210,8 @@ def _check(store: Path, size: Size, report: RlReport) -> None:
         report.faults.append(f"{len(trained)} groups trained instead of {size.steps * size.prompts}")
     if steps != list(range(1, size.steps + 1)):
         report.faults.append(f"the log has figures of the steps {steps}")
+    if holds != [(True,)]:
+        report.faults.append(f"conservation at the end: {holds}")
     if twice:
         report.faults.append(f"{twice} events stored twice")
     newest = read_newest(store / "rl")
