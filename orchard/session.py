@@ -16,6 +16,7 @@ from streams import names
 from streams.connection import Connection, connect
 from streams.reading import bounds
 from streams.server import EmbeddedServer
+from workers.llm.settings import EndpointSettings
 
 COMMIT_WAIT_SECONDS = 60.0
 
@@ -41,6 +42,12 @@ class Session:
     def up(self) -> UpRecord | None:
         """What `orchard up` runs on this store, if anything."""
         return None if "://" in self.config.store else running(self.directory)
+
+    def endpoints(self) -> dict[str, EndpointSettings]:
+        """The configured endpoints, and the oracle of the pipeline that runs here."""
+        record = self.up()
+        own = {"oracle": EndpointSettings(base_url=record.oracle_url)} if record and record.oracle_url else {}
+        return {**own, **self.config.endpoints}
 
     def nats_url(self) -> str:
         """The configured server, else the embedded one that runs; ConfigError when there is neither."""

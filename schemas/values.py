@@ -87,14 +87,14 @@ class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
 
 
 class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """p[at] by trial: the recorded commands of steps 0 to `at` were executed again, then the policy went on.
+    """p[step] by trial: the recorded commands of steps 0 to `step` were executed again, then the policy went on.
 
-    The event's id is a digest of the attempt, the path of messages up to step `at`, the model, the number of
+    The event's id is a digest of the attempt, the path of messages up to the step, the model, the number of
     continuations and `allow_divergence`, so that measuring the same twice is recognized.
     """
 
-    at: int
-    """The step after whose result the value holds, as in `curve`; -1 is before any action."""
+    step: int
+    """The one after whose result the value holds, as in `curve`; -1 is before any action."""
     model: str
     """The policy that went on."""
     model_kind: ModelKind

@@ -226,7 +226,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         detail=_TEXT,
     ),
     "measurements_all": _derived(
-        at=_INT,
+        step=_INT,
         model=_TEXT,
         model_kind=_TEXT,
         samples=_INT,

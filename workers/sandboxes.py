@@ -207,7 +207,7 @@ class SandboxFactory:
             (made,) = await source.sandbox.fork(
                 labels={**self._labels, "purpose": purpose},
                 ttl_seconds=self._settings.ttl_seconds,
-                idempotency_key=key,
+                idempotency_key=f"{key}-fork",
             )
             return made
 

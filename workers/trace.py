@@ -151,7 +151,7 @@ class Trace:
                 returncode=outcome.returncode,
                 seconds=outcome.seconds,
                 timed_out=outcome.timed_out,
-                output_sha256=hashlib.sha256(outcome.output.encode()).hexdigest(),
+                output_sha256=output_sha256(outcome.output),
             ),
         )
 
@@ -221,6 +221,11 @@ class Trace:
             return await asyncio.to_thread(self._blobs.put, data, media_type)
         except StorageError as error:
             raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
+
+
+def output_sha256(output: str) -> str:
+    """What a replay compares: the hash of a command's whole output, before any cut."""
+    return hashlib.sha256(output.encode()).hexdigest()
 
 
 def chat_messages(path: list[MessageNode]) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from pipelines.models.errors import ModelError
 from pipelines.rl.coordinator import RunError
 from pipelines.sft.settings import TrainingError
 from pipelines.tasks.errors import TaskError
+from pipelines.values.recorded import UnknownRollout
 from schemas.identity import InvalidName
 from schemas.quantities import InvalidQuantity
 from storage.errors import StorageError
@@ -57,6 +58,7 @@ USER_ERRORS = (
     StreamsError,
     SandboxError,
     UnknownHarness,
+    UnknownRollout,
     InfrastructureError,
 )
 """What a user can mend: shown as one sentence, exit code 1. Anything else is a defect and shows its trace."""

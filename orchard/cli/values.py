@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 import uvloop
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.cli import measuring
 from orchard.cli.processes import stop_on_signals
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.session import Session
-from orchard.terminal import console
+from orchard.terminal import console, progress
 from pipelines.values.annotator import Annotator, Cases
 from pipelines.values.curves import Curve, shape_statistics
 from pipelines.values.requests import QUEUE, Asking, offer, open_requests
@@ -23,7 +23,7 @@ from storage.reader import open_tables
 from streams.claims import Claims
 from streams.publisher import Publisher
 from streams.topology import declare
-from workers.llm.client import EndpointSettings, ModelClient
+from workers.llm.client import ModelClient
 
 app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
 
@@ -76,7 +76,7 @@ async def annotate_campaign(session: Session, campaign: str, asking: Asking, slo
             return
         publisher = Publisher(connection)
         await offer(publisher, requests, f".again-{os.getpid()}" if asking.again else "")
-        bar = stack.enter_context(_bar())
+        bar = stack.enter_context(progress("trajectories"))
         task = bar.add_task(campaign, total=len(requests))
         missing = {request.rollout_id for request in requests}
         verdicts: dict[str, int] = {}
@@ -89,7 +89,7 @@ async def annotate_campaign(session: Session, campaign: str, asking: Asking, slo
             if not missing:
                 stop.set()
 
-        models = ModelClient(endpoints(session))
+        models = ModelClient(session.endpoints())
         stack.push_async_callback(models.close)
         claims = await stack.enter_async_context(Claims(connection, QUEUE))
         cases = Cases(session.config.store)
@@ -134,7 +134,7 @@ async def _worker(session: Session, slots: int) -> None:
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("annotator"))
         await declare(connection, session.config.nats, [QUEUE])
-        models = ModelClient(endpoints(session))
+        models = ModelClient(session.endpoints())
         stack.push_async_callback(models.close)
         claims = await stack.enter_async_context(Claims(connection, QUEUE))
         cases = Cases(session.config.store)
@@ -176,20 +176,4 @@ def shapes(
     console.print(rows_table(["annotator", *fields, "clamped", "failed"], rows))
 
 
-def endpoints(session: Session) -> dict[str, EndpointSettings]:
-    """The configured endpoints, and the oracle of the pipeline that runs here."""
-    record = session.up()
-    own = {"oracle": EndpointSettings(base_url=record.oracle_url)} if record and record.oracle_url else {}
-    return {**own, **session.config.endpoints}
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("trajectories"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
+measuring.register(app)

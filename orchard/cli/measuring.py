@@ -1,0 +1,264 @@
+"""`values measure` and `values report`: what steps were really worth, and how well an annotator knew it."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+from rich.markup import escape
+
+from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.session import Session
+from orchard.terminal import console, progress
+from pipelines.values.calibration import FEW, agreement, plot
+from pipelines.values.calibration import Point as Calibrated
+from pipelines.values.comparison import Pair, compared
+from pipelines.values.continuations import Point
+from pipelines.values.measure import Measurement, PointRefused
+from pipelines.values.measure import measure as measure_point
+from pipelines.values.recorded import read_recorded
+from schemas.campaigns import ModelSpec
+from schemas.llm_calls import ModelKind
+from storage.reader import open_tables
+from streams.publisher import Publisher
+from streams.topology import declare
+from workers.failures import InfrastructureError
+from workers.llm.client import ModelClient
+from workers.rollout import Workplace
+
+_WORST = 20
+_AGREEMENT = [
+    "annotator",
+    "policy",
+    "steps",
+    "rollouts",
+    "Brier",
+    "by sampling",
+    "bias",
+    "Spearman",
+    "in 95 %",
+]
+_POINTS = ["rollout", "step", "annotated", "measured", "95 %", "samples"]
+_MEASURED = ["step", "V", "95 %", "resolved", "aborted", "replayed", "diverged", "seconds", ""]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `values`."""
+    app.command()(measure)
+    app.command()(report)
+
+
+def measure(
+    context: typer.Context,
+    rollout: Annotated[str, typer.Argument(help="Id of the rollout, or its first digits.")],
+    at: Annotated[str, typer.Option(help="Steps, 3,7,12: after the result of each; -1 is before any.")],
+    samples: Annotated[int, typer.Option(help="Continuations of each step.", min=1)] = 8,
+    model: Annotated[
+        str | None, typer.Option(help="Policy that goes on.", show_default="the rollout's own")
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
+    slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,
+    allow_divergence: Annotated[
+        bool, typer.Option("--allow-divergence", help="Measure where the replay is not what was recorded.")
+    ] = False,
+) -> None:
+    """Measure the value of a rollout's steps: replay it up to there, let the policy go on, grade, count.
+
+    Stopped, the same command goes on; more samples add to those that are there. The continuations are
+    rollouts of the campaign `measured`.
+
+    orchard values measure 3f2a --at 3,7,12 --samples 8
+    """
+    wanted = Wanted(rollout, _steps(at), samples, model, endpoint, slots, allow_divergence)
+    try:
+        failed = uvloop.run(measure_rollout(context.obj, wanted))
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    if failed:
+        raise typer.Exit(1)
+
+
+def _steps(text: str) -> list[int]:
+    try:
+        return sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"--at {text} is no list of steps: write it like 3,7,12") from None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `values measure` is to do."""
+
+    rollout: str
+    steps: list[int]
+    samples: int
+    model: str | None = None
+    endpoint: str | None = None
+    slots: int = 4
+    allow_divergence: bool = False
+
+    def policy(self, own: ModelSpec) -> ModelSpec:
+        """The rollout's own model, or the one that was named."""
+        if self.model is None:
+            return msgspec.structs.replace(own, endpoint=self.endpoint or own.endpoint)
+        oracle = self.model.partition("/")[0] == "oracle"
+        return msgspec.structs.replace(
+            own,
+            name=self.model,
+            endpoint=self.endpoint or ("oracle" if oracle else "default"),
+            kind=ModelKind.ORACLE if oracle else ModelKind.MODEL,
+        )
+
+
+async def measure_rollout(session: Session, wanted: Wanted) -> int:
+    """Measure the steps one after the other; the number of those that have no value."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    rows: list[tuple[Any, ...]] = []
+    failed = 0
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.connection("measure"))
+        await declare(connection, session.config.nats, [])
+        await session.committed(connection)
+        with open_tables(session.config.store) as tables:
+            recorded = read_recorded(tables, session.blobs, wanted.rollout)
+        models = ModelClient(session.endpoints())
+        stack.push_async_callback(models.close)
+        workplace = Workplace(
+            worker=f"{socket.gethostname()}-{os.getpid()}",
+            publisher=Publisher(connection),
+            blobs=session.blobs,
+            sandboxes=await stack.enter_async_context(session.sandboxes()),
+            sandbox_settings=session.config.sandbox,
+            models=models,
+        )
+        bar = stack.enter_context(progress("continuations"))
+        line = bar.add_task(recorded.request.rollout_id, total=wanted.samples * len(wanted.steps))
+        for number, step in enumerate(wanted.steps, start=1):
+            point = Point(
+                recorded=recorded,
+                at=step,
+                model=wanted.policy(recorded.request.model),
+                samples=wanted.samples,
+                allow_divergence=wanted.allow_divergence,
+            )
+            try:
+                found = await measure_point(
+                    point, workplace, slots=wanted.slots, told=lambda _point, _outcome: bar.advance(line)
+                )
+            except (PointRefused, InfrastructureError) as error:
+                failed += 1
+                console.print(f"[red]not measured:[/] {escape(str(error))}", highlight=False)
+            except asyncio.CancelledError:
+                console.print("stopped: the same command goes on with what is not measured yet")
+                raise
+            else:
+                rows.append(_measured_row(found))
+                for one in found.divergences:
+                    console.print(f"step {one.step}: {escape(one.what)}", highlight=False)
+            bar.update(line, completed=wanted.samples * number)
+        await session.committed(connection)
+    if rows:
+        console.print(rows_table(_MEASURED, rows))
+    return failed
+
+
+def _measured_row(found: Measurement) -> tuple[Any, ...]:
+    one = found.value
+    return (
+        one.step,
+        f"{one.value:.2f}",
+        f"{one.low:.2f} to {one.high:.2f}",
+        f"{one.resolved} of {one.samples}",
+        one.aborted,
+        one.replayed,
+        ", ".join(map(str, one.diverged)) or "-",
+        f"{one.seconds:.1f}",
+        "known" if found.known else "",
+    )
+
+
+def report(
+    context: typer.Context,
+    annotator: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the plots.", file_okay=False)] = Path(),
+) -> None:
+    """Compare annotated with measured values of the same steps: errors, rank correlation, calibration plot.
+
+    orchard values report --annotator oracle --out plots
+    """
+    session: Session = context.obj
+    with open_tables(session.config.store) as tables:
+        pairs = compared(tables, annotator)
+    if not pairs:
+        whose = f" by {annotator!r}" if annotator else ""
+        raise ConfigError(
+            f"no step has both an annotated value{whose} and a measured one: run `orchard values "
+            "annotate` and `orchard values measure` on the same rollouts"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    console.print(rows_table(_AGREEMENT, [_agreement_row(*pair) for pair in pairs.items()]))
+    for pair, points in pairs.items():
+        if len(points) < FEW:
+            console.print(
+                f"{pair.annotator}, {pair.model}: {len(points)} steps are too few to judge by; measure at "
+                f"least {FEW}, of several rollouts",
+                highlight=False,
+            )
+        worst = sorted(points, key=lambda point: -abs(point.annotated - point.measured))[:_WORST]
+        title = f"{pair.annotator}, {pair.model}: steps, largest differences first"
+        console.print(rows_table(_POINTS, [_point_row(point) for point in worst], title))
+        name = re.sub(r"[^\w.-]+", "-", f"calibration-{pair.annotator}-{pair.model}")
+        plot(points, f"{pair.annotator} against {pair.model}", out / f"{name}.png")
+        console.print(f"plot: {out / name}.png", highlight=False, soft_wrap=True)
+
+
+_WORST = 20
+_AGREEMENT = [
+    "annotator",
+    "policy",
+    "steps",
+    "rollouts",
+    "Brier",
+    "by sampling",
+    "bias",
+    "Spearman",
+    "in 95 %",
+]
+_POINTS = ["rollout", "step", "annotated", "measured", "95 %", "samples"]
+
+
+def _agreement_row(pair: Pair, points: list[Calibrated]) -> tuple[Any, ...]:
+    one = agreement(points)
+    return (
+        pair.annotator,
+        pair.model,
+        one.points,
+        len({point.rollout_id for point in points}),
+        f"{one.brier:.3f}",
+        "-" if one.noise is None else f"{one.noise:.3f}",
+        f"{one.bias:+.3f}",
+        "-" if one.spearman is None else f"{one.spearman:.2f} (n={one.points})",
+        f"{one.covered:.0%}",
+    )
+
+
+def _point_row(point: Calibrated) -> tuple[Any, ...]:
+    return (
+        point.rollout_id[:12],
+        point.step,
+        f"{point.annotated:.2f}",
+        f"{point.measured:.2f}",
+        f"{point.low:.2f} to {point.high:.2f}",
+        point.samples,
+    )

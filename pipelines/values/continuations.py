@@ -1,0 +1,162 @@
+"""Continuations: rollouts that begin in the middle of another one, in its state and with its messages.
+
+Each is a rollout of its own in the campaign `measured`, and the log has all of it: that is the evidence of a
+measured value, a command that was stopped goes on with those that are finished, and more samples add to
+them. A continuation's messages begin with those of the rollout it goes on from, under the same node ids, so
+its tree is whole and is at the same time a branch of the other. Because these messages are in the log
+already, datasets leave the campaign out unless it is named.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from pipelines.campaigns import requested_event
+from pipelines.values.recorded import Recorded
+from schemas.campaigns import ModelSpec, RolloutRequest
+from schemas.events import (
+    AttemptReleased,
+    Event,
+    RolloutAborted,
+    RolloutFinished,
+    RolloutReopened,
+    make_event,
+    payload,
+)
+from schemas.identity import digest
+from schemas.messages import MessageNode
+from schemas.tasks import Task
+from schemas.values import MEASURED_CAMPAIGN
+from streams.errors import OutcomeRefused
+from workers.failures import InfrastructureError
+from workers.retries import Abort, after_failure
+from workers.rollout import Attempt, Beginning, Workplace
+from workers.sandboxes import SandboxFactory, SandboxMachine
+
+Outcome = RolloutFinished | RolloutAborted
+Machines = Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
+"""Opens machines in the state to go on from; see `Beginning.machine`."""
+
+SOURCE = "orchard/measure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One step of one rollout, whose value is asked for."""
+
+    recorded: Recorded
+    at: int
+    model: ModelSpec
+    """The policy that goes on."""
+    samples: int
+    allow_divergence: bool = False
+
+    @cached_property
+    def history(self) -> tuple[MessageNode, ...]:
+        """The messages to go on from."""
+        return self.recorded.until(self.at)
+
+    @property
+    def event_id(self) -> str:
+        """Of the measurement: the same question has the same id."""
+        return digest(["measurement", *self._identity, self.samples])
+
+    def request(self, sample: int) -> RolloutRequest:
+        """One continuation. It does not depend on how many there are, so that more can be added."""
+        return msgspec.structs.replace(
+            self.recorded.request,
+            rollout_id=digest(["continuation", *self._identity, sample]),
+            campaign=MEASURED_CAMPAIGN,
+            model=self.model,
+            sample=sample,
+            attempt_base=0,
+            failures=0,
+            fence=0,
+            memory=self.recorded.memory,
+        )
+
+    @property
+    def _identity(self) -> list[object]:
+        origin = self.recorded
+        leaf = self.history[-1].node_id
+        return [
+            *(origin.request.rollout_id, origin.attempt, self.at, leaf),
+            *(self.model, self.allow_divergence),
+        ]
+
+
+async def continuation(point: Point, sample: int, workplace: Workplace, machines: Machines) -> Outcome:
+    """The outcome of one continuation: that of the log where it has one, else by running it now.
+
+    One that infrastructure aborted runs again. Raises StreamsError.
+    """
+    request = point.request(sample)
+    publisher = workplace.publisher
+    known = await publisher.outcome(request.rollout_id)
+    if known is not None and known.event is not None:
+        data = payload(known.event)
+        if isinstance(data, RolloutFinished):
+            return data
+        fence = known.sequence
+        if isinstance(data, RolloutAborted):
+            fence = await publisher.reopen(_reopened(request, data, fence), expected=fence)
+        request = msgspec.structs.replace(request, fence=fence)
+    else:
+        await publisher.event(requested_event(request))
+    beginning = Beginning(history=point.history, spent=point.recorded.spent(point.at), machine=machines)
+    return await _run(request, workplace, beginning)
+
+
+async def _run(request: RolloutRequest, workplace: Workplace, beginning: Beginning) -> Outcome:
+    """Attempts, until one has an outcome or infrastructure has cost as many as the request may have."""
+    while True:
+        attempt = await Attempt.begin(workplace, request, sequence=0, deliveries=1, beginning=beginning)
+        outcome: Outcome
+        try:
+            outcome = await attempt.run()
+        except InfrastructureError as error:
+            failures = request.failures + 1
+            step = after_failure(
+                error,
+                failures=failures,
+                max_tries=request.max_tries,
+                memory=attempt.memory,
+                override=request.memory,
+                max_memory=workplace.sandbox_settings.max_memory,
+            )
+            if not isinstance(step, Abort):
+                await attempt.publish(
+                    AttemptReleased(
+                        reason="infrastructure",
+                        cause=error.cause,
+                        detail=error.detail,
+                        retry_in_seconds=step.delay,
+                    )
+                )
+                await asyncio.sleep(step.delay)
+                request = msgspec.structs.replace(request, failures=failures, memory=step.memory)
+                continue
+            outcome = attempt.aborted(step.cause, error.detail, failures)
+        try:
+            await workplace.publisher.terminal(attempt.event(outcome, "done"), fence=request.fence)
+        except OutcomeRefused as refused:
+            # Another process measures the same; what it had accepted is the outcome.
+            accepted = payload(refused.event) if refused.event is not None else None
+            if isinstance(accepted, RolloutFinished | RolloutAborted):
+                return accepted
+            raise
+        return outcome
+
+
+def _reopened(request: RolloutRequest, data: RolloutAborted, sequence: int) -> Event:
+    return make_event(
+        RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason="measured again"),
+        id=f"{request.rollout_id}.reopened.{sequence}",
+        source=SOURCE,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+    )

@@ -1,0 +1,177 @@
+"""A finished attempt out of the log, exactly as it was recorded: what can be replayed step by step."""
+
+from dataclasses import dataclass
+
+import duckdb
+import msgspec
+
+from pipelines.trajectories import path
+from schemas.blobs import BlobRef
+from schemas.campaigns import RolloutRequest
+from schemas.events import SandboxCreated
+from schemas.llm_calls import LLMCall
+from schemas.messages import MessageNode, NodeRest, Role, ToolCall
+from schemas.outcomes import ExitStatus
+from schemas.tasks import Task
+from storage.blobs import BlobStore
+from workers.trace import Totals
+
+BEFORE = -1
+"""The step of the state before any action."""
+
+
+class UnknownRollout(ValueError):
+    """No rollout with an outcome can be replayed under that name; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A command that a step ran, and what is recorded of it."""
+
+    step: int
+    call: ToolCall
+    node: MessageNode
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The accepted attempt of one rollout."""
+
+    request: RolloutRequest
+    attempt: int
+    task: Task
+    memory: str
+    """What its sandbox had."""
+    exit_status: ExitStatus
+    path: tuple[MessageNode, ...]
+    """Whole messages from the root to the last."""
+    calls: dict[str, LLMCall]
+    """By the node that the call made."""
+
+    @property
+    def steps(self) -> int:
+        """Assistant messages: step t is the one of turn t + 1."""
+        return sum(node.role is Role.ASSISTANT for node in self.path)
+
+    def until(self, step: int) -> tuple[MessageNode, ...]:
+        """The path up to the last result of step `step`; with BEFORE, up to the task."""
+        end = len(self.path)
+        for index, node in enumerate(self.path):
+            if node.role is Role.ASSISTANT and node.turn == step + 2:
+                end = index
+                break
+        return self.path[:end]
+
+    def spent(self, step: int) -> Totals:
+        """What the path up to step `step` has used of the budget."""
+        totals = Totals()
+        for node in self.until(step):
+            used = Totals(seconds_commands=node.result.seconds if node.result else 0.0)
+            if node.role is Role.ASSISTANT:
+                call = self.calls.get(node.node_id)
+                used.turns = used.calls = 1
+                used.cost_usd = call.cost_usd if call else None
+                if call is not None:
+                    used.prompt_tokens = call.usage.prompt_tokens
+                    used.completion_tokens = call.usage.completion_tokens
+                    used.seconds_llm = call.seconds
+                    used.model_kind = call.model_kind
+            totals += used
+        return totals
+
+    def executed(self, step: int) -> list[Executed]:
+        """The commands of steps 0 to `step` in their order.
+
+        A harness executes a message's calls in the order they have, so its results, which follow it, are
+        those of its first calls: ids are the model's, and need not differ.
+        """
+        found: list[Executed] = []
+        calls: list[ToolCall] = []
+        for node in self.until(step):
+            if node.role is Role.ASSISTANT:
+                calls = list(node.tool_calls)
+            elif node.role is Role.TOOL and calls:
+                found.append(Executed(node.turn - 1, calls.pop(0), node))
+        return found
+
+    @property
+    def submitted(self) -> int | None:
+        """The step that handed the work in, after which there is nothing to go on with."""
+        over = self.exit_status in (ExitStatus.SUBMITTED, ExitStatus.FINISHED)
+        return self.steps - 1 if over else None
+
+
+_FIND = """
+select rollout_id, attempt, status, exit_status, leaf, sequence from rollouts
+where starts_with(rollout_id, $name) limit 2
+"""
+_EVENTS = """
+select type, payload from events
+where rollout_id = $rollout and sequence <= $last and (attempt = $attempt or type = 'rollout.requested')
+and type in ('rollout.requested', 'sandbox.created', 'message.appended', 'llm.called')
+order by sequence
+"""
+
+
+def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str) -> Recorded:
+    """The rollout whose id begins with `name`. Raises UnknownRollout, BlobMissing, BlobCorrupt."""
+    rows = tables.execute(_FIND, {"name": name}).fetchall()
+    if len(rows) != 1:
+        what = "more than one rollout" if rows else "no rollout with an outcome"
+        raise UnknownRollout(f"{what} starts with {name!r}: `orchard sql 'from rollouts'` lists them")
+    rollout, attempt, status, exit_status, leaf, last = rows[0]
+    if status == "aborted":
+        raise UnknownRollout(f"rollout {rollout} was aborted: only one with an outcome can be replayed")
+    parameters = {"rollout": rollout, "attempt": attempt, "last": last}
+    request: RolloutRequest | None = None
+    memory = ""
+    nodes: dict[str, MessageNode] = {}
+    calls: dict[str, LLMCall] = {}
+    for kind, payload in tables.execute(_EVENTS, parameters).fetchall():
+        match kind:
+            case "rollout.requested":
+                request = request or msgspec.json.decode(payload, type=RolloutRequest)
+            case "sandbox.created":
+                created = msgspec.json.decode(payload, type=SandboxCreated)
+                if created.purpose == "rollout":
+                    memory = created.memory
+            case "message.appended":
+                node = msgspec.json.decode(payload, type=MessageNode)
+                nodes.setdefault(node.node_id, node)
+            case _:
+                call = msgspec.json.decode(payload, type=LLMCall)
+                calls.setdefault(call.node, call)
+    if request is None or not nodes:
+        raise UnknownRollout(f"rollout {rollout} has no request or no messages in the log: nothing to replay")
+    steps = path(nodes, leaf)
+    if any(node.role is Role.TOOL and not (node.result and node.result.output_sha256) for node in steps):
+        raise UnknownRollout(
+            f"rollout {rollout} does not say what its commands returned, as imported ones do not: a replay "
+            "could not be checked"
+        )
+    task = msgspec.json.decode(blobs.get(request.task.blob), type=Task)
+    return Recorded(
+        request=request,
+        attempt=attempt,
+        task=task,
+        memory=memory or task.memory,
+        exit_status=ExitStatus(exit_status),
+        path=tuple(_whole(node, blobs) for node in steps),
+        calls=calls,
+    )
+
+
+def _whole(node: MessageNode, blobs: BlobStore) -> MessageNode:
+    """The node with what of it is in blobs."""
+    if node.content_blob is not None:
+        node = msgspec.structs.replace(node, content=_text(blobs, node.content_blob), content_blob=None)
+    if node.rest_blob is not None:
+        rest = msgspec.json.decode(blobs.get(node.rest_blob), type=NodeRest)
+        node = msgspec.structs.replace(
+            node, reasoning=rest.reasoning, tool_calls=rest.tool_calls, tokens=rest.tokens, rest_blob=None
+        )
+    return node
+
+
+def _text(blobs: BlobStore, ref: BlobRef) -> str:
+    return blobs.get(ref).decode()

@@ -1,0 +1,211 @@
+"""Measured values in real sandboxes: replay, continuations, grading, and what is in the log afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from injector.client import AsyncSandboxClient
+from pipelines.values.continuations import Point, continuation
+from pipelines.values.measure import Measurement, PointRefused, measure
+from pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
+from schemas.campaigns import Budget
+from schemas.llm_calls import ModelKind
+from schemas.messages import Role
+from streams import names
+from streams.reading import bounds
+from tests.sandbox_service import LocalService
+from tests.tiny_tasks import build_tiny_image
+from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World
+from workers.llm.oracle.server import OracleServer
+
+EDIT = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
+DIFF = f"git diff > patch.txt; {SUBMIT} && cat patch.txt"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalService]:
+    service = LocalService(tmp_path_factory.mktemp("measure") / "state")
+    try:
+        async with AsyncSandboxClient(service.url) as client:
+            await build_tiny_image(client, 2)
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture
+async def world(pipeline: Any, service: LocalService) -> AsyncIterator[World]:
+    policy = Policy()
+    async with (
+        AsyncSandboxClient(service.url) as client,
+        OracleServer(lambda: [TASK]) as oracle,
+        policy.served(),
+    ):
+        yield World(pipeline, client, policy, oracle.url)
+        assert await client.list_sandboxes() == []
+
+
+async def measured(world: World, point: Point, **urls: str) -> Measurement:
+    async with world.workplace(**urls) as workplace, asyncio.timeout(120):
+        return await measure(
+            point, workplace, slots=2, told=lambda point, outcome: world.told.append((point, outcome))
+        )
+
+
+def commands(recorded: Recorded) -> list[str]:
+    """Of each step, joined."""
+    return [
+        "\n".join(msgspec.json.decode(call.arguments)["command"] for call in node.tool_calls)
+        for node in recorded.path
+        if node.role is Role.ASSISTANT
+    ]
+
+
+async def test_the_state_is_the_one_after_the_result_of_the_step(world: World) -> None:
+    """A policy that edits wrongly resolves nothing, unless the right edit has been made for it already."""
+    recorded = await world.record("oracle/resolves")
+    edit = next(step for step, text in enumerate(commands(recorded)) if "left + right" in text)
+    before = await measured(world, world.point(recorded, edit - 1, "oracle/wrong_edit"))
+    after = await measured(world, world.point(recorded, edit, "oracle/wrong_edit", 2))
+    assert (before.value.value, before.value.samples, before.value.step) == (0.0, 1, edit - 1)
+    assert (after.value.value, after.value.samples, after.value.resolved) == (1.0, 2, 2)
+    assert before.value.high < 1.0 and after.value.low > 0.0
+    teacher = await measured(world, world.point(recorded, BEFORE, "oracle/resolves"))
+    assert (teacher.value.value, teacher.value.replayed, teacher.value.diverged) == (1.0, 0, ())
+    assert teacher.value.model_kind is ModelKind.ORACLE
+    assert (
+        after.value.replayed == sum(len(text.splitlines()) > 0 for text in commands(recorded)[: edit + 1]) + 1
+    )
+
+    # Each continuation is a whole rollout and a branch of the one it goes on from.
+    first, second = after.value.continuations
+    branch = await world.read(first)
+    history = recorded.until(edit)
+    assert branch.path[: len(history)] == history
+    assert branch.path[len(history)].role is Role.ASSISTANT
+    assert (
+        await world.rows(
+            "select campaign, status, resolved, turns, llm_calls from rollouts "
+            f"where rollout_id in ('{first}', '{second}')"
+        )
+        == [("measured", "completed", True, branch.steps, branch.steps - edit - 1)] * 2
+    )
+    assert await world.rows("select holds from conservation where campaign = 'measured'") == [(True,)]
+    assert await world.rows(
+        "select campaign, rollout_id, step, value, samples, model_kind from measurements order by step"
+    ) == [
+        ("demo", recorded.request.rollout_id, BEFORE, 1.0, 1, "oracle"),
+        ("demo", recorded.request.rollout_id, edit - 1, 0.0, 1, "oracle"),
+        ("demo", recorded.request.rollout_id, edit, 1.0, 2, "oracle"),
+    ]
+
+
+async def test_measuring_again_publishes_nothing_and_more_samples_add(world: World) -> None:
+    recorded = await world.play("pwd", EDIT, DIFF)
+    point = world.point(recorded, 1, "script")
+    once = await measured(world, point)
+    assert once.value.value == 1.0 and not once.known
+    last = (await bounds(world.pipeline.connection, names.EVENTS)).last
+    again = await measured(world, point)
+    assert again.known and again.value == once.value
+    assert (await bounds(world.pipeline.connection, names.EVENTS)).last == last
+    more = await measured(world, world.point(recorded, 1, "script", 2))
+    assert more.value.samples == 2 and not more.known
+    assert more.value.continuations[0] == once.value.continuations[0]
+    assert await world.rows("select count(*) from attempts where campaign = 'measured'") == [(2,)]
+
+
+@pytest.mark.parametrize("command", ["date +%s%N", "echo $RANDOM$RANDOM$RANDOM"])
+async def test_a_world_that_is_not_the_recorded_one_is_refused_unless_allowed(
+    world: World, command: str
+) -> None:
+    recorded = await world.play("pwd", command, EDIT)
+    fine = await measured(world, world.point(recorded, 0, "oracle/wrong_edit"))
+    assert fine.value.diverged == ()
+    with pytest.raises(PointRefused, match=r"step 1:.*in step 1 .*--allow-divergence"):
+        await measured(world, world.point(recorded, 1, "script"))
+    assert await world.rows("select step from measurements") == [(0,)]
+    allowed = await measured(world, world.point(recorded, 1, "script", allow_divergence=True))
+    assert allowed.value.diverged == (1,) and allowed.value.allow_divergence
+    assert [one.step for one in allowed.divergences] == [1]
+
+
+async def test_durations_alone_are_told_and_not_refused(world: World) -> None:
+    recorded = await world.play("echo ran in 0.$RANDOM$RANDOM s; touch new; ls -la .")
+    found = await measured(world, world.point(recorded, 0, "script"))
+    assert found.value.diverged == (0,)
+    assert found.divergences[0].timing
+
+
+async def test_processes_that_ran_on_run_in_every_continuation(world: World) -> None:
+    count = "grep -lx sleep /proc/[0-9]*/comm | wc -l"
+    recorded = await world.play("setsid sleep 300 >/dev/null 2>&1 & echo on", count)
+    found = await measured(world, world.point(recorded, 0, "script", 2))
+    for name in found.value.continuations:
+        branch = await world.read(name)
+        (result,) = [node for node in branch.path if node.role is Role.TOOL and node.turn == 2]
+        assert "\n1\n" in result.content
+
+
+async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: World) -> None:
+    recorded = await world.play(EDIT, DIFF)
+    point = world.point(recorded, 0, "script", 2, endpoint="mine")
+    with pytest.raises(PointRefused, match=r"every continuation \(2 x llm_unavailable\)"):
+        await measured(world, point, mine=GONE)
+    assert await world.rows("select count(*) from measurements") == [(0,)]
+
+    async with world.workplace(mine=world.policy.url) as workplace:  # one of the two has an outcome now
+
+        def fresh(factory: Any, task: Any, memory: str) -> Any:
+            return factory.open(task.image, purpose="rollout", cpu=task.cpu, memory=memory, timeout=60)
+
+        await continuation(point, 0, workplace, fresh)
+    half = await measured(world, point, mine=GONE)
+    assert (half.value.samples, half.value.aborted) == (1, 1)
+    whole = await measured(
+        world, world.point(recorded, 0, "script", 3, endpoint="mine"), mine=world.policy.url
+    )
+    assert (whole.value.samples, whole.value.aborted) == (3, 0)
+    assert await world.rows("select count(*) from rollouts where status = 'aborted'") == [(0,)]
+
+
+async def test_the_budget_counts_on(world: World) -> None:
+    """Three steps are all there are: after the second there is one more, after the third none."""
+    recorded = await world.play(EDIT, "pwd", "pwd", "pwd", budget=Budget(steps=3))
+    asked = world.policy.requests
+    found = await measured(world, world.point(recorded, 1, "script"))
+    assert world.policy.requests == asked + 1
+    assert found.value.value == 1.0  # graded on the state left behind
+    found = await measured(world, world.point(recorded, 2, "script"))
+    assert world.policy.requests == asked + 1
+    assert found.value.value == 1.0
+
+
+async def test_steps_without_a_future_are_refused(world: World) -> None:
+    recorded = await world.play("pwd")
+    for step, words in ((1, "handed the work in"), (2, "steps 0 to 1"), (-2, "no step -2")):
+        with pytest.raises(PointRefused, match=words):
+            await measured(world, world.point(recorded, step, "script"))
+    with pytest.raises(UnknownRollout, match="no rollout with an outcome starts with 'zz'"):
+        await world.read("zz")
+
+
+async def test_stopped_it_leaves_no_sandbox_and_goes_on(world: World) -> None:
+    recorded = await world.play("pwd", EDIT, DIFF)
+    point = world.point(recorded, 0, "script", 2)
+    world.policy.answering.clear()
+    world.policy.asked.clear()
+    running = asyncio.create_task(measured(world, point))
+    async with asyncio.timeout(60):
+        await world.policy.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert await world.sandboxes.list_sandboxes() == []
+    world.policy.answering.set()
+    found = await measured(world, point)
+    assert (found.value.value, found.value.samples, found.value.aborted) == (1.0, 2, 0)
