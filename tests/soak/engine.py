@@ -11,7 +11,7 @@ from typing import Protocol
 from injector.client import AsyncSandboxClient
 from tests.soak import operations
 from tests.soak.operations import WEIGHTS, Place, Wrong
-from tests.soak.record import Checkpoint, Effect, Fault, Record
+from tests.soak.record import CREATE, Checkpoint, Effect, Fault, Record
 
 STUCK = 240.0
 """Seconds without the end of any operation, or until all sessions end: more is a hang."""
@@ -128,7 +128,7 @@ class Soak:
                 nonlocal place
                 place = await self._leg.create(client, ttl=4.0 if vanish else 45.0, small=small)
 
-            if not await self._attempt("create", create, born, None) or place is None:
+            if not await self._attempt(CREATE, create, born, None) or place is None:
                 return
             place.chance = chance
             if vanish:

@@ -9,6 +9,7 @@ from injector.errors import SandboxError
 
 TERMINAL = "terminal"
 """The one operation that cannot survive the loss of its line; everything else is repeated by the SDK."""
+CREATE = "create"
 BEFORE = 2.0
 """Seconds that a cut line may take to be noticed."""
 
@@ -80,6 +81,9 @@ class Record:
         """A broken promise, with the time it was noticed."""
         self.findings.append(f"after {time.monotonic() - self.begun:.1f} s: {what}")
 
+    def _line_fault(self, begun: float) -> bool:
+        return any(fault.effect is Effect.LINES and fault.during(begun) for fault in self.timeline)
+
     def judge(
         self, name: str, error: BaseException, *, begun: float, born: float, sandbox_id: str | None
     ) -> None:
@@ -90,7 +94,9 @@ class Record:
         said = f"{name}: {type(error).__name__} ({error.reason})"
         dead = any(fault.during(born) and fault.killed(sandbox_id) for fault in self.timeline)
         cut = name == TERMINAL and any(fault.during(begun) for fault in self.timeline)
-        if dead or cut:
+        # Its client was kept from it for longer than it lives without one.
+        expired = name == CREATE and error.reason == "deleted" and self._line_fault(begun)
+        if dead or cut or expired:
             self.errors[said] += 1
         else:
             self.find(f"{said} of {sandbox_id} after {time.monotonic() - begun:.2f} s: {error}")
