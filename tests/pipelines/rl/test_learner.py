@@ -1,7 +1,10 @@
 """A step on a real tiny model against a plain reference, and the tokens that a server really sampled."""
 
 import copy
+import subprocess
+import sys
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from pipelines.models.directories import load_model
 from pipelines.policy.engine import EngineSettings
 from pipelines.policy.server import PolicyServer
 from pipelines.rl import learner as learner_module
-from pipelines.rl.learner import Learner, Trained
+from pipelines.rl.learner import Learner, StepFigures, Trained
 from pipelines.rl.losses import LossSettings, Ratio, Reduction
 from pipelines.rl.sequences import Sequence, sequences
 from pipelines.rl.settings import RlSettings
@@ -231,3 +234,22 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
         torch.testing.assert_close(tokens.old, tokens.sampled, rtol=0, atol=1e-4)
     assert figures.importance == pytest.approx(1.0, abs=1e-4)
     assert figures.truncated == 0.0
+
+
+def test_two_processes_do_what_one_does(model):
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "tests.pipelines.rl.two_processes"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    sharded = msgspec.json.decode(done.stdout.splitlines()[-1], type=list[StepFigures])
+    alone = Learner(settings(context=60, updates=2), model, ALONE)
+    for number, found in enumerate(sharded):
+        expected = msgspec.structs.asdict(alone.step(number, rollouts(number)))
+        del expected["seconds"]
+        for name, value in expected.items():
+            assert getattr(found, name) == pytest.approx(value, rel=1e-3, abs=1e-6), name
