@@ -15,7 +15,7 @@ select v.annotator, m.model, m.rollout_id, m.step,
        case when m.step < 0 then v.base else v.curve[m.step + 1] end as annotated,
        m.value, m.low, m.high, m.samples
 from newest m
-join values v on v.rollout_id = m.rollout_id and v.attempt = m.steptempt and m.step < len(v.curve)
+join values v on v.rollout_id = m.rollout_id and v.attempt = m.attempt and m.step < len(v.curve)
 where v.annotator = coalesce($annotator, v.annotator)
 order by v.annotator, m.model, m.rollout_id, m.step
 """

@@ -75,7 +75,9 @@ def compare(command: Executed, outcome: CommandOutcome, shown: str) -> Divergenc
         return Divergence(command.step, what, timing=False)
     if output_sha256(outcome.output) == result.output_sha256:
         return None
-    timing = timeless(shown) == timeless(recorded.content)
+    # Of an output that is cut, the rest of the record is its hash alone: it may differ in anything.
+    whole = outcome.output.strip() in shown
+    timing = whole and timeless(shown) == timeless(recorded.content)
     than = "times than are recorded, and nothing else" if timing else "things than are recorded"
     return Divergence(command.step, f"{said} printed other {than}", timing)
 

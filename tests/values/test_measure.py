@@ -2,25 +2,37 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+from click import Command
+from typer import Context
 
 from injector.client import AsyncSandboxClient
+from orchard.cli.measuring import Wanted, _steps, measure_rollout, report
+from orchard.config import Config, ConfigError
+from orchard.session import Session
 from pipelines.values.continuations import Point, continuation
 from pipelines.values.measure import Measurement, PointRefused, measure
 from pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
 from schemas.campaigns import Budget
 from schemas.llm_calls import ModelKind
 from schemas.messages import Role
+from storage.writer import Writer, WriterSettings
 from streams import names
 from streams.reading import bounds
+from streams.settings import NatsSettings
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import build_tiny_image
+from tests.trajectory_log import Author
 from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World
+from workers.llm.client import EndpointSettings
 from workers.llm.oracle.server import OracleServer
+from workers.sandboxes import SandboxSettings
 
 EDIT = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 DIFF = f"git diff > patch.txt; {SUBMIT} && cat patch.txt"
@@ -183,6 +195,52 @@ async def test_the_budget_counts_on(world: World) -> None:
     found = await measured(world, world.point(recorded, 2, "script"))
     assert world.policy.requests == asked + 1
     assert found.value.value == 1.0
+
+
+async def test_the_command_measures_and_the_report_compares(
+    world: World, service: LocalService, nats_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = await world.play("cat arithmetic/mod_1.py", EDIT, DIFF)
+    rollout = recorded.request.rollout_id
+    outcome = await world.pipeline.publisher.outcome(rollout)
+    said = Author().annotated([outcome.event], {0: 0.4, 1: 0.9, 2: 0.9}, 3, "judge", base=0.3)
+    await world.pipeline.publisher.event(said)
+    config = Config(
+        store=world.pipeline.store,
+        nats=NatsSettings(url=nats_server.url),
+        sandbox=SandboxSettings(url=service.url),
+        endpoints={
+            "oracle": EndpointSettings(base_url=world.oracle_url),
+            "script": EndpointSettings(base_url=world.policy.url),
+        },
+    )
+    session, stop = Session(config), asyncio.Event()
+    writer = Writer(config.store, world.pipeline.connection, WriterSettings(commit_seconds=0.1))
+    async with asyncio.timeout(120):
+        writing = asyncio.create_task(writer.run(stop))
+        wanted = Wanted(rollout[:8], [-1, 0, 1, 2], samples=2)
+        assert await measure_rollout(session, wanted) == 1
+        told = capsys.readouterr().out
+        assert "step 2 handed the work in" in told
+        assert await measure_rollout(session, replace(wanted, model="oracle/wrong_edit", steps=[0])) == 0
+        assert "0 of 2" in capsys.readouterr().out
+        assert await measure_rollout(session, wanted) == 1
+        assert capsys.readouterr().out.count("known") == 3
+        stop.set()
+        await writing
+    command = Context(Command("report"), obj=session)
+    report(command, "judge", tmp_path / "plots")
+    told = capsys.readouterr().out
+    assert "4 steps" not in told and "3 steps are too few" in told
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "calibration-judge-oracle-wrong_edit.png",
+        "calibration-judge-script.png",
+    ]
+    with pytest.raises(ConfigError, match="by 'nobody'"):
+        report(command, "nobody", tmp_path)
+    assert _steps("7,3,-1,3") == [-1, 3, 7]
+    with pytest.raises(ConfigError, match="--at 3;4"):
+        _steps("3;4")
 
 
 async def test_steps_without_a_future_are_refused(world: World) -> None:
