@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import uvloop
 from rich.live import Live
@@ -19,9 +20,10 @@ from pipelines.rl.coordinator import Coordinator, RunError
 from pipelines.rl.settings import read_settings
 from pipelines.rl.what_if import grid, what_if
 from schemas.events import EVENTS_PREFIX, payload
+from schemas.groups import GroupAssembled
 from schemas.training import PolicyStep
 from storage.reader import open_tables
-from streams.replay import replay
+from streams.replay import replay, replay_batches
 
 
 class DefaultRun(TyperGroup):
@@ -168,6 +170,45 @@ def groups(
         while True:
             asyncio.run(asyncio.sleep(1.0))
             live.update(table(), refresh=True)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
+    layout: Annotated[str, typer.Option(help="slime, prime-rl or verl.")] = "prime-rl",
+) -> None:
+    """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer."""
+    require_torch("orchard rl export")
+    written = uvloop.run(_export(context.obj, run, out, layout))
+    console.print(f"{written} records in {out}", highlight=False)
+
+
+async def _export(session: Session, run: str, out: Path, layout: str) -> int:
+    from pipelines.rl.exchange import LAYOUTS
+    from pipelines.rl.feed import Feed, feed_subjects
+    from pipelines.rl.runs import planned
+
+    if layout not in LAYOUTS:
+        raise ConfigError(f"no layout is named {layout!r}: choose one of {', '.join(LAYOUTS)}")
+    written = 0
+    async with session.connection_or_server("rl export") as connection:
+        known = await planned(connection, session.blobs, run)
+        if known is None:
+            raise RunError(f"the log has no run {run!r}")
+        plan, start = known
+        feed = Feed(plan, session.blobs)
+        with out.open("wb") as file:
+            async for batch in replay_batches(connection, start, subjects=feed_subjects(run)):
+                for stored in batch:
+                    feed.take([stored])
+                    group = payload(stored.event) if stored.event else None
+                    if isinstance(group, GroupAssembled) and not group.degenerate:
+                        for record in LAYOUTS[layout](group, await feed.sampled(group)):
+                            file.write(msgspec.json.encode(record) + b"\n")
+                            written += 1
+    return written
 
 
 @app.command(name="what-if")

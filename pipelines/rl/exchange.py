@@ -1,0 +1,110 @@
+"""Groups in the layouts of other trainers: slime's samples, prime-rl's training samples, verl's batches.
+
+Pure: a group and the sequences of its members in, JSON-ready records out (exporters.md). Ids, masks,
+log-probabilities and advantages are exactly those that our own trainer would use.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pipelines.rl.losses import advantages
+from pipelines.rl.sequences import Sequence as TokenSequence
+from schemas.groups import GroupAssembled
+from schemas.outcomes import RolloutStatus
+
+Record = dict[str, Any]
+Members = Sequence[Sequence[TokenSequence]]
+"""The sequences of each member of a group, in the group's order."""
+Layout = Callable[[GroupAssembled, Members], Iterator[Record]]
+
+
+class NoPlace(ValueError):
+    """A group that a layout cannot say, in one sentence."""
+
+
+def slime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
+    """One `Sample` for each member, as its `to_dict` has it.
+
+    slime normalizes rewards over the N samples of a group; with that off, `metadata["advantage"]` is ours.
+    Raises NoPlace for a member whose harness rewrote history, as a sample is one sequence.
+    """
+    for place, (member, rows, advantage) in enumerate(_members(group, members)):
+        if len(rows) != 1:
+            raise NoPlace(
+                f"rollout {member.rollout_id} is {len(rows)} sequences, as its harness rewrote history, and "
+                "a sample of slime is one: export it for prime-rl"
+            )
+        (row,) = rows
+        first = row.mask.index(1)
+        yield {
+            "group_index": group.prompt,
+            "index": group.prompt * len(group.members) + place,
+            "tokens": row.ids,
+            "response_length": len(row.ids) - first,
+            "loss_mask": row.mask[first:],
+            "rollout_log_probs": row.logprobs[first:],
+            "reward": member.reward,
+            "status": "truncated" if member.status is RolloutStatus.TRUNCATED else "completed",
+            "weight_versions": [str(version) for version in _versions(row)],
+            "metadata": {
+                "group_id": group.group_id,
+                "rollout_id": member.rollout_id,
+                "task_id": group.task_id,
+                "advantage": advantage,
+            },
+        }
+
+
+def prime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
+    """One `TrainingSample` for each sequence, with arrays of its full length."""
+    for member, rows, advantage in _members(group, members):
+        for row in rows:
+            yield {
+                "token_ids": row.ids,
+                "mask": [trains == 1 for trains in row.mask],
+                "logprobs": row.logprobs,
+                "temperatures": [1.0] * len(row.ids),
+                "env_name": group.task_id,
+                "advantages": [advantage * trains for trains in row.mask],
+                "rl_weights": [float(trains) for trains in row.mask],
+                "ce_weights": [0.0] * len(row.ids),
+                "reward": member.reward,
+                "example_id": member.rollout_id,
+                "group_id": group.group_id,
+            }
+
+
+def verl_rows(group: GroupAssembled, members: Members) -> Iterator[Record]:
+    """One row of a batch for each sequence, before padding: prompts go left, responses right; `uid` is the
+    group's key. verl knows of policy versions only the oldest and the newest."""
+    for member, rows, advantage in _members(group, members):
+        for row in rows:
+            first = row.mask.index(1)
+            versions = _versions(row)
+            yield {
+                "uid": group.group_id,
+                "prompts": row.ids[:first],
+                "responses": row.ids[first:],
+                "response_mask": row.mask[first:],
+                "rollout_log_probs": row.logprobs[first:],
+                "reward": member.reward,
+                "advantage": advantage,
+                "min_global_steps": versions[0],
+                "max_global_steps": versions[-1],
+                "rollout_id": member.rollout_id,
+            }
+
+
+LAYOUTS: dict[str, Layout] = {"slime": slime_samples, "prime-rl": prime_samples, "verl": verl_rows}
+
+
+def _members(group: GroupAssembled, members: Members) -> Iterator[tuple[Any, Sequence[TokenSequence], float]]:
+    """Each member with its sequences and its advantage within the group."""
+    rewards = [member.reward for member in group.members]
+    found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards))
+    yield from zip(group.members, members, found, strict=True)
+
+
+def _versions(row: TokenSequence) -> list[int]:
+    """Of the policies that sampled tokens of a sequence, rising."""
+    return sorted({version for version, trains in zip(row.versions, row.mask, strict=True) if trains})

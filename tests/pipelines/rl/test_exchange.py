@@ -1,0 +1,63 @@
+"""Groups for other trainers carry the sampled ids, and nothing is made up."""
+
+import pytest
+
+from pipelines.rl.exchange import LAYOUTS, NoPlace
+from pipelines.rl.sequences import sequences
+from schemas.events import payload
+from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
+
+PLAN = plan_of(run_settings())
+GROUP = payload(assembled(PLAN, 0, [0, 1], [1.0, -1.0]))
+WHOLE = [sequences(conversation(seed)) for seed in (1, 2)]
+REWRITTEN = [sequences([*conversation(3), *conversation(4)]), WHOLE[1]]
+ADVANTAGE = 2**-0.5
+
+
+def sampled(records, ids, mask):
+    return [token for r in records for token, trains in zip(r[ids], r[mask], strict=True) if trains]
+
+
+def all_sampled(members):
+    return [t for rows in members for row in rows for t, m in zip(row.ids, row.mask, strict=True) if m]
+
+
+def test_slime_samples_are_prompt_and_response():
+    records = list(LAYOUTS["slime"](GROUP, WHOLE))
+    assert len(records) == 2, "exactly N samples in a group"
+    for record, (row,) in zip(records, WHOLE, strict=True):
+        length = record["response_length"]
+        assert record["tokens"] == row.ids
+        assert len(record["loss_mask"]) == len(record["rollout_log_probs"]) == length
+        assert record["loss_mask"] == row.mask[-length:]
+        assert sum(row.mask[:-length]) == 0
+        assert record["weight_versions"] == ["0"]
+    assert [record["metadata"]["advantage"] for record in records] == pytest.approx(
+        [ADVANTAGE, -ADVANTAGE], rel=1e-5
+    )
+    assert [record["reward"] for record in records] == [1.0, -1.0]
+
+
+def test_slime_has_no_place_for_a_rewritten_history():
+    with pytest.raises(NoPlace, match="2 sequences"):
+        list(LAYOUTS["slime"](GROUP, REWRITTEN))
+
+
+def test_prime_rl_arrays_have_the_full_length():
+    records = list(LAYOUTS["prime-rl"](GROUP, REWRITTEN))
+    assert len(records) == 3
+    assert sampled(records, "token_ids", "mask") == all_sampled(REWRITTEN)
+    for record in records:
+        arrays = ("mask", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights")
+        assert {len(record[name]) for name in arrays} == {len(record["token_ids"])}
+        assert all((a != 0) == trains for a, trains in zip(record["advantages"], record["mask"], strict=True))
+
+
+def test_verl_rows_carry_the_group_as_uid():
+    records = list(LAYOUTS["verl"](GROUP, REWRITTEN))
+    assert {record["uid"] for record in records} == {"run.0"}
+    assert sampled(records, "responses", "response_mask") == all_sampled(REWRITTEN)
+    assert [record["prompts"] + record["responses"] for record in records] == [
+        row.ids for rows in REWRITTEN for row in rows
+    ]
+    assert {(record["min_global_steps"], record["max_global_steps"]) for record in records} == {(0, 0)}
