@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from injector.agent import logs
+from injector.agent import kernel, logs
 from injector.agent.local.host import LocalHost
 from injector.agent.local.requirements import Requirements
 from injector.agent.sandboxes import Sandboxes
@@ -21,6 +21,8 @@ from injector.agent.spawning import Spawner
 from injector.agent.unsafe import UnsafeHost
 
 SOCKET = "agent.sock"
+TRIM_INTERVAL = 20.0
+"""Seconds between returns of freed memory: outputs come in all sizes and leave holes."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,12 @@ async def serve(
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
+
+    def trim() -> None:
+        kernel.trim_memory()
+        loop.call_later(TRIM_INTERVAL, trim)
+
+    trim()
     spawner_pid, requests, reports = channel
     spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every sandbox with it"))
     host = LocalHost(state, spawner, requirements, disk_limit) if backend == "local" else UnsafeHost(state)
