@@ -235,7 +235,9 @@ class SandboxFactory:
             left = timeout - (time.monotonic() - started)
             try:
                 with classified():
-                    sandbox = await create(max(left, 1.0), f"{self._key}-{purpose}-{number}")
+                    sandbox = await self._created(
+                        create(max(left, 1.0), f"{self._key}-{purpose}-{number}"), purpose
+                    )
             except InfrastructureError as error:
                 if isinstance(error.__cause__, SandboxUnsupported):
                     raise error.__cause__ from None
@@ -267,6 +269,19 @@ class SandboxFactory:
                 )
                 return sandbox
         raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _created(self, creating: Awaitable[AsyncSandbox], purpose: str) -> AsyncSandbox:
+        """The sandbox. Cancelled while the service makes it, wait for it and delete it: it is nobody's."""
+        task = asyncio.ensure_future(creating)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=CLEAN_UP_SECONDS)
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                await self._delete(task.result(), purpose)
+            raise
 
     async def _delete(self, sandbox: AsyncSandbox, purpose: str) -> None:
         """Delete, or leave it to the service's time-to-live when the service does not answer."""

@@ -148,5 +148,5 @@ def plot(points: Sequence[Point], title: str, path: Path) -> None:
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal", title=title)
     axes.set_xlabel("annotated p(resolve)")
     axes.set_ylabel("measured p(resolve)")
-    axes.legend(loc="upper left", fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)

@@ -1,11 +1,12 @@
 """A real world to measure values in: sandboxes, tiny tasks, policies over HTTP, recorded rollouts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -14,7 +15,6 @@ from pipelines.campaigns import requested_event
 from pipelines.values.continuations import Point
 from pipelines.values.recorded import Recorded, read_recorded
 from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
-from schemas.events import RolloutFinished
 from schemas.identity import rollout_id
 from schemas.tasks import Task
 from storage.reader import open_tables
@@ -81,6 +81,31 @@ class Policy:
             await runner.cleanup()
 
 
+@asynccontextmanager
+async def without_forks(url: str) -> AsyncIterator[str]:
+    """The sandbox service behind a proxy that answers forks as a backend does that has none; its URL."""
+    async with aiohttp.ClientSession() as session:
+
+        async def forward(request: web.Request) -> web.Response:
+            if request.path.endswith("/fork"):
+                return web.json_response({"detail": "no forks here", "reason": "unsupported"}, status=501)
+            body = await request.read()
+            async with session.request(
+                request.method, url + request.path_qs, data=body, headers=request.headers
+            ) as reply:
+                return web.Response(
+                    status=reply.status, body=await reply.read(), content_type=reply.content_type
+                )
+
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{path:.*}", forward)
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await runner.cleanup()
+
+
 @dataclass
 class World:
     """A pipeline with sandboxes, the oracle and a scripted policy."""
@@ -89,7 +114,6 @@ class World:
     sandboxes: AsyncSandboxClient
     policy: Policy
     oracle_url: str
-    told: list[Any] = field(default_factory=list)
 
     @asynccontextmanager
     async def workplace(self, **urls: str) -> AsyncIterator[Workplace]:
@@ -153,7 +177,3 @@ class World:
         await self.pipeline.keep()
         with open_tables(self.pipeline.store) as tables:
             return tables.sql(query).fetchall()
-
-    def resolved(self) -> Sequence[bool | None]:
-        """What was told of outcomes, in the order of their coming."""
-        return [one.resolved if isinstance(one, RolloutFinished) else None for _, one in self.told]

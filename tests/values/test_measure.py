@@ -29,7 +29,7 @@ from streams.settings import NatsSettings
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import build_tiny_image
 from tests.trajectory_log import Author
-from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World
+from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World, without_forks
 from workers.llm.client import EndpointSettings
 from workers.llm.oracle.server import OracleServer
 from workers.sandboxes import SandboxSettings
@@ -63,9 +63,10 @@ async def world(pipeline: Any, service: LocalService) -> AsyncIterator[World]:
 
 async def measured(world: World, point: Point, **urls: str) -> Measurement:
     async with world.workplace(**urls) as workplace, asyncio.timeout(120):
-        return await measure(
-            point, workplace, slots=2, told=lambda point, outcome: world.told.append((point, outcome))
-        )
+        told: list[Any] = []
+        found = await measure(point, workplace, slots=2, told=lambda *outcome: told.append(outcome))
+        assert len(told) == (0 if found.known else point.samples)
+        return found
 
 
 def commands(recorded: Recorded) -> list[str]:
@@ -161,6 +162,17 @@ async def test_processes_that_ran_on_run_in_every_continuation(world: World) -> 
         branch = await world.read(name)
         (result,) = [node for node in branch.path if node.role is Role.TOOL and node.turn == 2]
         assert "\n1\n" in result.content
+
+
+async def test_where_sandboxes_cannot_be_copied_every_continuation_replays(
+    world: World, service: LocalService
+) -> None:
+    recorded = await world.play("pwd", EDIT, DIFF)
+    async with without_forks(service.url) as url, AsyncSandboxClient(url) as client:
+        world.sandboxes, direct = client, world.sandboxes
+        found = await measured(world, world.point(recorded, 1, "script", 2))
+        world.sandboxes = direct
+    assert (found.value.value, found.value.samples, found.value.replayed) == (1.0, 2, 2)
 
 
 async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: World) -> None:
