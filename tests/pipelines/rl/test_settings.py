@@ -1,0 +1,43 @@
+"""A run's configuration as its file says it."""
+
+import pytest
+
+from pipelines.rl.runs import make_plan
+from pipelines.rl.settings import settings_from
+from pipelines.sft.settings import TrainingError
+from tests.pipelines.rl.written_log import TASKS
+
+LEAST = {"run": "r", "model": "m", "out": "o"}
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "size", "budget"),
+    [
+        ({}, "bar", 8, 16),
+        ({"method": "fixed"}, "fixed", 8, 8),
+        ({"method": "dynamic", "bar": {"size": 4}}, "dynamic", 4, 4),
+        ({"preset": "paper"}, "bar", 8, 16),
+        ({"preset": "claw"}, "fixed", 8, 8),
+    ],
+    ids=str,
+)
+def test_methods_are_settings_of_one_machine(given, method, size, budget):
+    plan = make_plan(settings_from(LEAST | given), TASKS)
+    assert (plan.method, plan.bar.size, plan.bar.budget) == (method, size, budget)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "ppo"}, "no method is named 'ppo'"),
+        ({"preset": "x"}, "no preset is named 'x'"),
+        ({"lr": 0}, "not valid"),
+        ({"bar": {"size": 1}}, "a group of 1"),
+        ({"loss": {"clip_low": 2}}, "clip_low"),
+        ({"unknown": 1}, "unknown"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(given, says):
+    with pytest.raises(TrainingError, match=says):
+        settings_from(LEAST | given)
