@@ -77,8 +77,9 @@ class Soak:
         try:
             await self._watch(tasks)
         finally:
-            for task in tasks:
-                task.cancel()
+            async with self._wounded:  # never in the middle of a fault: what it starts would stay
+                for task in tasks:
+                    task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self.record.seconds = time.monotonic() - self.record.begun
         return self.record
