@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from injector.client import AsyncSandboxClient
+from schemas.events import SandboxDeleted
 from schemas.outcomes import AbortCause
 from tests.injector.conftest import Service
 from workers.failures import InfrastructureError
-from workers.sandboxes import SandboxMachine
+from workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +79,56 @@ async def test_a_sandbox_that_dies_under_a_command_is_no_observation(
     with pytest.raises(InfrastructureError) as raised:
         await running
     assert raised.value.cause is AbortCause.SANDBOX_DIED
+
+
+@asynccontextmanager
+async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A proxy to the service: its URL, an event that a sandbox has been made, one that lets the answer go."""
+    made, answer = asyncio.Event(), asyncio.Event()
+    async with aiohttp.ClientSession() as session:
+
+        async def forward(request: web.Request) -> web.Response:
+            body = await request.read()
+            there = url + request.path_qs
+            async with session.request(request.method, there, data=body, headers=request.headers) as reply:
+                status, text, kind = reply.status, await reply.read(), reply.content_type
+            if (request.method, request.path) == ("POST", "/sandboxes"):
+                made.set()
+                await answer.wait()
+            return web.Response(status=status, body=text, content_type=kind)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", forward)
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", made, answer
+        await runner.cleanup()
+
+
+async def test_cancelled_while_the_service_makes_it_a_sandbox_is_deleted(service: Service) -> None:
+    events: list[Any] = []
+
+    async def publish(data: Any) -> None:
+        events.append(data)
+
+    async with (
+        held(service.url) as (url, made, answer),
+        AsyncSandboxClient(url, auto_cleanup=False) as client,
+    ):
+        factory = SandboxFactory(
+            client, SandboxSettings(), publish, key="cancelled", labels={"of": "cancelled"}
+        )
+
+        async def use() -> None:
+            async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
+                raise AssertionError("cancelled before")
+
+        using = asyncio.create_task(use())
+        await asyncio.wait_for(made.wait(), 60)
+        using.cancel()
+        answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        assert await client.list_sandboxes({"of": "cancelled"}) == []
+    assert [type(event) for event in events] == [SandboxDeleted]
