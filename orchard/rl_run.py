@@ -4,6 +4,7 @@ Each is a command of its own and keeps nothing that the log does not have, so wh
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,6 +59,11 @@ def server_address(session: Session, settings: RlSettings) -> str:
             "for example http://127.0.0.1:8800/v1, and extra_body = { return_token_ids = true }"
         )
     return endpoint.base_url.rstrip("/").removesuffix("/v1")
+
+
+def server_key(session: Session, settings: RlSettings) -> str | None:
+    """Of the policy server, from the environment variable that its endpoint names; None without one."""
+    return os.environ.get(session.config.endpoints[settings.endpoint].api_key_env or "")
 
 
 class Processes:

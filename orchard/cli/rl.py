@@ -128,7 +128,7 @@ def trainer(context: typer.Context, config: Config) -> None:
 
 
 async def _trainer(session: Session, config: Path) -> None:
-    from orchard.rl_run import enter, server_address
+    from orchard.rl_run import enter, server_address, server_key
     from pipelines.rl.trainer import Trainer
     from pipelines.sft.processes import joined
 
@@ -136,8 +136,16 @@ async def _trainer(session: Session, config: Path) -> None:
     plan, start = await enter(session, settings)
     with joined(settings.threads) as processes:
         async with session.connection("trainer") as connection:
-            server = server_address(session, settings)
-            await Trainer(settings, plan, connection, session.blobs, processes, server=server).run(start)
+            trainer = Trainer(
+                settings,
+                plan,
+                connection,
+                session.blobs,
+                processes,
+                server=server_address(session, settings),
+                key=server_key(session, settings),
+            )
+            await trainer.run(start)
 
 
 GROUPS = """

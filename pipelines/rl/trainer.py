@@ -56,7 +56,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainer:
-    """One run's trainer. `server` is the policy server's address, None where there is none."""
+    """One run's trainer. `server` is the policy server's address, None where there is none; `key` its key."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Trainer:
         processes: Processes,
         *,
         server: str | None,
+        key: str | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
         self._out = Path(settings.out)
@@ -75,6 +76,7 @@ class Trainer:
         self._feed = Feed(plan, blobs)
         self._processes = processes
         self._server = server
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._tokenizer = load_tokenizer(settings.model)
         self._learner = Learner(settings, load_model(settings.model), processes)
         self._checkpoints = Checkpoints(
@@ -290,7 +292,7 @@ class Trainer:
         try:
             timeout = aiohttp.ClientTimeout(total=RELOAD_SECONDS)
             async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
                 session.post(f"{self._server}/admin/reload", json=msgspec.structs.asdict(newest)) as reply,
             ):
                 if reply.status != 200:

@@ -41,7 +41,7 @@ def kill_at(place: str) -> None:
     Publisher.event = before_event  # type: ignore[method-assign,assignment]
 
 
-async def main(url: str, store: str, server: str, place: str, raw: str) -> None:
+async def main(url: str, store: str, server: str, key: str, place: str, raw: str) -> None:
     kill_at(place)
     settings = msgspec.json.decode(raw, type=RlSettings)
     blobs = BlobStore(store)
@@ -50,7 +50,7 @@ async def main(url: str, store: str, server: str, place: str, raw: str) -> None:
             known = await planned(connection, blobs, settings.run)
             assert known is not None
             plan, start = known
-            trainer = Trainer(settings, plan, connection, blobs, processes, server=server)
+            trainer = Trainer(settings, plan, connection, blobs, processes, server=server, key=key)
             await trainer.run(start)
 
 

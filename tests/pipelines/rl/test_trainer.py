@@ -30,6 +30,7 @@ from streams.topology import declare
 from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 
+KEY = "k" * 20
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
@@ -47,7 +48,8 @@ def model_directory(tmp_path_factory) -> Path:
 
 @pytest.fixture
 async def server(model_directory) -> AsyncIterator[PolicyServer]:
-    async with PolicyServer(model_directory, settings=EngineSettings(slots=8, context=128)) as running:
+    settings = EngineSettings(slots=8, context=128)
+    async with PolicyServer(model_directory, settings=settings, api_key=KEY) as running:
         yield running
 
 
@@ -76,7 +78,7 @@ async def test_groups_train_in_order_and_each_policy_is_served(
     plan = plan_of(settings)
     start = await begin(connection, blobs, plan)
     publisher = Publisher(connection)
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server))
+    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server), key=KEY)
     running = asyncio.create_task(trainer.run(start))
     for prompt in (4, 0, 2, 1, 6, 3):  # some before, some while it trains
         await publisher.events(whole_group(plan, prompt))
@@ -135,11 +137,11 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
     for place in ("before checkpoint", "before update", "after update"):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.pipelines.rl.killed_trainer"),
-            *(nats_server.url, store, address(server), place, raw),
+            *(nats_server.url, store, address(server), KEY, place, raw),
         )
         code = await asyncio.wait_for(process.wait(), 60)
         assert code == -signal.SIGKILL, place
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server))
+    trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server), key=KEY)
     await asyncio.wait_for(trainer.run(start), 60)
     updates = await facts(connection, PolicyUpdated)
     assert [update.version for update in updates] == [1, 2, 3, 4]
