@@ -11,7 +11,7 @@ quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, 
 	$(BIN)/orchard quickstart $(ARGS)
 
 test: $(LEARNING) debian lint  ## everything that must hold; under 10 minutes on 2 cores
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
 	$(BIN)/orchard demo-sft $(ARGS)

@@ -1,11 +1,16 @@
 """Fixtures that several rooms' tests share."""
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from streams.server import EmbeddedServer
+
+# A shell's background job ignores these, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 collect_ignore = ["kubernetes"]
 """These need a cluster: `make test-kubernetes` names them."""
