@@ -13,6 +13,7 @@ from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campai
 from orchard.config import Config, load
 from orchard.session import Session
 from orchard.terminal import console
+from orchard.up import die_with_parent
 from pipelines.scores import Score, Tally, score
 from pipelines.tasks.registry import read_task_refs
 from pipelines.tasks.repairs import SOURCE, Split
@@ -85,7 +86,9 @@ class Demonstration:
         options = ["--port", str(self.port), "--port-file", str(port_file)]
         command = [sys.executable, "-m", "pipelines.policy", str(model), *options]
         with (self.directory / "policy.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(*command, stderr=log, stdout=log)
+            process = await asyncio.create_subprocess_exec(
+                *command, stderr=log, stdout=log, preexec_fn=die_with_parent
+            )
         try:
             async with asyncio.timeout(SERVER_SECONDS):
                 while not port_file.exists():
