@@ -238,7 +238,10 @@ class Sandboxes:
         directory = self._directory / sandbox.spec.sandbox_id
         directory.mkdir(parents=True)
         record = {"spec": asdict(sandbox.spec), "key": sandbox.key, "created_at": sandbox.created_at}
-        (directory / RECORD).write_text(json.dumps(record))
+        # By a rename: an agent killed at any moment leaves a whole record or none.
+        unfinished = directory / f"{RECORD}.new"
+        unfinished.write_text(json.dumps(record))
+        unfinished.rename(directory / RECORD)
 
     async def _start(
         self, sandbox: Sandbox, create: Callable[[SandboxSpec, Died], Awaitable[Machine]]

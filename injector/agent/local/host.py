@@ -48,6 +48,8 @@ class LocalHost:
             for path in sandbox.iterdir():
                 if path.name != RECORD:
                     remove_tree(path)
+            if not (sandbox / RECORD).exists():  # killed while it made or removed the directory
+                sandbox.rmdir()
         self.cgroups.clean()
         self.resolver.write_text(f"nameserver {RESOLVER}\n")
         self.store.clean()
