@@ -1,8 +1,8 @@
 """The coordinator: turns a run's finished rollouts into groups, and missing groups into rollout requests.
 
 Its memory is the log. Killed anywhere it folds the events again and goes on: a rollout's id follows from
-its place, the queue knows repeated requests by their id, a prompt has one decision by compare-and-set, and
-requests go to the queue before the log says so, so that what the log has was offered.
+its place, a prompt has one decision by compare-and-set, and what the log says was asked for and has no outcome
+is offered to the queue again, which knows repeated requests by their id.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class Coordinator:
         last = (await bounds(self._connection, names.EVENTS)).last
         async for batch in replay_batches(self._connection, start, subjects=subjects(self._plan.name)):
             self._fold(batch)
-        await self._offer_reopened()
+        await self._offer_open()
         await self._act()
         if self.progress.finished:
             return
@@ -160,11 +160,11 @@ class Coordinator:
         await self._ask(prompt, slot)
 
     async def _ask(self, prompt: int, slot: int) -> None:
-        """A first request: the queue, then the log."""
+        """A first request: the log, then the queue, so that every outcome is of a rollout the log knows."""
         request = self._plan.request(prompt, slot)
-        await self._offer(request.rollout_id, msgspec.json.encode(request))
         event = requested_event(request)
         self.progress.apply(event, await self._publisher.event(event))
+        await self._offer(request.rollout_id, msgspec.json.encode(request))
 
     async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
         """Another chance for an aborted rollout: first the log, because its sequence is the new fence."""
@@ -190,14 +190,18 @@ class Coordinator:
         request = msgspec.structs.replace(self._plan.request(prompt, slot), fence=fence)
         await self._offer(f"{request.rollout_id}.refill{fence}", msgspec.json.encode(request))
 
-    async def _offer_reopened(self) -> None:
-        """A coordinator may have died between reopening a rollout and offering it."""
+    async def _offer_open(self) -> None:
+        """Offer all that has no outcome: a coordinator may have died between the log and the queue."""
         for number in self.progress.undecided:
             for slot, place in self.progress.prompts[number].places.items():
-                if place.outcomes and place.running:
-                    newest = await self._publisher.outcome(place.rollout_id)
-                    if newest is not None and newest.event and newest.event.type == "rollout.reopened":
-                        await self._offer_again(number, slot, newest.sequence)
+                if not place.running:
+                    continue
+                newest = await self._publisher.outcome(place.rollout_id)
+                if newest is None:
+                    request = self._plan.request(number, slot)
+                    await self._offer(request.rollout_id, msgspec.json.encode(request))
+                elif newest.event is not None and newest.event.type == "rollout.reopened":
+                    await self._offer_again(number, slot, newest.sequence)
 
     async def _offer(self, message_id: str, body: bytes) -> None:
         while True:
