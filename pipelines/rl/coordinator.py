@@ -1,8 +1,8 @@
 """The coordinator: turns a run's finished rollouts into groups, and missing groups into rollout requests.
 
 Its memory is the log. Killed anywhere it folds the events again and goes on: a rollout's id follows from
-its place, a prompt has one decision by compare-and-set, and what the log says was asked for and has no outcome
-is offered to the queue again, which knows repeated requests by their id.
+its place, a prompt has one decision by compare-and-set, and what the log has without an outcome is offered to
+the queue again, which knows repeated requests by their id.
 """
 
 import asyncio
