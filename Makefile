@@ -57,9 +57,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	touch $@
 
-# torch and what comes with it: 200 MB that the quick start does without.
+# torch and what comes with it, which the quick start does without, and whoever reads our datasets in tests.
 $(LEARNING): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[train]"
+	$(BIN)/python -m pip install --quiet --editable ".[train]" --group consumers
 	touch $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
