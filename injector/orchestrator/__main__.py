@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -128,6 +129,9 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str])
         handler_cancellation=True,
         shutdown_timeout=1.0,
     )
+    # Requests leave many objects and few cycles; to look for those every 700 costs a sixth of our time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
