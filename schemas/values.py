@@ -87,7 +87,7 @@ class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
 
 
 class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """p[step] by trial: the recorded commands of steps 0 to `step` were executed again, then the policy went on.
+    """p[step] by trial: the recorded commands up to `step` were executed again, then the policy went on.
 
     The event's id is a digest of the attempt, the path of messages up to the step, the model, the number of
     continuations and `allow_divergence`, so that measuring the same twice is recognized.
