@@ -40,6 +40,7 @@ class LocalLeg:
     }
 
     def __init__(self, place: Path) -> None:
+        self._begun = time.time()
         self._service = LocalService(place / "state")
         self._idle: Counter[str] | None = None
 
@@ -138,6 +139,7 @@ class LocalLeg:
         for child in agent.children(recursive=True):
             if child.pid != spawner.pid:
                 yield f"process {child.pid}: {' '.join(_words(child))}"
+        yield from _orphans(self._begun)
         for kind, number in (_kinds(agent.pid) - self._agent_holds).items():
             if kind != "socket" or number > SOCKETS:
                 yield f"{number} descriptors of the agent: {kind}"
@@ -164,6 +166,15 @@ def _kinds(pid: int) -> Counter[str]:
             target = str(path.readlink())
             found[target.split(":")[0] if target.startswith(("socket:", "pipe:")) else target] += 1
     return found
+
+
+def _orphans(since: float) -> Iterator[str]:
+    """First processes of sandboxes, started `since`, whose bubblewrap is gone."""
+    for process in psutil.process_iter(["ppid", "cmdline", "create_time"]):
+        words = process.info["cmdline"] or [""]
+        alone = words[0].startswith("/proc/self/fd/") and process.info["ppid"] == 1
+        if alone and process.info["create_time"] >= since:
+            yield f"first process {process.pid} without a parent"
 
 
 def _words(process: psutil.Process) -> list[str]:
