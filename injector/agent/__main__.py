@@ -84,6 +84,9 @@ def _run(state: Path, options: argparse.Namespace) -> int:
         # Mounts made from here on are nobody else's and end with us.
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+    if isolated:
+        # Should the spawner die, what it was just starting becomes our child, and ends with us.
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     channel = spawner.start()
 
     # Only now, because every fork of the spawner pays for what is in memory at its own.

@@ -95,7 +95,15 @@ async def serve(
         await runner.cleanup()
         spawner.close()
         await asyncio.to_thread(os.waitpid, spawner_pid, 0)
+        _reap_the_rest()
     return status
+
+
+def _reap_the_rest() -> None:
+    """What the spawner left to us, as far as it has ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _listen(state: Path) -> socket.socket:
