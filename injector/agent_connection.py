@@ -10,7 +10,8 @@ from yarl import URL
 
 from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
-from injector.errors import SandboxFailed, SandboxUnavailable, error_for
+from injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
+from injector.errors import SandboxError, SandboxFailed, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
@@ -19,6 +20,8 @@ FRAME_LIMIT = 16 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 """Seconds: a node that is lost does not refuse, it is silent."""
 INTRODUCTION = "/introduction"
+_NO_SUCH_ROUTE = (404, 405)
+"""Without a reason: every error that the agent knows has one."""
 NOT_INTRODUCED = "not_introduced"
 AGENT_REPLACED = "agent_replaced"
 
@@ -113,9 +116,11 @@ class AgentConnection:
             ) as reply:
                 data = await reply.read()
         _check_whole(sealed, reply, data)
-        if reply.status >= 400:
-            raise error_for(reply.status, _detail(data), reply.headers.get(REASON_HEADER))
-        return msgspec.json.decode(data, type=kind)
+        _refused(reply, method, path, data)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _differs(reply.headers, f"its answer to {method} {path} has another form") from error
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -134,8 +139,7 @@ class AgentConnection:
                 with _explained():
                     data = await reply.read()
                 _check_whole(sealed, reply, data)
-                if reply.status >= 400:
-                    raise error_for(reply.status, _detail(data), reply.headers.get(REASON_HEADER))
+                _refused(reply, "GET", path, data)
                 yield _whole(data)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -154,6 +158,8 @@ class AgentConnection:
             reason = given.get(REASON_HEADER)
             if sealed is not None:
                 _head(sealed, error.status, given)
+            if reason is None and error.status in _NO_SUCH_ROUTE:
+                raise _differs(given, f"it has no GET {path}") from error
             raise error_for(error.status, f"the sandbox agent refuses {path}", reason) from error
         if sealed is not None:
             assert isinstance(line, _Line)
@@ -250,6 +256,28 @@ def _explained() -> Iterator[None]:
         raise AgentUnreachable("the sandbox agent cannot be reached: it does not answer") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise SandboxUnavailable("the sandbox agent went away before it answered") from error
+
+
+def _refused(reply: aiohttp.ClientResponse, method: str, path: str, data: bytes) -> None:
+    """Raise what an answer stands for that is an error."""
+    if reply.status < 400:
+        return
+    reason = reply.headers.get(REASON_HEADER)
+    if reason is None and reply.status in _NO_SUCH_ROUTE:
+        raise _differs(reply.headers, f"it has no {method} {path}")
+    raise error_for(reply.status, _detail(data), reason)
+
+
+def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
+    """Agent and orchestrator are of versions that do not understand each other; asking again is no help."""
+    version = headers.get(VERSION_HEADER, UNKNOWN)
+    return SandboxError(
+        f"the sandbox agent has version {version} and this orchestrator version {VERSION}, and they do not "
+        f"understand each other ({how}): end the agent by `python -m injector.agent --state DIR --stop`, or "
+        f"on a cluster delete the sandbox and set `agent_image` to the agent of version {VERSION}",
+        status=502,
+        reason="version_differs",
+    )
 
 
 def _detail(data: bytes) -> str:

@@ -6,6 +6,7 @@ real sandboxes, and held-out tasks before and after. Stopped in the middle it go
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from injector.errors import SandboxError
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
+from orchard.demo_sft import ORACLE
 from orchard.demonstrations import (
     ANSWER_TOKENS,
     BUDGET,
@@ -30,9 +32,10 @@ from orchard.demonstrations import (
 )
 from orchard.session import Session
 from orchard.terminal import console
-from pipelines.rl.curves import plot_curves
+from pipelines.rl.curves import plot_curves, plot_seeds
 from pipelines.scores import Score
 from pipelines.tasks.repairs import Split
+from schemas.campaigns import TaskRef
 from storage.reader import open_tables
 
 DEATHS_POLL_SECONDS = 0.1
@@ -52,21 +55,21 @@ class RlDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Groups in each step."""
     size: Count = 8
     budget: Count = 16
-    lr: float = 1e-4
-    pool: Count = 120
-    """Training tasks whose pass rate is measured."""
+    lr: float = 3e-4
+    pool: Count = 200
+    """Training tasks whose pass rate is measured; the policy has not seen them."""
     measured: Count = 4
     """Rollouts of each."""
     hardest: float = 0.75
     """Tasks of a higher pass rate are left out, like those that were never solved."""
-    samples: Count = 2
+    samples: Count = 3
     """Rollouts of each held-out task."""
     temperature: float = 0.7
     """Of the held-out tasks."""
     deaths: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Share of all sandboxes that are destroyed while they are used, in training."""
     workers: Count = 2
-    slots: Count = 4
+    slots: Count = 8
 
 
 def demo_settings(**given: object) -> RlDemoSettings:
@@ -90,7 +93,7 @@ class RlDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     """Graded, in training."""
     aborted: int
-    """Aborted, in training; refilled."""
+    """Aborted tries, in training, those of prompts that were given up among them."""
     aborted_members: int
     """Members of groups without a reward: must be 0."""
     failed: int
@@ -101,13 +104,16 @@ class RlDemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 _WASTE = """
 select count(*), count(*) filter (outcome = 'balanced'), coalesce(sum(generated), 0),
-       coalesce(sum(aborted), 0), count(*) filter (not degenerate)
+       count(*) filter (not degenerate)
 from groups where run = ?
 """
+_ABORTED = "select count(*) from rollouts_all where campaign = ? and status = 'aborted'"
 _MEMBERS_WITHOUT_REWARD = """
 select count(*) from (select unnest(members, recursive := true) from groups where run = ?) m
 left join rollouts r using (rollout_id) where r.reward is null
 """
+_SHOWN = "select distinct task_id from rollouts where campaign = ?"
+_GRADED = "select distinct campaign from rollouts where resolved is not null"
 _RUNS = "select distinct run from policy_steps where run like 'demo-rl-%' order by run"
 _POOL = "select count(distinct task_id) from groups where run = ?"
 _FAILED = "select count(*) from events where campaign = ? and type = 'prompt.failed'"
@@ -142,7 +148,7 @@ class RlDemo(Demonstration):
             )
 
         async with pipeline(self.config) as session:
-            train = repair_refs(store, Split.TRAIN)[: settings.pool]
+            train = await asyncio.to_thread(self._new_tasks)
             with self.step("1. held-out tasks before"):
                 await evaluate(session, before, self.policy)
             with self.step("2. how hard the training tasks are"):
@@ -158,6 +164,19 @@ class RlDemo(Demonstration):
                 newest = max((self.out / "policies").glob("version-*"))
                 await evaluate(session, after, newest)
         return self._result(before, after)
+
+    def _new_tasks(self) -> list[TaskRef]:
+        """The first training tasks that the policy has not been shown. Raises ConfigError for too few."""
+        settings = self.settings
+        with open_tables(self.config.store) as tables:
+            shown = {task for (task,) in tables.execute(_SHOWN, [ORACLE]).fetchall()}
+        new = [ref for ref in repair_refs(self.config.store, Split.TRAIN) if ref.task_id not in shown]
+        if len(new) < settings.pool:
+            raise ConfigError(
+                f"the store has {len(new)} training tasks that the policy has not seen, not {settings.pool}: "
+                "lower --pool, or run `orchard demo-sft` once more, which adds them"
+            )
+        return new[: settings.pool]
 
     def _recipe(self, measuring: str) -> dict[str, Any]:
         """The file of `orchard rl`."""
@@ -187,6 +206,7 @@ class RlDemo(Demonstration):
             "max_in_flight": 8 * settings.size,
             "budget": {"steps": BUDGET.steps, "cost_usd": BUDGET.cost_usd},
             "timeouts": {"command": TIMEOUTS.command},
+            "keep_policies": 1000,
             "max_tries": 1 if settings.deaths else 3,
             "seed": settings.seed,
             "threads": 1,
@@ -208,15 +228,26 @@ class RlDemo(Demonstration):
                 await asyncio.wait({task})
 
     def _result(self, before: str, after: str) -> RlDemoResult:
-        store = self.config.store
+        store, settings = self.config.store, self.settings
         with open_tables(store) as tables:
-            groups, balanced, rollouts, aborted, informative = tables.execute(
-                _WASTE, [self.run_name]
-            ).fetchall()[0]
+            groups, balanced, rollouts, informative = tables.execute(_WASTE, [self.run_name]).fetchall()[0]
+            aborted = tables.execute(_ABORTED, [self.run_name]).fetchall()[0][0]
             members = tables.execute(_MEMBERS_WITHOUT_REWARD, [self.run_name]).fetchall()[0][0]
             failed = tables.execute(_FAILED, [self.run_name]).fetchall()[0][0]
             runs = [run for (run,) in tables.execute(_RUNS).fetchall()]
             plot_curves(tables, runs, self.directory / "curves.png")
+            mine = [run for run in runs if re.fullmatch(rf"demo-rl-{settings.method}-\d+", run)]
+            graded = {name for (name,) in tables.execute(_GRADED).fetchall()}
+            finished = [run for run in mine if f"{run}-after" in graded]
+            held_out = [
+                (f"seed {run.rsplit('-', 1)[1]}", campaign_score(store, f"{run}-after")) for run in finished
+            ]
+            plot_seeds(
+                tables,
+                mine,
+                [("before", campaign_score(store, before)), *held_out],
+                self.directory / "seeds.png",
+            )
             pool = tables.execute(_POOL, [self.run_name]).fetchall()[0][0]
         return RlDemoResult(
             run=self.run_name,

@@ -30,6 +30,9 @@ from schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from schemas.llm_calls import ModelKind
 from storage.reader import open_tables
 
+ORACLE = "demo-oracle"
+"""The campaign that is distilled."""
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -40,6 +43,10 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Training tasks."""
     samples: Count = 4
     """Oracle rollouts of each."""
+    further: Count = 300
+    """Training tasks beyond these that no rollout tries: `orchard demo-rl` needs new ones."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of bug; empty: all 28."""
     held_out: Count = 100
     """Tasks that no rollout of the campaign has seen."""
     workers: Count = 2
@@ -83,7 +90,7 @@ class Demo(Demonstration):
             with self.step("2. a campaign of oracle rollouts"):
                 await self.campaign(session, self._oracle(train))
             with self.step("3. values of the unresolved trajectories"):
-                await annotate_campaign(session, "demo-oracle", Asking(model="oracle", endpoint="oracle"), 16)
+                await annotate_campaign(session, ORACLE, Asking(model="oracle", endpoint="oracle"), 16)
             with self.step("4. tokenizer and dataset"):
                 rows = await self._dataset(session)
             with self.step("5. held-out tasks before training"):
@@ -100,8 +107,9 @@ class Demo(Demonstration):
 
     async def _tasks(self, session: Session) -> tuple[list[TaskRef], list[TaskRef]]:
         settings = self.settings
-        train = list(repair_tasks(settings.tasks, settings.seed, Split.TRAIN))
-        held_out = list(repair_tasks(settings.held_out, settings.seed, Split.HELD_OUT))
+        total = settings.tasks + settings.further
+        train = list(repair_tasks(total, settings.seed, Split.TRAIN, settings.kinds))
+        held_out = list(repair_tasks(settings.held_out, settings.seed, Split.HELD_OUT, settings.kinds))
         async with session.sandboxes() as client:
             await build_repair_image(
                 client, PackageCache(session.directory / "packages"), [*train, *held_out]
@@ -112,14 +120,15 @@ class Demo(Demonstration):
             )
         async with session.connection("demo") as connection:
             await session.committed(connection)
+        tried = {task.task_id for task in train[: settings.tasks]}
         return (
-            repair_refs(session.config.store, Split.TRAIN),
+            [ref for ref in repair_refs(session.config.store, Split.TRAIN) if ref.task_id in tried],
             repair_refs(session.config.store, Split.HELD_OUT),
         )
 
     def _oracle(self, tasks: list[TaskRef]) -> CampaignSpec:
         model = ModelSpec(name="oracle", endpoint="oracle", kind=ModelKind.ORACLE)
-        return campaign_of("demo-oracle", tasks, model, self.settings.samples)
+        return campaign_of(ORACLE, tasks, model, self.settings.samples)
 
     async def _dataset(self, session: Session) -> int:
         """Dataset and tokenizer; how many examples."""
@@ -131,12 +140,12 @@ class Demo(Demonstration):
         tokenizer, out = self.directory / "tokenizer", self.directory / "dataset"
         if not tokenizer.is_dir():
             with open_tables(session.config.store) as tables:
-                texts = log_texts(tables, ["demo-oracle"], 1_000_000)
+                texts = log_texts(tables, [ORACLE], 1_000_000)
                 await asyncio.to_thread(train_tokenizer, texts, self.settings.vocabulary, tokenizer)
         settings = DatasetSettings(
             name="demo-sft",
             tokenizer=str(tokenizer),
-            source=Source(campaigns=("demo-oracle",), model_kinds=(ModelKind.ORACLE,)),
+            source=Source(campaigns=(ORACLE,), model_kinds=(ModelKind.ORACLE,)),
             values=Values(annotator="oracle"),
         )
         began = time.monotonic()
@@ -172,6 +181,7 @@ class Demo(Demonstration):
             "epochs": settings.epochs,
             "global_batch": settings.batch,
             "context": 4096,
+            "optimizer": "muon",
             "lr": settings.lr,
             "min_lr": settings.lr / 20,
             "warmup": 0.05,

@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from orchard.config import ConfigError
 from orchard.session import Session
 from orchard.terminal import console
 from orchard.up import die_with_parent
 from pipelines.rl.coordinator import RunError, begin
 from pipelines.rl.plan import RunPlan
-from pipelines.rl.policies import read_newest
+from pipelines.rl.policies import NEWEST, read_newest
 from pipelines.rl.runs import choose_tasks, make_plan, planned, same_but_tasks
 from pipelines.rl.settings import RlSettings
 from streams.settings import Queue
@@ -23,6 +25,7 @@ from streams.topology import declare
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0
+SERVING_POLL_SECONDS = 0.1
 TRIES = 3
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -78,6 +81,7 @@ class Processes:
             "coordinator": [*orchard, "rl", "coordinator", str(file)],
             "trainer": [*orchard, "rl", "trainer", str(file)],
         }
+        self._server = server
         address = urlsplit(server)
         self._port = address.port
         if address.hostname in _LOOPBACK:
@@ -102,6 +106,8 @@ class Processes:
 
     async def _keep(self, name: str) -> None:
         """Start a child again until it ends well, or fails TRIES times one after another."""
+        if name == "coordinator" and "server" in self._commands:
+            await self._serving()  # what was asked for earlier would abort for want of a server
         failures = 0
         while True:
             code = await self._child(name)
@@ -113,6 +119,18 @@ class Processes:
                 raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
             console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
             await asyncio.sleep(RESTART_SECONDS)
+
+    async def _serving(self) -> None:
+        """Wait until the policy server answers. One that cannot start ends the run by itself."""
+        async with aiohttp.ClientSession() as client:
+            while True:
+                try:
+                    async with client.get(f"{self._server}/health") as reply:
+                        if reply.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass  # not listening yet
+                await asyncio.sleep(SERVING_POLL_SECONDS)
 
     async def _child(self, name: str) -> int:
         """Run a child once; its exit code."""
@@ -137,7 +155,7 @@ class Processes:
             await child.wait()
 
     def _command(self, name: str) -> list[str]:
-        """The server starts with the newest policy, whatever that is by now."""
+        """The server starts with the newest policy, and looks again when it serves."""
         command = self._commands[name]
         if name != "server":
             return command
@@ -148,6 +166,7 @@ class Processes:
             "version": version,
             "port": self._port,
             "threads": self._settings.threads,
+            "newest-file": self._directory / NEWEST,
         }
         flags = [part for option, value in options.items() for part in (f"--{option}", str(value))]
         return [*command, model, *flags, "--prefix-cache"]

@@ -14,7 +14,14 @@ import msgspec
 from schemas.blobs import BlobRef
 from schemas.campaigns import CampaignState, RolloutRequest
 from schemas.datasets import DatasetBuilt, TrajectoryImported
-from schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
+from schemas.groups import (
+    BudgetRaised,
+    GroupAssembled,
+    GroupDropped,
+    PolicyUpdated,
+    PromptFailed,
+    RunStarted,
+)
 from schemas.identity import shard
 from schemas.llm_calls import LLMCall, ModelKind
 from schemas.messages import MessageNode
@@ -268,6 +275,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.failed": PromptFailed,
     "group.dropped": GroupDropped,
     "policy.updated": PolicyUpdated,
+    "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""

@@ -64,7 +64,7 @@ class DropReason(StrEnum):
     """Why a group is not trained on."""
 
     DEGENERATE = "degenerate"
-    """One class only, so every advantage is zero."""
+    """All rewards are equal, so every advantage is zero."""
     INCOMPLETE = "incomplete"
     """Fewer than N members, or a member without sampled tokens."""
     STALE = "stale"
@@ -88,6 +88,22 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     method: str
     """`bar`, `fixed` or `dynamic`."""
+
+
+class BudgetRaised(msgspec.Struct, frozen=True, kw_only=True):
+    """The score stopped rising: rollouts may take more steps from prompt `prompt` on."""
+
+    run: str
+    steps: int
+    """That a rollout may take."""
+    prompt: int
+    """The first prompt with the new budget."""
+    version: int
+    """Newest policy version when it was decided."""
+    score: float
+    """Pass rate of the newest policies' rollouts ..."""
+    before: float
+    """... and of those before them."""
 
 
 class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from streams.server import EmbeddedServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-collect_ignore = ["kubernetes"]
-"""These need a cluster: `make test-kubernetes` names them."""
+collect_ignore = ["kubernetes", "learning"]
+"""These need a cluster, or minutes of training: `make test-kubernetes` and `make test-learning` name them."""
 
 
 @pytest.fixture

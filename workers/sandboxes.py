@@ -33,7 +33,7 @@ Create = Callable[[float, str], Awaitable[AsyncSandbox]]
 """One try to make a sandbox, from the seconds left and the idempotency key."""
 
 CLEAN_UP_SECONDS = 30.0
-SANDBOX_DIED = "the sandbox died"
+SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
 """Error of a job whose sandbox ended under it."""
 NOT_STARTED = 126
 """Return code of a command that could not be started, as shells give it."""
@@ -131,7 +131,8 @@ class SandboxMachine:
         """A job that ended oddly says nothing about the command when its sandbox ended with it."""
         with classified():
             info = await self.sandbox.status()
-        if error == SANDBOX_DIED or info.status is SandboxStatus.FAILED:
+        # While it is being deleted its record says still that it is ready.
+        if error in SANDBOX_ENDED or info.status is SandboxStatus.FAILED:
             raise InfrastructureError(
                 AbortCause.SANDBOX_DIED, f"sandbox {info.sandbox_id}: {info.status_message or error}"
             )

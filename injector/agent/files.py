@@ -24,29 +24,11 @@ def open_for_reading(root: int, path: str) -> tuple[BinaryIO, int]:
 
     Raises NotFound when there is none and RequestInvalid for a directory, device, socket or pipe.
     """
-    with _explained(path):
+    with explained(path):
         fd = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        _check_regular(fd, path)
+        check_regular(fd, path)
         return os.fdopen(fd, "rb"), os.fstat(fd).st_size
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def open_for_writing(root: int, path: str) -> BinaryIO:
-    """The file at `path`, made or emptied, its parent directories made.
-
-    Raises RequestInvalid when the path cannot be a regular file.
-    """
-    with _explained(path):
-        _make_directories(root, os.path.dirname(path))  # noqa: PTH120
-        # Truncated only after the check: opening a pipe or device must not disturb it.
-        fd = open_beneath(root, path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    try:
-        _check_regular(fd, path)
-        os.ftruncate(fd, 0)
-        return os.fdopen(fd, "wb", buffering=0)
     except BaseException:
         os.close(fd)
         raise
@@ -54,8 +36,8 @@ def open_for_writing(root: int, path: str) -> BinaryIO:
 
 def make_directory(root: int, path: str) -> None:
     """Make the directory at `path` and its parents where they are missing."""
-    with _explained(path):
-        _make_directories(root, path)
+    with explained(path):
+        make_directories(root, path)
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:
@@ -70,7 +52,7 @@ def listing(root: int, path: str) -> list[dict[str, Any]]:
 @contextmanager
 def opened_directory(root: int, path: str) -> Iterator[int]:
     """Descriptor of the directory at `path`. Raises NotFound, and RequestInvalid when it is no directory."""
-    with _explained(path):
+    with explained(path):
         fd = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield fd
@@ -98,7 +80,8 @@ def _kind(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-def _check_regular(fd: int, path: str) -> None:
+def check_regular(fd: int, path: str) -> None:
+    """Raise RequestInvalid for a directory, device, socket, pipe, or interface of the kernel."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISDIR(mode):
         raise RequestInvalid(f"{path} is a directory")
@@ -108,8 +91,8 @@ def _check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 
-def _make_directories(root: int, path: str) -> None:
-    """Each step is resolved inside the root, so a link on the way stays inside too."""
+def make_directories(root: int, path: str) -> None:
+    """Raises OSError. Each step is resolved inside the root, so a link on the way stays inside too."""
     made = "/"
     for part in path.split("/"):
         if part in ("", "."):
@@ -125,7 +108,7 @@ def _make_directories(root: int, path: str) -> None:
         made = f"{made}{part}/"
 
 
-class _explained:
+class explained:
     """Turns what the kernel says about a path into the agent's errors."""
 
     def __init__(self, path: str) -> None:

@@ -18,6 +18,8 @@ from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from injector.agent.machine import Host, Machine, SandboxSpec
 from injector.agent.sandboxes import Sandbox, Sandboxes, matching
 from injector.agent.terminal_sessions import TerminalSession
+from injector.agent.uploads import Upload, discarded
+from injector.agent.version import VERSION, VERSION_HEADER
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
@@ -144,15 +146,17 @@ class AgentServer:
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
             size = 0
-            target = await _in_thread(files.open_for_writing, machine, path)
+            upload = Upload()
             try:
+                await _in_thread(upload.open, machine, path)
                 async for piece in bodies.pieces(request):
-                    await asyncio.to_thread(_write_all, target, piece)
+                    await asyncio.to_thread(upload.write, piece)
                     size += len(piece)
+                await asyncio.to_thread(upload.finish)
             except OSError as error:
                 raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
             finally:
-                await asyncio.to_thread(target.close)
+                await discarded(upload)
             return _json({"success": True, "path": path, "size": size})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
@@ -250,16 +254,20 @@ async def _errors(
 ) -> web.StreamResponse:
     REQUEST_ID.set(request.headers.get(REQUEST_ID_HEADER))
     try:
-        return await handler(request)
+        reply = await handler(request)
     except AgentError as error:
         if error.status >= 500:
             log.warning("%s %s: %s", request.method, request.path, error.detail)
-        return _error(error)
-    except web.HTTPException:
+        reply = _error(error)
+    except web.HTTPException as error:  # a route or method that this version does not have
+        error.headers[VERSION_HEADER] = VERSION
         raise
     except Exception:
         log.exception("%s %s", request.method, request.path)
-        return _error(AgentError("the agent failed; its log says how"))
+        reply = _error(AgentError("the agent failed; its log says how"))
+    if not reply.prepared:
+        reply.headers[VERSION_HEADER] = VERSION
+    return reply
 
 
 def _error(error: AgentError) -> web.Response:
@@ -332,9 +340,3 @@ async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str)
         holding = kept.pop_all()
         done.add_done_callback(lambda _: holding.close())
         return await asyncio.shield(done)
-
-
-def _write_all(target: Any, piece: bytes) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[target.write(view) :]

@@ -2,7 +2,8 @@
 
 It takes requests on a stream socket, with file descriptors attached, and reports on a datagram-like one:
 
-    launch  a program of the host (bubblewrap), by posix_spawn
+    launch  a program of the host (slirp4netns), by posix_spawn
+    begin   the first process of a sandbox, which plays a tape that the agent wrote (`local.building`)
     enter   a command, in the namespaces and cgroups of a sandbox, with nothing left of the host's privileges
             (`entering` says how, as a tape of system calls)
     kill    a process group that it started
@@ -10,7 +11,7 @@ It takes requests on a stream socket, with file descriptors attached, and report
 Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": why it never ran}`; a command
 on a terminal says `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own
 and signals reach it, and so does a launch that is to tell. It never waits for one child in particular, and it
-ends with the agent: with it go all sandboxes (bubblewrap --die-with-parent).
+ends with the agent: with it go all first processes, and with those their sandboxes.
 """
 
 import array
@@ -24,7 +25,8 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -172,7 +174,12 @@ class _Spawner:
         failed = tape.failure(command.tape)
         os.close(command.tape)
         if failed is not None:
-            self._report({"id": command.name, "failed": entering.explanation(command.request, *failed)})
+            number, step = failed
+            if "steps" in command.request:
+                why = f"{command.request['steps'][step]}: {os.strerror(number)}"
+            else:
+                why = entering.explanation(command.request, number, step)
+            self._report({"id": command.name, "failed": why})
 
     def _tell(self, told: int) -> None:
         """A command's terminal is its own, or never will be."""
@@ -221,6 +228,20 @@ class _Spawner:
         if request["tell"]:
             self._report({"id": request["id"], "started": pid, "inner": pid})
 
+    def _begin(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        out, written, program = descriptors
+        places = [(self._nothing, 0), (out, 1), (self._nothing, 2)]
+        places += [(written, tape.DESCRIPTOR), (program, request["program"])]
+        try:
+            pid = self._start(partial(kernel.unshare, kernel.CLONE_NEWPID), places)
+        except OSError as error:
+            self._report({"id": request["id"], "failed": f"{request['steps'][0]}: {error.strerror}"})
+            self._report({"id": request["id"], "exit": 127 << 8})
+            return
+        descriptors.remove(written)
+        self._remember(pid, _Command(request["id"], written, request))
+        self._report({"id": request["id"], "started": pid, "inner": 1})
+
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
         target = descriptors[3] if request["namespaces"] else None
         written, told, tells = -1, -1, self._nothing
@@ -230,7 +251,8 @@ class _Spawner:
                 told, tells = os.pipe2(os.O_CLOEXEC)
             places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, tape.DESCRIPTOR)]
             places += [(self._nothing if target is None else target, entering.TARGET), (tells, entering.TOLD)]
-            pid = self._start(target, places)
+            go = None if target is None else partial(kernel.setns, target, kernel.CLONE_NEWPID)
+            pid = self._start(go, places)
         except OSError as error:
             for descriptor in {written, told} - {-1}:
                 os.close(descriptor)
@@ -245,27 +267,27 @@ class _Spawner:
             self._told[told] = request["id"], pid
             self._ready.register(told, select.EPOLLIN)
 
-    def _start(self, target: int | None, places: list[tuple[int, int]]) -> int:
-        """Start the entry program; it is born in the pid namespace of the process behind the pidfd `target`.
+    def _start(self, go: Callable[[], None] | None, places: list[tuple[int, int]]) -> int:
+        """Start the entry program; `go` says that and how it is to be born in another pid namespace.
 
         `places` are descriptors here and what they are there.
         """
         program = f"/proc/self/fd/{self._program}"
-        if target is not None and not self._returns:
-            pid = self._fork_aside(target)
+        if go is not None and not self._returns:
+            pid = self._fork_aside(go)
             if pid == 0:
                 _replace(program, places)
             return pid
         actions = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in places]
-        if target is None:
+        if go is None:
             return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
-        kernel.setns(target, kernel.CLONE_NEWPID)
+        go()
         try:
             return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
         finally:
             kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
 
-    def _fork_aside(self, target: int) -> int:
+    def _fork_aside(self, go: Callable[[], None]) -> int:
         """The same where we could not come back: a child goes there and leaves us a child of its own."""
         answer, ask = os.pipe2(os.O_CLOEXEC)
         aside = os.fork()
@@ -278,7 +300,7 @@ class _Spawner:
                 raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
             return int(said)
         try:
-            kernel.setns(target, kernel.CLONE_NEWPID)
+            go()
             pid = kernel.fork_sibling()
         except OSError:
             os._exit(1)

@@ -49,6 +49,8 @@ class Spawner:
         self._waiting: dict[str, Report] = {}
         self._failures: dict[str, str] = {}
         self._starting: dict[str, Callable[[int, int], None]] = {}
+        self._endings: dict[str, asyncio.Event] = {}
+        self._gone = False
         self._sending = asyncio.Lock()
         self._kills: set[asyncio.Task[None]] = set()
         requests.setblocking(False)
@@ -62,17 +64,41 @@ class Spawner:
         env: dict[str, str],
         descriptors: Sequence[int],
         report: Report,
+        ended: asyncio.Event,
         started: Callable[[int, int], None] | None = None,
     ) -> None:
         """Start a program of the host; the first two `descriptors` become its stdout and stderr.
 
+        `ended` is set when it has ended, also when that is because the spawner did and nothing is reported.
         `started` is told its process id, twice.
         """
-        self._waiting[name] = report
+        self._expect(name, report, ended)
         if started is not None:
             self._starting[name] = started
         request = {"do": "launch", "id": name, "argv": list(argv), "env": env, "tell": started is not None}
         await self._send(request, descriptors)
+
+    async def begin(
+        self,
+        name: str,
+        *,
+        out: int,
+        written: int,
+        program: tuple[int, int],
+        steps: Sequence[str],
+        report: Report,
+        ended: asyncio.Event,
+        started: Callable[[int, int], None],
+    ) -> None:
+        """Start the first process of a sandbox, in a pid namespace of its own, on the tape `written`.
+
+        `out` becomes its stdout; `program` is a descriptor and what it is there; `steps` says for each step
+        of the tape what its failure means. `ended` as for `launch`; `started` is told the process id.
+        """
+        self._expect(name, report, ended)
+        self._starting[name] = started
+        request = {"do": "begin", "id": name, "steps": list(steps), "program": program[1]}
+        await self._send(request, [out, written, program[0]])
 
     async def enter(
         self,
@@ -123,6 +149,12 @@ class Spawner:
         self._kills.add(task)
         task.add_done_callback(self._kills.discard)
 
+    def _expect(self, name: str, report: Report, ended: asyncio.Event) -> None:
+        self._waiting[name] = report
+        self._endings[name] = ended
+        if self._gone:
+            ended.set()
+
     async def _send(self, request: dict[str, Any], descriptors: Sequence[int]) -> None:
         body = json.dumps(request).encode()
         message = HEADER.pack(len(body), len(descriptors)) + body
@@ -149,6 +181,9 @@ class Spawner:
             message = b""
         if not message:
             asyncio.get_running_loop().remove_reader(self._reports)
+            self._gone = True
+            for ended in self._endings.values():
+                ended.set()
             self._lost()
             return
         report = json.loads(message)
@@ -159,6 +194,8 @@ class Spawner:
             self._starting.pop(name)(report["started"], report["inner"])
         else:
             self._starting.pop(name, None)
+            if name in self._endings:
+                self._endings.pop(name).set()
             self._waiting.pop(name)(report["exit"], self._failures.pop(name, None))
 
 

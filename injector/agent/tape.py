@@ -37,12 +37,16 @@ _AT_FDCWD = -100
 # fmt: off
 _NUMBERS = {
     "x86_64": {
-        "write": 1, "close": 3, "ioctl": 16, "execve": 59, "chdir": 80, "umask": 95, "setsid": 112,
-        "prctl": 157, "openat": 257, "prlimit64": 302, "setns": 308, "close_range": 436,
+        "write": 1, "close": 3, "ioctl": 16, "socket": 41, "execve": 59, "chdir": 80, "umask": 95,
+        "setsid": 112, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165, "umount2": 166,
+        "sethostname": 170, "openat": 257, "mkdirat": 258, "mknodat": 259, "symlinkat": 266, "unshare": 272,
+        "prlimit64": 302, "setns": 308, "execveat": 322, "close_range": 436, "mount_setattr": 442,
     },
     "aarch64": {
-        "ioctl": 29, "chdir": 49, "openat": 56, "close": 57, "write": 64, "setsid": 157, "umask": 166,
-        "prctl": 167, "execve": 221, "prlimit64": 261, "setns": 268, "close_range": 436,
+        "ioctl": 29, "mknodat": 33, "mkdirat": 34, "symlinkat": 36, "umount2": 39, "mount": 40,
+        "pivot_root": 41, "chdir": 49, "openat": 56, "close": 57, "write": 64, "capset": 91, "unshare": 97,
+        "setsid": 157, "sethostname": 161, "umask": 166, "prctl": 167, "socket": 198, "execve": 221,
+        "prlimit64": 261, "setns": 268, "execveat": 281, "close_range": 436, "mount_setattr": 442,
     },
 }
 # fmt: on

@@ -24,7 +24,7 @@ def capabilities(state: Path | None = None) -> list[Capability]:
         cgroups = Cgroups(Path(place))
         cgroups.close()
     able = not requirements.problems
-    says = f"isolated by {requirements.bubblewrap_version} and overlayfs" if able else "not possible here"
+    says = "isolated by namespaces and overlayfs" if able else "not possible here"
     found = [Capability("local sandboxes", able, says, "; ".join(requirements.problems))]
     remedy = requirements.network_problem
     network = "not possible here" if remedy else "outbound only, by slirp4netns"

@@ -28,6 +28,8 @@ from workers.harnesses import get_harness
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
+WATCHING = 9.0
+"""Seconds between looks for each second that a look took: what is watched runs on the same cores."""
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.")]
 
@@ -216,8 +218,9 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                     spec = await campaign_spec(session, record)
                     queue = Queue(domain=spec.domain, priority=spec.priority)
                 depth = await queue_depth(connection, queue)
-                with open_tables(session.config.store) as tables:
-                    view = campaign_view(tables, name, record, depth)
+                began = time.monotonic()
+                view = await asyncio.to_thread(_view, session.config.store, name, record, depth)
+                took = time.monotonic() - began
                 live.update(campaign_table(view))
                 if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                     shown = time.monotonic()
@@ -226,8 +229,13 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                     live.stop()
                     console.print()
                     return view
-                await asyncio.sleep(every)
+                await asyncio.sleep(max(every, WATCHING * took))
     raise ConfigError(f"there is no campaign {name!r}: `orchard status` lists them")
+
+
+def _view(store: str, name: str, record: CampaignRecord, depth: QueueDepth) -> CampaignView:
+    with open_tables(store) as tables:
+        return campaign_view(tables, name, record, depth)
 
 
 async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpec:

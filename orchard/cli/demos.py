@@ -44,9 +44,9 @@ def register(app: typer.Typer) -> None:
         steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 40,
         prompts: Annotated[int, typer.Option(help="Groups in each step.", min=1)] = 8,
         method: Annotated[str, typer.Option(help="bar, fixed (GRPO) or dynamic (DAPO).")] = "bar",
-        lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
-        pool: Annotated[int, typer.Option(help="Training tasks to measure.", min=1)] = 120,
-        samples: Annotated[int, typer.Option(help="Rollouts of each held-out task.", min=1)] = 2,
+        lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
+        pool: Annotated[int, typer.Option(help="Training tasks to measure.", min=1)] = 200,
+        samples: Annotated[int, typer.Option(help="Rollouts of each held-out task.", min=1)] = 3,
         deaths: Annotated[
             float, typer.Option("--sandbox-deaths", help="Share of sandboxes to destroy.", min=0, max=1)
         ] = 0.0,

@@ -15,7 +15,7 @@ from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.session import Session
 from orchard.terminal import console
-from pipelines.models.errors import require_torch
+from pipelines.models.errors import require_installed, require_torch
 from pipelines.rl.coordinator import Coordinator, RunError
 from pipelines.rl.settings import read_settings
 from pipelines.rl.what_if import grid, what_if
@@ -60,7 +60,7 @@ def run(context: typer.Context, config: Config) -> None:
     """
     session: Session = context.obj
     settings = read_settings(config)
-    require_torch("orchard rl")
+    require_installed("orchard rl")
     uvloop.run(_run(session, config))
     console.print(f"[bold green]trained[/] {settings.out}", highlight=False)
 

@@ -121,15 +121,21 @@ def _judged(store: str, annotators: set[str]) -> set[str]:
 
 
 @app.command()
-def worker(context: typer.Context, slots: Slots = 8) -> None:
+def worker(
+    context: typer.Context,
+    slots: Slots = 8,
+    idle_exit: Annotated[
+        float, typer.Option("--idle-exit", help="End after so many seconds without work; 0: never.", min=0.0)
+    ] = 0.0,
+) -> None:
     """Run one annotator: claims trajectories until SIGTERM, then finishes what it has begun."""
     from orchard.cli.processes import start_logging
 
     start_logging()
-    uvloop.run(_worker(context.obj, slots))
+    uvloop.run(_worker(context.obj, slots, idle_exit))
 
 
-async def _worker(session: Session, slots: int) -> None:
+async def _worker(session: Session, slots: int, idle_exit: float) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("annotator"))
@@ -140,7 +146,8 @@ async def _worker(session: Session, slots: int) -> None:
         cases = Cases(session.config.store)
         stack.callback(cases.close)
         name = f"{socket.gethostname()}-{os.getpid()}"
-        await Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots).run(stop)
+        annotator = Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots)
+        await annotator.run(stop, idle_exit)
 
 
 @app.command()

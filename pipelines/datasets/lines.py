@@ -20,8 +20,9 @@ _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-OURS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""The pattern of tokenizers trained here: Qwen2's without its English contractions; digits stand alone."""
+OURS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern of tokenizers trained here: GPT-2's without its English contractions; digits stand alone. A
+word is the same token after a dot, a slash or a bracket, so a small model learns fewer forms of a name."""
 PATTERNS = frozenset({_GPT2, _GPT4 % "", _GPT4 % "{1,3}", OURS})
 """Patterns for which the rule was checked."""
 
@@ -63,7 +64,8 @@ class LineCutter:
 
     def decode(self, ids: Ids) -> str:
         """The text of tokens; bytes that are no UTF-8 become replacement characters."""
-        return b"".join([self._table[token] for token in ids.tolist()]).decode("utf-8", "replace")
+        table = self._table
+        return b"".join([table[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
 
 def ascii_pattern(pattern: str) -> str:

@@ -1,7 +1,10 @@
 """One shard of a build, in a process of its own: candidates in, a Parquet file and its account out."""
 
+import atexit
 import gc
+import multiprocessing
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -52,6 +55,8 @@ class ShardMaker:
         spill = job.out / f".spill-{os.getpid()}"
         self._tables.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
         self._tables.execute("set threads = 1")
+        self._tables.execute("set parquet_metadata_cache = true")  # else all footers are read for each shard
+        self._tables.execute("set enable_progress_bar = false")  # it takes a process like this for a notebook
         self._tables.execute(f"set temp_directory = '{str(spill).replace(chr(39), chr(39) * 2)}'")
         self._blobs = BlobStore(job.store)
         self._tokenizer = ChatTokenizer.load(job.settings.tokenizer)
@@ -105,9 +110,20 @@ _maker: ShardMaker | None = None
 def start_process(job: Job) -> None:
     """Initializer of a pool's process."""
     global _maker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs in parallel
     gc.disable()  # it would walk through all remembered texts again and again: a quarter of the time
     _maker = ShardMaker(job)
+    gc.freeze()  # the modules need not be walked through after each shard
+    atexit.register(gc.unfreeze)
+
+
+def _end_with_parent() -> None:
+    """A pool's processes would wait for ever for more work from a build that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def make_shard(index: int, candidates: list[Candidate]) -> ShardReport:

@@ -8,7 +8,7 @@ a message's text are text: an observation cannot end a turn.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -27,10 +27,11 @@ from pipelines.datasets.errors import DatasetError, MaskError
 from pipelines.datasets.lines import LineCutter
 from pipelines.datasets.rows import Ids
 
-CACHED_CHARACTERS = 20_000_000
-"""Of texts whose tokens are remembered: prompts, commands and lines of files come again and again."""
+CACHED_CHARACTERS = 10_000_000
+"""After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_ID_BYTES = 4
 _PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
 
 Message = dict[str, Any]
@@ -65,6 +66,39 @@ class _Part:
     text: str
     marked: bool
     """Holds control tokens that are text, between the markers of `mark_control_tokens`."""
+    pieces: list[str]
+    """What is tokenized apart; joined they are the text."""
+
+
+class _Memory:
+    """Tokens of texts, int32: prompts, commands and lines of files come again and again, thoughts do not."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, bytes] = {}
+        """What was asked for since the memory last began anew."""
+        self._before: dict[str, bytes] = {}
+        self._characters = 0
+
+    def begin(self) -> None:
+        """Forget, where it is time to, what was not asked for lately."""
+        if self._characters > CACHED_CHARACTERS:
+            self._before, self.now, self._characters = self.now, {}, 0
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        """Those of the texts that are not remembered, each once; all others are in `now` afterwards."""
+        now, before = self.now, self._before
+        found = []
+        for text in dict.fromkeys([text for text in texts if text not in now]):
+            if (ids := before.get(text)) is None:
+                found.append(text)
+            else:
+                self.put(text, ids)
+        return found
+
+    def put(self, text: str, ids: bytes) -> None:
+        """Remember."""
+        self.now[text] = ids
+        self._characters += len(text)
 
 
 class ChatTokenizer:
@@ -92,11 +126,9 @@ class ChatTokenizer:
         tokens = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
         self._lines = LineCutter.of(tokenizer)
-        self._memory: dict[str, bytes] = {}
-        """Texts between cuts, and lines of them where lines can be tokenized apart; ids as int32."""
-        self._words: dict[str, bytes] = {}
-        """The same of words."""
-        self._remembered = 0
+        self._memory = _Memory()
+        """Of texts between cuts, and of lines where lines can be tokenized apart."""
+        self._words = _Memory()
         self._check_pieces()
 
     @classmethod
@@ -155,85 +187,82 @@ class ChatTokenizer:
         """Texts between the cuts: even ones are context, odd ones are assistant text."""
         text, spans = self.render(conversation)
         cuts = [0, *(at for span in spans for at in span), len(text)]
-        return [_part(text[start:end]) for start, end in pairwise(cuts)]
+        return [self._part(text[start:end]) for start, end in pairwise(cuts)]
+
+    def _part(self, text: str) -> _Part:
+        marked = _START in text or _END in text
+        return _Part(text, marked, [text] if marked or self._lines is None else self._lines.cut(text))
 
     def _learn(self, parts: Sequence[_Part]) -> None:
         """Tokenize what is not remembered."""
-        if self._remembered > CACHED_CHARACTERS:
-            self._memory.clear()
-            self._words.clear()
-            self._remembered = 0
         memory = self._memory
-        marked = {part.text for part in parts if part.marked}
-        whole = {part.text for part in parts if not part.marked}
+        memory.begin()
+        plain = memory.unknown(piece for part in parts if not part.marked for piece in part.pieces)
         if self._lines is not None:
-            lines = {line for text in whole for line in self._lines.cut(text)} - memory.keys()
-            plain = self._learn_words(self._lines, lines)
-        else:
-            plain = list(whole - memory.keys())
-        self._remembered += sum(map(len, plain))
+            plain = self._learn_words(self._lines, plain)
         self._encode(plain, memory)
-        for text in marked - memory.keys():
-            memory[text] = np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes()
-            self._remembered += len(text)
+        for text in memory.unknown(part.text for part in parts if part.marked):
+            memory.put(text, np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes())
 
-    def _learn_words(self, cutter: LineCutter, lines: set[str]) -> list[str]:
+    def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
         """Put lines together from their words; those that have no words are left to be tokenized whole."""
-        plain, found = [], {}
+        memory, known = self._memory, self._words
+        known.begin()
+        plain: list[str] = []
+        strange: list[tuple[str, list[str]]] = []
         for line in lines:
             words = None if self._control.search(line) else cutter.words(line)
             if words is None:
                 plain.append(line)
-            else:
-                found[line] = words
-                self._remembered += len(line)
-        known = self._words
-        self._encode(list({word for words in found.values() for word in words} - known.keys()), known)
-        for line, words in found.items():
-            self._memory[line] = b"".join([known[word] for word in words])
+                continue
+            try:
+                memory.put(line, b"".join(map(known.now.__getitem__, words)))
+            except KeyError:
+                strange.append((line, words))
+        self._encode(known.unknown(word for _, words in strange for word in words), known)
+        for line, words in strange:
+            memory.put(line, b"".join(map(known.now.__getitem__, words)))
         return plain
 
-    def _encode(self, texts: list[str], into: dict[str, bytes]) -> None:
+    def _encode(self, texts: list[str], into: _Memory) -> None:
         found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         for text, encoding in zip(texts, found, strict=True):
-            into[text] = np.array(encoding.ids, np.int32).tobytes()
-
-    def _ids(self, part: _Part) -> Ids:
-        """The tokens of a part that has been learnt."""
-        if self._lines is None or part.marked:
-            found = self._memory[part.text]
-        else:
-            found = b"".join([self._memory[line] for line in self._lines.cut(part.text)])
-        return np.frombuffer(found, np.int32)
+            into.put(text, np.array(encoding.ids, np.int32).tobytes())
 
     def _joined(self, conversation: Conversation, parts: Sequence[_Part]) -> Encoded:
         assistants = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
-        arrays, spans, taken = [], [], set()
+        known = self._memory.now
+        found, spans, taken = [], [], set()
         position = 0
         for number, part in enumerate(parts):
-            ids = self._ids(part)
+            ids = b"".join(map(known.__getitem__, part.pieces))
             turn, is_assistant = divmod(number, 2)
             if is_assistant:
                 stored = conversation.stored.get(assistants[turn])
                 if stored is not None and self._sampled_here(stored, conversation.messages[assistants[turn]]):
-                    ids = np.array(stored, np.int32)
+                    ids = np.array(stored, np.int32).tobytes()
                     taken.add(turn)
-                else:
-                    self._check(conversation.name, turn, ids, part)
-                spans.append((position, position + len(ids)))
-            arrays.append(ids)
-            position += len(ids)
-        return Encoded(np.concatenate(arrays), tuple(spans), frozenset(taken))
+                spans.append((position, position + len(ids) // _ID_BYTES))
+            found.append(ids)
+            position += len(ids) // _ID_BYTES
+        input_ids: Ids = np.frombuffer(bytearray().join(found), np.int32)
+        self._check(conversation.name, input_ids, spans, taken, [_unmarked(part) for part in parts[1::2]])
+        return Encoded(input_ids, tuple(spans), frozenset(taken))
 
-    def _check(self, name: str, turn: int, ids: Ids, part: _Part) -> None:
+    def _check(
+        self, name: str, ids: Ids, spans: list[tuple[int, int]], taken: Collection[int], said: list[str]
+    ) -> None:
         """The mask's proof: what trains decodes to what the assistant said."""
-        said = _unmarked(part)
-        decoded = self._lines.decode(ids) if self._lines else self.decode(ids.tolist())
-        if decoded != said:
-            raise MaskError(
-                f"example {name}: the tokens of assistant message {turn} do not decode to its text with "
-                f"tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
-            )
+        for turn, (first, end) in enumerate(spans):
+            if turn in taken:
+                continue
+            part = ids[first:end]
+            decoded = self._lines.decode(part) if self._lines else self.decode(part.tolist())
+            if decoded != said[turn]:
+                raise MaskError(
+                    f"example {name}: the tokens of assistant message {turn} do not decode to its text with "
+                    f"tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
+                )
 
     def _sampled_here(self, ids: Sequence[int], message: Message) -> bool:
         """Whether sampled ids are this tokenizer's: they decode to a text that holds what the message says.
@@ -324,10 +353,6 @@ def _texts(messages: Sequence[Message]) -> str:
 
 
 _START, _END = mark_control_tokens("x", re.compile("x")).split("x")
-
-
-def _part(text: str) -> _Part:
-    return _Part(text, _START in text or _END in text)
 
 
 def _unmarked(part: _Part) -> str:

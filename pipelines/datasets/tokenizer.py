@@ -18,6 +18,8 @@ START = "<|im_start|>"
 END = "<|im_end|>"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own that are part of what an assistant says, so decoding keeps them."""
+CONTROL = (END_OF_TEXT, START, END, *MARKS)
+"""All tokens that are no text."""
 
 
 def chat_template() -> str:

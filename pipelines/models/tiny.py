@@ -29,7 +29,7 @@ SHAPES = {
         intermediate_size=160,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=4,
         head_dim=16,
         max_position_embeddings=2048,
     ),

@@ -135,18 +135,29 @@ class PolicyServer:
         return _json(completion_reply(self.name, body, self._prompts, prompt, generated, text, created))
 
     async def _reload(self, request: web.Request) -> web.Response:
-        """Load beside the running weights, then exchange between two steps. One at a time, in order."""
+        """New weights, whatever their version: a run may go back to an older policy."""
         body = read_body(await request.read(), ReloadRequest)
-        async with self._reloading:
-            started = time.monotonic()
-            try:
-                model = await asyncio.to_thread(
-                    load_weights, Path(body.path), device=self._device, dtype=self._dtype
-                )
-                version = await asyncio.wrap_future(self.engine.reload(model, body.version))
-            except (ModelError, ValueError) as error:
-                raise BadRequest(f"the weights cannot be used: {error}") from error
+        started = time.monotonic()
+        try:
+            async with self._reloading:
+                version = await self._exchange(Path(body.path), body.version)
+        except (ModelError, ValueError) as error:
+            raise BadRequest(f"the weights cannot be used: {error}") from error
         return web.json_response({"policy_version": version, "seconds": time.monotonic() - started})
+
+    async def load(self, directory: Path, version: int) -> None:
+        """Serve the weights in `directory`, unless those of this version or a newer one are served by now.
+
+        Raises ModelError or ValueError for weights that cannot be used.
+        """
+        async with self._reloading:
+            if version > self.engine.version:
+                await self._exchange(directory, version)
+
+    async def _exchange(self, directory: Path, version: int) -> int:
+        """Load beside the running weights, then exchange between two steps. One at a time, in order."""
+        model = await asyncio.to_thread(load_weights, directory, device=self._device, dtype=self._dtype)
+        return await asyncio.wrap_future(self.engine.reload(model, version))
 
     async def _metrics(self, _: web.Request) -> web.Response:
         figures = msgspec.structs.asdict(self.engine.figures)

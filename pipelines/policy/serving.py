@@ -28,6 +28,9 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """0 chooses one."""
     port_file: Path | None = None
     """File that gets the port once the server listens."""
+    newest_file: Path | None = None
+    """File that names the newest policy, as `{"path": DIRECTORY, "version": 7}`. It is read when the server
+    listens already, so that a policy which was announced while it started is not missed."""
     api_key_env: str | None = None
     """Environment variable with the key that clients must send; None: no key."""
     slots: Annotated[int, msgspec.Meta(ge=1)] = 32
@@ -60,6 +63,7 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
     import torch
 
     from pipelines.policy.engine import EngineSettings
+    from pipelines.policy.requests import ReloadRequest, read_body
     from pipelines.policy.server import PolicyServer
 
     if settings.threads:
@@ -89,6 +93,9 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
         loop.add_signal_handler(number, stop.set)
     async with server:
         server.engine.ended.add_done_callback(lambda _: loop.call_soon_threadsafe(stop.set))
+        if settings.newest_file is not None and settings.newest_file.exists():
+            newest = read_body(settings.newest_file.read_bytes(), ReloadRequest)
+            await server.load(Path(newest.path), newest.version)
         if settings.port_file is not None:
             temporary = settings.port_file.with_name(f".{settings.port_file.name}")
             temporary.write_text(str(server.port))

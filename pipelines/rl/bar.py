@@ -92,7 +92,7 @@ class Assemble(msgspec.Struct, frozen=True, kw_only=True):
     outcome: GroupOutcome
     positive: int
     degenerate: bool
-    """One class only: its advantages are zero everywhere."""
+    """All rewards are equal: its advantages are zero everywhere."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ def _best_effort(graded: dict[int, Rollout], settings: BarSettings) -> Assemble:
         slots=(*positive, *rest),
         outcome=GroupOutcome.UNBALANCED if settings.interval else GroupOutcome.FIXED,
         positive=len(positive),
-        degenerate=not positive or not rest,
+        degenerate=_flat(chosen, graded),
     )
 
 
@@ -169,12 +169,12 @@ def _group(
     if low > high:
         return None
     count = min(max(settings.ideal, low), high)
-    return Assemble(
-        slots=(*positive[:count], *negative[: size - count]),
-        outcome=outcome,
-        positive=count,
-        degenerate=count in (0, size),
-    )
+    slots = (*positive[:count], *negative[: size - count])
+    return Assemble(slots=slots, outcome=outcome, positive=count, degenerate=_flat(slots, graded))
+
+
+def _flat(slots: Sequence[int], graded: dict[int, Rollout]) -> bool:
+    return len({graded[at].reward for at in slots}) == 1
 
 
 def is_positive(rollout: Rollout) -> bool:

@@ -73,7 +73,7 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
 
 def subjects(run: str) -> list[str]:
     """What a run's progress is folded from."""
-    types = ("rollout.requested", "group.dropped", "policy.updated")
+    types = ("rollout.requested", "group.dropped", "policy.updated", "budget.raised")
     return [
         *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in types),
         f"{EVENTS_PREFIX}.done.>",
@@ -136,7 +136,22 @@ class Coordinator:
             for group in self.progress.ready:
                 if group.degenerate:
                     await self._drop(group)
+        await self._raise_budget()
         await self._begin_prompts()
+
+    async def _raise_budget(self) -> None:
+        """Before any prompt with the new budget is begun, so that all of its rollouts have the same."""
+        raised = self.progress.raise_due()
+        if raised is None:
+            return
+        log.info(
+            "score %.3f after %.3f: %d steps from prompt %d on",
+            *(raised.score, raised.before, raised.steps, raised.prompt),
+        )
+        event = make_event(
+            raised, id=f"{self._plan.name}.budget.raised", source=SOURCE, campaign=self._plan.name
+        )
+        self.progress.apply(event, await self._publisher.event(event))
 
     async def _decide(self, prompt: int) -> None:
         state = self.progress.prompts[prompt]
@@ -161,7 +176,7 @@ class Coordinator:
 
     async def _ask(self, prompt: int, slot: int) -> None:
         """A first request: the log, then the queue, so that every outcome is of a rollout the log knows."""
-        request = self._plan.request(prompt, slot)
+        request = self.progress.request(prompt, slot)
         event = requested_event(request)
         self.progress.apply(event, await self._publisher.event(event))
         await self._offer(request.rollout_id, msgspec.json.encode(request))
@@ -187,7 +202,7 @@ class Coordinator:
         await self._offer_again(prompt, slot, fence)
 
     async def _offer_again(self, prompt: int, slot: int, fence: int) -> None:
-        request = msgspec.structs.replace(self._plan.request(prompt, slot), fence=fence)
+        request = msgspec.structs.replace(self.progress.request(prompt, slot), fence=fence)
         await self._offer(f"{request.rollout_id}.refill{fence}", msgspec.json.encode(request))
 
     async def _offer_open(self) -> None:
@@ -198,7 +213,7 @@ class Coordinator:
                     continue
                 newest = await self._publisher.outcome(place.rollout_id)
                 if newest is None:
-                    request = self._plan.request(number, slot)
+                    request = self.progress.request(number, slot)
                     await self._offer(request.rollout_id, msgspec.json.encode(request))
                 elif newest.event is not None and newest.event.type == "rollout.reopened":
                     await self._offer_again(number, slot, newest.sequence)

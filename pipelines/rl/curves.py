@@ -7,6 +7,7 @@ from typing import Any
 import duckdb
 
 from pipelines.rl.what_if import Yield
+from pipelines.scores import Score
 
 _PANELS = (
     ("pass_rate", "pass rate of all rollouts"),
@@ -16,6 +17,7 @@ _PANELS = (
     ("clipped", "tokens clipped"),
     ("staleness", "versions behind"),
 )
+_PASS_RATES = "select pass_rate from policy_steps where run = ? order by step"
 _QUERY = "select * from policy_steps where run = ? order by step"
 
 
@@ -34,6 +36,49 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
     for axis in axes[-1]:
         axis.set_xlabel("step")
     axes.flat[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def plot_seeds(
+    tables: duckdb.DuckDBPyConnection,
+    runs: Sequence[str],
+    held_out: Sequence[tuple[str, Score]],
+    path: Path,
+) -> None:
+    """Draw the runs of one method, that differ by their seed, as PNG.
+
+    Left the pass rate of the rollouts of each step: every run, their mean and the range over them. Right the
+    named pass rates on held-out tasks with their intervals.
+    """
+    pyplot = _pyplot()
+    figure, (training, held) = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    curves = [[rate for (rate,) in tables.execute(_PASS_RATES, [run]).fetchall()] for run in runs]
+    steps = range(1, min(map(len, curves), default=0) + 1)
+    together = list(zip(*curves, strict=False))
+    for curve in curves:
+        training.plot(range(1, len(curve) + 1), curve, color="tab:blue", alpha=0.25, linewidth=1)
+    training.fill_between(
+        steps, [min(rates) for rates in together], [max(rates) for rates in together], alpha=0.15
+    )
+    means = [sum(rates) / len(rates) for rates in together]
+    training.plot(steps, means, color="tab:blue", label=f"mean and range of {len(curves)} seeds")
+    training.set_title("pass rate of training rollouts")
+    training.set_xlabel("step")
+    training.set_ylim(0, 1)
+    training.grid(alpha=0.3)
+    training.legend(loc="lower right")
+    values = [score.value for _, score in held_out]
+    errors = [
+        [score.value - score.low for _, score in held_out],
+        [score.high - score.value for _, score in held_out],
+    ]
+    colours = ["tab:gray", *["tab:blue"] * (len(held_out) - 1)]
+    bars = held.bar([name for name, _ in held_out], values, yerr=errors, capsize=5, color=colours)
+    held.bar_label(bars, [f"{value:.0%}" for value in values], label_type="center", color="white")
+    held.set_title("held-out tasks, with 95 % intervals")
+    held.set_ylim(0, 1)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

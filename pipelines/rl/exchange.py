@@ -7,6 +7,8 @@ log-probabilities and advantages are exactly those that our own trainer would us
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipelines.rl.losses import advantages
 from pipelines.rl.sequences import Sequence as TokenSequence
 from schemas.groups import GroupAssembled
@@ -93,6 +95,44 @@ def verl_rows(group: GroupAssembled, members: Members) -> Iterator[Record]:
                 "max_global_steps": versions[-1],
                 "rollout_id": member.rollout_id,
             }
+
+
+def verl_batch(rows: Sequence[Record], *, pad: int) -> dict[str, np.ndarray]:
+    """The arrays of verl's `DataProto` for these rows, with `pad` tokens: prompts end and responses begin
+    where the longest do. `uid` and the versions go into its `non_tensor_batch`. ValueError without a row."""
+    if not rows:
+        raise ValueError("a batch needs at least one row")
+    width = max(len(row["prompts"]) for row in rows)
+    length = max(len(row["responses"]) for row in rows)
+
+    def padded(name: str, filler: float, kind: type[np.generic]) -> np.ndarray:
+        filled = np.full((len(rows), length), filler, kind)
+        for place, row in enumerate(rows):
+            filled[place, : len(row[name])] = row[name]
+        return filled
+
+    prompts = np.full((len(rows), width), pad, np.int64)
+    seen = np.zeros((len(rows), width + length), np.int64)
+    scores = np.zeros((len(rows), length), np.float32)
+    for place, row in enumerate(rows):
+        before, after = len(row["prompts"]), len(row["responses"])
+        prompts[place, width - before :] = row["prompts"]
+        seen[place, width - before : width + after] = 1
+        scores[place, after - 1] = row["reward"]
+    responses = padded("responses", pad, np.int64)
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": np.concatenate([prompts, responses], axis=1),
+        "attention_mask": seen,
+        "position_ids": np.maximum(seen.cumsum(axis=1) - 1, 0),
+        "response_mask": padded("response_mask", 0, np.int64),
+        "rollout_log_probs": padded("rollout_log_probs", 0.0, np.float32),
+        "rm_scores": scores,
+        "uid": np.array([row["uid"] for row in rows], dtype=object),
+        "min_global_steps": np.array([row["min_global_steps"] for row in rows], dtype=object),
+        "max_global_steps": np.array([row["max_global_steps"] for row in rows], dtype=object),
+    }
 
 
 LAYOUTS: dict[str, Layout] = {"slime": slime_samples, "prime-rl": prime_samples, "verl": verl_rows}

@@ -112,10 +112,14 @@ def refusal(
     *,
     size: int,
     version: int,
+    oldest: int,
     staleness: int,
     context: int,
 ) -> GroupDropped | None:
-    """Why the policy `version` is not trained on a group, or None (learning.md, section 4)."""
+    """Why the policy `version` is not trained on a group, or None (learning.md, section 4).
+
+    `oldest` is the oldest policy version that sampled a token of it, below 0 where a token names none.
+    """
 
     def dropped(reason: DropReason, detail: str) -> GroupDropped:
         return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)
@@ -125,17 +129,19 @@ def refusal(
     longest = max(len(sequence.ids) for sequences in rows for sequence in sequences)
     if longest > context:
         return dropped(DropReason.INCOMPLETE, f"a sequence has {longest} tokens, the context is {context}")
-    oldest = min(oldest_version(sequences) for sequences in rows)
+    if oldest < 0:
+        return dropped(DropReason.INCOMPLETE, "a token names no policy version: have the server report it")
     if version - oldest > staleness:
         return dropped(DropReason.STALE, f"sampled by version {oldest}, the policy is version {version}")
     return None
 
 
-def oldest_version(rows: list[Sequence]) -> int:
-    """The oldest policy version that sampled one of the tokens."""
+def oldest_version(rows: list[list[Sequence]]) -> int:
+    """The oldest policy version that sampled a token of a group; -1 where a token names none."""
     return min(
         version
-        for sequence in rows
+        for sequences in rows
+        for sequence in sequences
         for version, trains in zip(sequence.versions, sequence.mask, strict=True)
         if trains
     )

@@ -77,7 +77,7 @@ class Learner:
         use_packed_attention(model)
         shard(model, processes, settings.precision)
         self.optimizer = adam(
-            model,
+            model.parameters(),
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
             epsilon=settings.epsilon,

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from pipelines.rl.bar import BarSettings
+from pipelines.rl.curriculum import StepCurriculum
 from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from schemas.identity import check_name, digest, rollout_id
 
@@ -36,6 +37,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     domain: str = "swe"
     priority: str = "normal"
     budget: Budget = Budget()
+    curriculum: StepCurriculum | None = None
     timeouts: Timeouts = Timeouts()
     max_tries: int = 3
 
@@ -49,6 +51,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 f"max_in_flight is {self.max_in_flight}: a stride is {self.bar.step} rollouts, and all of "
                 "one must fit"
+            )
+        if self.curriculum is not None and not 0 < self.budget.steps < self.curriculum.steps:
+            raise ValueError(
+                f"a curriculum raises the budget of {self.budget.steps} steps: to more than that, and not "
+                "from 0, which is no limit"
             )
 
     @property
@@ -68,8 +75,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         turn, place = divmod(prompt, len(self.tasks))
         return self.tasks[_order(self.seed, turn, len(self.tasks))[place]]
 
-    def request(self, prompt: int, slot: int) -> RolloutRequest:
-        """The rollout of one slot of a prompt, the same whenever it is asked for."""
+    def request(self, prompt: int, slot: int, steps: int | None = None) -> RolloutRequest:
+        """The rollout of one slot of a prompt; `steps` where its budget is not the one of the plan."""
+        budget = self.budget if steps is None else msgspec.structs.replace(self.budget, steps=steps)
         task, sample = self.task_of(prompt), self.sample_of(prompt, slot)
         return RolloutRequest(
             rollout_id=rollout_id(self.name, task.task_id, self.harness, self.model.name, sample),
@@ -80,7 +88,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             sample=sample,
             domain=self.domain,
             priority=self.priority,
-            budget=self.budget,
+            budget=budget,
             timeouts=self.timeouts,
             max_tries=self.max_tries,
         )

@@ -1,12 +1,22 @@
 """Where a run stands, folded from its events: pure, in any number of passes, whoever published them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from pipelines.rl.bar import Rollout, Slot
+from pipelines.rl.curriculum import stopped_rising
 from pipelines.rl.plan import RunPlan
 from schemas.campaigns import RolloutRequest
 from schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
-from schemas.groups import GroupAssembled, GroupDropped, GroupMember, PolicyUpdated, PromptFailed
+from schemas.groups import (
+    BudgetRaised,
+    GroupAssembled,
+    GroupDropped,
+    GroupMember,
+    PolicyUpdated,
+    PromptFailed,
+)
 from schemas.outcomes import RolloutStatus
 
 
@@ -63,6 +73,9 @@ class Progress:
         """Group id to the policy version made from it."""
         self.version = 0
         """Newest policy version."""
+        self.scores: dict[int, float] = {}
+        """Pass rate of the groups that made each policy version."""
+        self.raised: BudgetRaised | None = None
 
     @property
     def ready(self) -> list[GroupAssembled]:
@@ -110,10 +123,47 @@ class Progress:
                 self.prompts.setdefault(failure.prompt, Prompt()).decided = True
             case GroupDropped() as drop:
                 self.dropped.setdefault(drop.group_id, drop)
+            case BudgetRaised() as raised:
+                self.raised = self.raised or raised
             case PolicyUpdated() as update:
                 self.version = max(self.version, update.version)
+                self.scores.setdefault(update.version, self.pass_rate(update.groups))
                 self.trained |= dict.fromkeys(update.groups, update.version)
         return None
+
+    def pass_rate(self, groups: Iterable[str]) -> float:
+        """Over all graded rollouts of these groups' prompts, whether they were chosen or not."""
+        rewards = [
+            rollout.reward
+            for name in groups
+            for place in self.prompts[self.groups[name].prompt].places.values()
+            for rollout in place.outcomes.values()
+            if rollout.reward is not None
+        ]
+        return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
+
+    def request(self, prompt: int, slot: int) -> RolloutRequest:
+        """The rollout of one slot of a prompt, the same whenever it is asked for."""
+        raised = self.raised is not None and prompt >= self.raised.prompt
+        return self.plan.request(prompt, slot, self.raised.steps if self.raised and raised else None)
+
+    def raise_due(self) -> BudgetRaised | None:
+        """The raise of the budget that is due now, if one is: decided by nothing but the log."""
+        curriculum = self.plan.curriculum
+        if curriculum is None or self.raised is not None:
+            return None
+        scores = [self.scores[version] for version in sorted(self.scores)]
+        if not stopped_rising(scores, curriculum):
+            return None
+        window = curriculum.window
+        return BudgetRaised(
+            run=self.plan.name,
+            steps=curriculum.steps,
+            prompt=max(self.prompts, default=-1) + 1,
+            version=self.version,
+            score=fmean(scores[-window:]),
+            before=fmean(scores[-2 * window : -window]),
+        )
 
     def member(self, prompt: int, slot: int) -> GroupMember:
         """A graded rollout as its group names it."""

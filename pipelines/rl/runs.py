@@ -52,6 +52,7 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
             domain=settings.domain,
             priority=settings.priority,
             budget=settings.budget,
+            curriculum=settings.curriculum,
             timeouts=settings.timeouts,
             max_tries=settings.max_tries,
         )

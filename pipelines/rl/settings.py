@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pipelines.rl.bar import BarSettings
+from pipelines.rl.curriculum import StepCurriculum
 from pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
 from schemas.campaigns import Budget, Timeouts
 from schemas.identity import digest
@@ -123,6 +124,8 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_tokens: Count = 4096
     """Of one answer."""
     budget: Budget = Budget()
+    curriculum: StepCurriculum | None = None
+    """`{ steps = 30 }`: so many steps of a rollout once the pass rate stops rising under `budget.steps`."""
     timeouts: Timeouts = Timeouts()
     max_tries: Count = 3
     domain: str = "swe"
@@ -131,6 +134,8 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of the trainer; 0: torch decides."""
     keep_checkpoints: Count = 2
+    keep_policies: Count = 1
+    """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -141,6 +146,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "prompts_per_step": 16,
         "precision": "bfloat16",
         "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
+    },
+    "gui": {
+        "lr": 1e-6,
+        "precision": "bfloat16",
+        "keep_degenerate": False,
+        "bar": {"size": 8, "budget": 8, "interval": None},
+        "loss": {"reduction": "constant_sum", "constant": 524_288.0},
+        "budget": {"steps": 15},
+        "curriculum": {"steps": 30},
     },
     "claw": {
         "lr": 1e-6,
@@ -190,5 +204,7 @@ def read_settings(file: Path) -> RlSettings:
 
 
 def settings_hash(settings: RlSettings) -> str:
-    """32 hexadecimal digits over what the result depends on: not over paths and threads."""
-    return digest(msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1), 32)
+    """32 hexadecimal digits over what the result depends on: not over paths, threads and what is kept."""
+    return digest(
+        msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1), 32
+    )

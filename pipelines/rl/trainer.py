@@ -16,7 +16,7 @@ import msgspec
 
 from pipelines.models.directories import load_model, load_tokenizer, save_model
 from pipelines.rl.coordinator import RunError
-from pipelines.rl.feed import Feed, feed_subjects, refusal
+from pipelines.rl.feed import Feed, feed_subjects, oldest_version, refusal
 from pipelines.rl.learner import Learner, StepFigures, Trained
 from pipelines.rl.plan import RunPlan
 from pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
@@ -123,7 +123,7 @@ class Trainer:
                     f"the checkpoint in {self._out} is of another configuration: choose another `out`, or "
                     "delete that directory"
                 )
-            await asyncio.to_thread(self._checkpoints.load, self._learner.model, self._learner.optimizer)
+            await asyncio.to_thread(self._checkpoints.load, self._learner.model, [self._learner.optimizer])
             self._standing = newest
         if version > self._standing.step:
             raise RunError(
@@ -159,6 +159,7 @@ class Trainer:
                 rows,
                 size=self.plan.bar.size,
                 version=self._standing.step,
+                oldest=oldest_version(rows),
                 staleness=self.settings.staleness,
                 context=self.settings.context,
             )
@@ -203,7 +204,7 @@ class Trainer:
             place = policy_directory(self._out, version)
             place.parent.mkdir(parents=True, exist_ok=True)
             save_model(self._learner.model, place, tokenizer=self._tokenizer, state=state)
-        self._checkpoints.save(self._learner.model, self._learner.optimizer, self._standing)
+        self._checkpoints.save(self._learner.model, [self._learner.optimizer], self._standing)
 
     def _fact(
         self,
@@ -229,7 +230,7 @@ class Trainer:
             rollouts=len(rollouts),
             reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
             resolved=sum(rollout.reward > 0 for rollout in rollouts) / len(rollouts),
-            pass_rate=self._pass_rate(groups),
+            pass_rate=self._feed.progress.pass_rate(group.group_id for group in groups),
             generated=generated,
             aborted=sum(group.aborted for group in groups),
             balanced=sum(group.outcome is GroupOutcome.BALANCED for group in groups) / len(groups),
@@ -238,17 +239,6 @@ class Trainer:
             waited=waited,
             **msgspec.structs.asdict(figures),
         )
-
-    def _pass_rate(self, groups: list[GroupAssembled]) -> float:
-        """Over all graded rollouts of the groups' prompts."""
-        rewards = [
-            rollout.reward
-            for group in groups
-            for place in self._feed.progress.prompts[group.prompt].places.values()
-            for rollout in place.outcomes.values()
-            if rollout.reward is not None
-        ]
-        return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
 
     async def _publish_step(self) -> None:
         """Figures first: where the log has the update, it has these too."""
@@ -286,7 +276,8 @@ class Trainer:
         if not version or not self._processes.first:
             return
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
-        await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=self.settings.staleness + 2)
+        keep = max(self.settings.keep_policies, self.settings.staleness + 2)
+        await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
         if self._server is None:
             return
         try:

@@ -6,7 +6,7 @@ each process (torch.distributed.checkpoint) and may resume with another number o
 
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -68,7 +68,7 @@ class Checkpoints(Generic[S]):
         self._keep = keep
         self._kind = kind
 
-    def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, position: S) -> None:
+    def save(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], position: S) -> None:
         """Write a checkpoint and delete the oldest ones above the number to keep. All processes call it."""
         place = self._directory / f"{_PREFIX}{position.step:08}"
         temporary = self._directory / f".{place.name}.partial"
@@ -76,7 +76,7 @@ class Checkpoints(Generic[S]):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         self._processes.wait()
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizers)
         with _quiet():
             state_dict_saver.save(
                 {"model": weights, "optimizer": moments},
@@ -100,15 +100,17 @@ class Checkpoints(Generic[S]):
             return None
         return msgspec.json.decode((places[-1] / _POSITION).read_bytes(), type=self._kind)
 
-    def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def load(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Put the newest checkpoint into model and optimizer. All processes call it."""
         place = self._places()[-1]
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizers)
         # Tensors are loaded in place; what is no tensor comes back in the dictionary that is given.
         state: dict[str, Any] = {"model": weights, "optimizer": moments}
         with _quiet():
             state_dict_loader.load(state, checkpoint_id=place, no_dist=self._processes.count == 1)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
         states = place / f"random-{self._processes.rank}.pt"
         if states.exists():  # not where the run now has more processes
             _set_random_states(torch.load(states))

@@ -2,8 +2,9 @@
 
 import fnmatch
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +13,7 @@ from pipelines.datasets.rows import TokenRow
 from pipelines.models.directories import load_model, load_tokenizer
 from pipelines.models.tiny import new_model
 from pipelines.sft.loss import trained_tokens
-from pipelines.sft.settings import SftSettings, TrainingError
+from pipelines.sft.settings import Optimizer, SftSettings, TrainingError
 
 
 def starting_point(settings: SftSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -55,24 +56,55 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def make_optimizer(model: torch.nn.Module, settings: SftSettings) -> torch.optim.AdamW:
-    """AdamW as the settings have it; TrainingError when nothing would train."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+def make_optimizers(
+    model: PreTrainedModel, settings: SftSettings, processes: int
+) -> list[torch.optim.Optimizer]:
+    """Each has a part of what is not frozen. Raises TrainingError when nothing would train."""
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    if not trained:
         raise TrainingError(f"every parameter is frozen by {list(settings.freeze)}: narrow the patterns")
-    return adam(
-        model,
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        epsilon=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
+    optimizers: list[torch.optim.Optimizer] = []
+    if settings.optimizer is Optimizer.MUON:
+        if processes > 1:
+            raise TrainingError(
+                'optimizer "muon" runs in one process: start it without torchrun, or use "adamw"'
+            )
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        ends = {id(end.weight) for end in (model.get_input_embeddings(), head) if end is not None}
+        inner = {name for name, each in trained.items() if each.ndim == 2 and id(each) not in ends}
+        matrices = [trained.pop(name) for name in sorted(inner)]
+        if matrices:
+            optimizers.append(
+                torch.optim.Muon(
+                    matrices,
+                    lr=settings.lr,
+                    weight_decay=settings.weight_decay,
+                    adjust_lr_fn="match_rms_adamw",  # so that one learning rate serves both
+                )
+            )
+    if trained:
+        optimizers.append(
+            adam(
+                trained.values(),
+                lr=settings.lr,
+                betas=(settings.beta1, settings.beta2),
+                epsilon=settings.epsilon,
+                weight_decay=settings.weight_decay,
+            )
+        )
+    return optimizers
 
 
 def adam(
-    model: torch.nn.Module, *, lr: float, betas: tuple[float, float], epsilon: float, weight_decay: float
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
 ) -> torch.optim.AdamW:
     """AdamW over what is not frozen; only parameters of two dimensions and more decay."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},

@@ -25,6 +25,15 @@ class Precision(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Optimizer(StrEnum):
+    """What turns gradients into steps."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+    """Orthogonalized momentum for the matrices of the layers, AdamW for all else, at one learning rate:
+    https://kellerjordan.github.io/posts/muon. For models from scratch; in one process."""
+
+
 class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run. Exactly one of `model` and `shape` says what is trained."""
 
@@ -53,6 +62,7 @@ class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     packing: bool = True
     """False: one example for each forward pass, for architectures whose layers mix packed examples."""
 
+    optimizer: Optimizer = Optimizer.ADAMW
     lr: Positive = 1e-5
     min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     warmup: Fraction = 0.0

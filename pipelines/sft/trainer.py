@@ -16,7 +16,7 @@ from pipelines.sft.attention import use_packed_attention
 from pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
 from pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
-from pipelines.sft.preparation import check_rows, freeze, make_optimizer, starting_point, weights_sha256
+from pipelines.sft.preparation import check_rows, freeze, make_optimizers, starting_point, weights_sha256
 from pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
 from pipelines.sft.schedule import Plan, learning_rate, packs, shares
 from pipelines.sft.settings import SftSettings, TrainingError, settings_hash
@@ -29,7 +29,7 @@ CHECKPOINTS = "checkpoints"
 
 
 class Trainer:
-    """Model, optimizer and data of a run, and what one step does to them."""
+    """Model, optimizers and data of a run, and what one step does to them."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Trainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
         freeze(model, settings.freeze)
         shard(model, processes, settings.precision)
-        self.optimizer = make_optimizer(model, settings)
+        self.optimizers = make_optimizers(model, settings, processes.count)
 
     def step(self, number: int) -> TrainingStep:
         """Do step `number`, counted from 0: forward and backward over its packs, then one update.
@@ -73,8 +73,9 @@ class Trainer:
             floor=settings.min_lr,
             warmup=settings.warmup,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
         summed = self.backward(rows, trained)
         norm = clipped(self.model, settings.clip)
         if not math.isfinite(norm):
@@ -82,8 +83,9 @@ class Trainer:
                 f"the gradient of step {number + 1} is not finite: lower `lr` or lengthen `warmup`, "
                 "and start again from the newest checkpoint"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         return TrainingStep(
             run=settings.run,
             step=number + 1,
@@ -146,7 +148,7 @@ def train(
         position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
         if (newest := checkpoints.newest()) is not None:
             same_run(newest, position, out)
-            checkpoints.load(model, trainer.optimizer)
+            checkpoints.load(model, trainer.optimizers)
             position = newest
         reports = [JsonLines(out / METRICS, position.step), *sinks()] if processes.first else []
         for sink in reports:
@@ -175,7 +177,7 @@ def train(
             for sink in reports:
                 sink.put(fact)
             if settings.checkpoint_every and fact.step % settings.checkpoint_every == 0:
-                checkpoints.save(model, trainer.optimizer, position)
+                checkpoints.save(model, trainer.optimizers, position)
         state = whole_weights(model, processes)
         if processes.first:
             save_model(model, out / MODEL, tokenizer=tokenizer, state=state)

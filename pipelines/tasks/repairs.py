@@ -7,7 +7,7 @@ tasks never share a combination of bug kind, function and arguments.
 
 import difflib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -111,11 +111,14 @@ PAIRS = (
 LISTS = ("items", "values", "parts", "rows", "names", "scores", "steps", "days")
 
 
-def repair_tasks(count: int, seed: int, split: Split) -> Iterator[Task]:
-    """The first `count` tasks of a split, no two of any split in the same file.
+def repair_tasks(count: int, seed: int, split: Split, kinds: Collection[str] = ()) -> Iterator[Task]:
+    """The first `count` tasks of a split, no two of any split in one file; of some kinds of bug, or of all.
 
-    Raises ValueError for more than there are files.
+    Raises ValueError for more than there are files, and for kinds that there are not.
     """
+    chosen = [kind for kind in KINDS if not kinds or kind.name in kinds]
+    if len(chosen) < len(kinds):
+        raise ValueError(f"the kinds of repair tasks are {', '.join(kind.name for kind in KINDS)}")
     dice = random.Random(f"repairs:{seed}")
     files = [(place, function) for place in PLACES for function in FUNCTIONS]
     dice.shuffle(files)
@@ -123,7 +126,8 @@ def repair_tasks(count: int, seed: int, split: Split) -> Iterator[Task]:
     if count > len(mine):
         raise ValueError(f"the {split} split has {len(mine)} repair tasks, not {count}")
     for number, (place, function) in enumerate(mine[:count]):
-        yield _task(split, place, function, random.Random(f"repairs:{seed}:{split}:{number}"), number)
+        dice = random.Random(f"repairs:{seed}:{split}:{number}")
+        yield _task(split, place, function, dice, number, chosen)
 
 
 def repair_files(tasks: Iterable[Task]) -> dict[str, str]:
@@ -136,8 +140,10 @@ def repair_files(tasks: Iterable[Task]) -> dict[str, str]:
     return files
 
 
-def _task(split: Split, place: str, function: str, dice: random.Random, number: int) -> Task:
-    kind, names = _drawn(split, function, dice)
+def _task(
+    split: Split, place: str, function: str, dice: random.Random, number: int, kinds: Sequence[Kind]
+) -> Task:
+    kind, names = _drawn(split, function, dice, kinds)
     says, right = kind.says.format(**names), kind.right.format(**names)
     wrong = dice.choice(kind.wrong).format(**names)
     arguments = [names["a"], names["b"]] if kind.takes is Takes.NUMBERS else [names["a"]]
@@ -169,10 +175,12 @@ def _task(split: Split, place: str, function: str, dice: random.Random, number: 
     )
 
 
-def _drawn(split: Split, function: str, dice: random.Random) -> tuple[Kind, dict[str, str]]:
+def _drawn(
+    split: Split, function: str, dice: random.Random, kinds: Sequence[Kind]
+) -> tuple[Kind, dict[str, str]]:
     """A kind and names that belong to the split."""
     while True:
-        kind = dice.choice(KINDS)
+        kind = dice.choice(kinds)
         first, second = dice.choice(PAIRS) if kind.takes is not Takes.LIST else (dice.choice(LISTS), "")
         number = dice.randint(2, 9)
         combination = digest([kind.name, function, first], 8)

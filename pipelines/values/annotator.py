@@ -92,17 +92,26 @@ class Annotator:
         self._done = done
         """Told of each verdict that was published."""
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """What is claimed when `stop` is set is still finished. Raises StreamsError."""
+    async def run(self, stop: asyncio.Event, idle_exit: float = 0.0) -> None:
+        """Until `stop` is set, or each slot has found nothing for `idle_exit` seconds (0: for ever).
+
+        What is claimed by then is still finished. Raises StreamsError.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(self._slots):
-                group.create_task(self._slot(stop))
+                group.create_task(self._slot(stop, idle_exit))
 
-    async def _slot(self, stop: asyncio.Event) -> None:
+    async def _slot(self, stop: asyncio.Event, idle_exit: float) -> None:
+        idle = 0.0
         while not stop.is_set():
             claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
             if claim is not None:
                 await self._handle(claim)
+                idle = 0.0
+                continue
+            idle += CLAIM_WAIT_SECONDS
+            if 0 < idle_exit <= idle:
+                return
 
     async def _handle(self, claim: Claim) -> None:
         try:

@@ -1,28 +1,39 @@
 """`python -m tests.benchmarks.rl_methods`: balanced groups, fixed groups and dynamic sampling compared.
 
 Each method trains from the policy of `orchard demo-sft` in the same store, with the same seeds, tasks and
-learning rate. They are compared at equal numbers of graded rollouts, whatever these were spent on; beside it
-stands what `what-if` makes of the campaign that measured the tasks.
+learning rate. All are compared where each has spent the same number of graded rollouts, whatever on: the
+groups that it had by then, its curve until then, and the policy that it had then on the held-out tasks.
+Beside it stands what `what-if` makes of a run's rollouts. Stopped in the middle it goes on where it was.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import duckdb
+import matplotlib
 import msgspec
 
-from orchard.demo_rl import Method, RlDemo, RlDemoSettings
-from orchard.demonstrations import campaign_score
+from orchard.cli.quickstart import pipeline
+from orchard.demo_rl import Method, RlDemo, RlDemoSettings, _toml
+from orchard.demonstrations import campaign_score, repair_refs
+from orchard.session import Session
 from pipelines.rl.log_pools import graded_pools
+from pipelines.rl.policies import policy_directory
 from pipelines.rl.what_if import grid, what_if
+from pipelines.scores import Score
+from pipelines.tasks.repairs import Split
 from storage.reader import open_tables
 
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic")
+BEFORE, MEASURING = "demo-rl-before", "demo-rl-measuring"
+KEPT = 1000
 
-# A step with the graded rollouts that had ended when its policy came, and all their passes until then.
+# Each policy with the graded rollouts that had ended when it came.
 _STEPS = """
 select p.step, s.pass_rate, (
     select count(*) from rollouts r
@@ -31,129 +42,219 @@ select p.step, s.pass_rate, (
 from policies p join policy_steps s on s.run = p.run and s.step = p.step
 where p.run = ? and p.kind = 'updated' order by p.step
 """
-_GROUPS = """
-select count(*), count(*) filter (not degenerate), coalesce(sum(generated), 0) from groups where run = ?
+_CUT = """
+select sequence from rollouts where campaign = ? and reward is not null order by sequence
+limit 1 offset ?
 """
+_GROUPS = """
+select count(*), count(*) filter (not degenerate), count(*) filter (outcome = 'balanced')
+from groups where run = ? and sequence <= ?
+"""
+
+Steps = list[tuple[int, float, int]]
+"""Step, pass rate of its rollouts, graded rollouts spent."""
+
+
+class Compared(RlDemo):
+    """A run of the demonstration that keeps all its policies and is measured later."""
+
+    def _recipe(self, measuring: str) -> dict[str, Any]:
+        return super()._recipe(measuring) | {"keep_policies": KEPT}
+
+    async def train(self) -> None:
+        """All steps, or those that are missing."""
+        settings = self.settings
+        async with pipeline(self.config) as session:
+            tasks = await asyncio.to_thread(self._new_tasks)
+            await self.held_out(session, BEFORE, self.policy)
+            await self.sampled(
+                session, MEASURING, self.policy, tasks, temperature=1.0, samples=settings.measured
+            )
+            file = self.directory / f"{self.run_name}.toml"
+            file.write_text(_toml(self._recipe(MEASURING)))
+            await self.command("rl", str(file))
+
+    async def measure(self, step: int) -> str | None:
+        """The campaign of the policy after `step` on the held-out tasks; None where it was not kept."""
+        place = policy_directory(self.out, step) if step else self.policy
+        if not place.is_dir():
+            return None
+        name = f"{self.run_name}-step-{step}"
+        async with pipeline(self.config) as session:
+            await self.held_out(session, name, place)
+        return name
+
+    async def held_out(self, session: Session, name: str, policy: Path) -> None:
+        """A campaign on the held-out tasks."""
+        tasks = repair_refs(self.config.store, Split.HELD_OUT)
+        await self.sampled(
+            session, name, policy, tasks, temperature=self.settings.temperature, samples=self.settings.samples
+        )
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at the common budget."""
+    """One run when it had spent the common budget."""
 
     method: str
     seed: int
-    rollouts: int
-    """Graded, of all decided prompts."""
+    steps: int
+    """Policies made by then."""
     groups: int
     informative: int
-    steps: int
-    """That the common budget was enough for."""
+    balanced: int
+    per_thousand: float
+    """Groups with unequal rewards for each 1,000 graded rollouts."""
     pass_rates: tuple[float, float, float]
     """Of the training rollouts, mean over each third of these steps."""
-    before: str
-    after: str
-    """Held-out, after all steps of the run."""
-
-    @property
-    def per_thousand(self) -> float:
-        """Groups with both classes for each 1,000 graded rollouts."""
-        return 1000 * self.informative / max(self.rollouts, 1)
+    held_out: Score | None
+    """Of the last of these policies; None where it was not kept."""
 
 
-def compare(store: str, runs: Sequence[tuple[Method, int, str]]) -> tuple[int, list[Line]]:
-    """The common budget in graded rollouts, and each finished run at it."""
-    with open_tables(store) as tables:
-        steps = {name: tables.execute(_STEPS, [name]).fetchall() for _, _, name in runs}
-        budget = min(rows[-1][2] for rows in steps.values())
-        return budget, [_line(tables, store, run, steps[run[2]], budget) for run in runs]
+def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
+    """The steps of a run with what they had cost."""
+    return tables.execute(_STEPS, [run]).fetchall()
 
 
-def _line(
-    tables: duckdb.DuckDBPyConnection,
-    store: str,
-    run: tuple[Method, int, str],
-    steps: list[tuple[int, float, int]],
-    budget: int,
-) -> Line:
-    method, seed, name = run
-    groups, informative, rollouts = tables.execute(_GROUPS, [name]).fetchall()[0]
-    rates = [rate for _, rate, spent in steps if spent <= budget]
+def line_of(tables: duckdb.DuckDBPyConnection, demo: Compared, budget: int, held_out: Score | None) -> Line:
+    """A run at `budget` graded rollouts."""
+    (cut,) = tables.execute(_CUT, [demo.run_name, budget - 1]).fetchall()[0]
+    groups, informative, balanced = tables.execute(_GROUPS, [demo.run_name, cut]).fetchall()[0]
+    rates = [rate for _, rate, cost in spent(tables, demo.run_name) if cost <= budget]
     third = max(len(rates) // 3, 1)
-    parts = (rates[:third], rates[third : 2 * third], rates[2 * third :])
+    first, second, last = rates[:third], rates[third : 2 * third], rates[2 * third :]
     return Line(
-        method=method,
-        seed=seed,
-        rollouts=rollouts,
+        method=demo.settings.method,
+        seed=demo.settings.seed,
+        steps=len(rates),
         groups=groups,
         informative=informative,
-        steps=len(rates),
-        pass_rates=tuple(sum(part) / max(len(part), 1) for part in parts),  # type: ignore[arg-type]
-        before=str(campaign_score(store, "demo-rl-before")),
-        after=str(campaign_score(store, f"{name}-after")),
+        balanced=balanced,
+        per_thousand=1000 * informative / budget,
+        pass_rates=(fmean(first or [0.0]), fmean(second or first or [0.0]), fmean(last or rates or [0.0])),
+        held_out=held_out,
     )
 
 
-def page(store: str, budget: int, lines: Iterable[Line]) -> str:
+def compare(store: str, runs: Sequence[RlDemoSettings]) -> tuple[int, list[Line]]:
+    """The common budget in graded rollouts, and each finished run at it."""
+    names = [f"demo-rl-{settings.method}-{settings.seed}" for settings in runs]
+    with open_tables(store) as tables:
+        steps = {name: spent(tables, name) for name in names}
+    budget = min(rows[-1][2] for rows in steps.values())
+    lines = []
+    for settings in runs:
+        demo = Compared(store, settings)  # only now: it writes the configuration of what it starts
+        step = max((step for step, _, cost in steps[demo.run_name] if cost <= budget), default=0)
+        campaign = asyncio.run(demo.measure(step))
+        score = campaign_score(store, campaign) if campaign else None
+        with open_tables(store) as tables:
+            lines.append(line_of(tables, demo, budget, score))
+    return budget, lines
+
+
+def page(store: str, settings: RlDemoSettings, budget: int, lines: Sequence[Line]) -> str:
     """The comparison in Markdown."""
     text = [
-        f"At {budget:,} graded rollouts each.",
+        f"At {budget:,} graded rollouts each; held-out before: {campaign_score(store, BEFORE)}.",
         "",
-        "| method | seed | groups | informative | per 1,000 rollouts | steps | "
-        "training pass rate by thirds | held-out before | after |",
+        "| method | seed | steps | groups | balanced | informative | per 1,000 rollouts | "
+        "training pass rate by thirds | held-out |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines:
         rates = ", ".join(f"{rate:.0%}" for rate in line.pass_rates)
         text.append(
-            f"| {line.method} | {line.seed} | {line.groups} | {line.informative} | {line.per_thousand:.1f} | "
-            f"{line.steps} | {rates} | {line.before} | {line.after} |"
+            f"| {line.method} | {line.seed} | {line.steps} | {line.groups} | {line.balanced} | "
+            f"{line.informative} | {line.per_thousand:.1f} | {rates} | {line.held_out or 'not kept'} |"
         )
+    for method in METHODS:
+        mine = [line for line in lines if line.method == method]
+        values = [line.held_out.value for line in mine if line.held_out is not None]
+        text.append(
+            f"| {method}, mean | {len(mine)} seeds | {fmean(line.steps for line in mine):.1f} | "
+            f"{fmean(line.groups for line in mine):.1f} | {fmean(line.balanced for line in mine):.1f} | "
+            f"{fmean(line.informative for line in mine):.1f} | "
+            f"{fmean(line.per_thousand for line in mine):.1f} | "
+            f"{', '.join(f'{fmean(line.pass_rates[at] for line in mine):.0%}' for at in range(3))} | "
+            f"{f'{fmean(values):.1%}' if values else ''} |"
+        )
+    run = f"demo-rl-bar-{settings.seed}"
     with open_tables(store) as tables:
-        pools = graded_pools(tables, "demo-rl-measuring")
+        pools = graded_pools(tables, run)
     text += [
         "",
-        "What-if on the measuring campaign:",
+        f"What-if on the rollouts of {run}:",
         "",
-        "| method | N | N_max | s | informative | per 1,000 |",
+        "| method | N | N_max | s | prompts | informative | per 1,000 | positive |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    text.append("|---|---|---|---|---|---|")
-    for cell in grid([4], [4, 8], [4], [(0.25, 0.75)], list(METHODS)):
+    size, most = settings.size, settings.budget
+    for cell in grid([size], [most], sorted({size // 2, size, most}), [(0.375, 0.625)], list(METHODS)):
         found = what_if(pools, cell)
         rate = "" if found.per_thousand is None else f"{found.per_thousand:.1f}"
+        share = "" if found.positive_share is None else f"{found.positive_share:.0%}"
         bar = cell.bar
         text.append(
-            f"| {cell.method} | {bar.size} | {bar.budget} | {bar.step} | {found.informative} | {rate} |"
+            f"| {cell.method} | {bar.size} | {bar.budget} | {bar.step} | {found.prompts} | "
+            f"{found.informative} | {rate} | {share} |"
         )
     return "\n".join(text) + "\n"
 
 
+def plot(store: str, runs: Sequence[RlDemoSettings], budget: int, path: Path) -> None:
+    """Learning curves over graded rollouts as PNG: a line for each run, a colour for each method."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8, 4.5))
+    colours = dict(zip(METHODS, ("tab:green", "tab:orange", "tab:blue"), strict=True))
+    with open_tables(store) as tables:
+        for settings in runs:
+            method, seed = settings.method, settings.seed
+            rows = spent(tables, f"demo-rl-{method}-{seed}")
+            axis.plot(
+                [cost for *_, cost in rows],
+                [rate for _, rate, _ in rows],
+                color=colours[method],
+                alpha=0.7,
+                label=method if seed == runs[0].seed else None,
+            )
+    axis.axvline(budget, color="black", linestyle=":", linewidth=1)
+    axis.set_xlabel("graded rollouts")
+    axis.set_title("pass rate of training rollouts")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def main() -> None:
     """Train what is missing, then compare."""
+    usual = RlDemoSettings()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True, help="Where `orchard demo-sft` has been.")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=RlDemoSettings().lr)
-    parser.add_argument("--pool", type=int, default=RlDemoSettings().pool)
+    for name in ("steps", "prompts", "size", "budget", "pool", "measured", "samples"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
+    parser.add_argument("--lr", type=float, default=usual.lr)
+    parser.add_argument("--hardest", type=float, default=usual.hardest)
     parser.add_argument("--page", type=Path, help="File for the result; standard output otherwise.")
-    options = parser.parse_args()
-    runs = []
-    for seed in range(options.seeds):
-        for method in METHODS:
-            settings = RlDemoSettings(
-                method=method,
-                seed=seed,
-                steps=options.steps,
-                prompts=options.prompts,
-                lr=options.lr,
-                pool=options.pool,
-            )
-            demo = RlDemo(options.store, settings)
-            asyncio.run(demo.run())
-            runs.append((method, seed, demo.run_name))
-    result = page(options.store, *compare(options.store, runs))
-    if options.page is not None:
-        options.page.write_text(result)
+    parser.add_argument("--plot", type=Path, help="PNG file for the learning curves.")
+    options = vars(parser.parse_args())
+    store, seeds = options.pop("store"), options.pop("seeds")
+    file, picture = options.pop("page"), options.pop("plot")
+    runs = [
+        RlDemoSettings(method=method, seed=seed, **options) for seed in range(seeds) for method in METHODS
+    ]
+    for settings in runs:
+        asyncio.run(Compared(store, settings).train())
+    budget, lines = compare(store, runs)
+    result = page(store, runs[0], budget, lines)
+    if file is not None:
+        file.write_text(result)
+    if picture is not None:
+        plot(store, runs, budget, picture)
     sys.stdout.write(result)
 
 

@@ -1,6 +1,7 @@
-"""`python -m tests.chaos.rl`: kill processes at random through a reinforcement-learning run.
+"""`python -m tests.chaos.rl`: kill processes and sandboxes at random through a reinforcement-learning run.
 
-Then prove that the groups trained on have no repeat and no gap and that no rollout was lost.
+Then prove that the groups trained on have no repeat and no gap, that no rollout was lost, and that none which
+aborted is in a group.
 
 The kills are spaced by progress. The same code, smaller, is a test (tests/orchard/test_rl_chaos.py).
 """
@@ -21,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from injector.client import AsyncSandboxClient
+from injector.errors import SandboxError
 from orchard.up import UpRecord, running
 from pipelines.rl.policies import read_newest
 from pipelines.tasks.registry import TaskRegistry
@@ -32,11 +35,16 @@ from tests.tiny_tasks import build_tiny_image, tiny_task
 
 RUN = "chaos-rl"
 TASKS = 4
-KINDS = ("coordinator", "trainer", "server", "worker", "nats")
+KINDS = ("coordinator", "trainer", "server", "worker", "nats", "sandbox")
 DEADLINE_SECONDS = 900.0
 
 # What the trainer should have had: all groups of the log that nobody dropped, in its order.
 _EXPECTED = f"select group_id from groups where run = '{RUN}' and dropped is null order by sequence"
+_WITHOUT_REWARD = f"""
+select count(*) from (select unnest(members, recursive := true) from groups where run = '{RUN}') m
+left join rollouts r on r.rollout_id = m.rollout_id and r.attempt = m.attempt where r.reward is null
+"""
+_REFILLED = f"select count(distinct superseded_sequence) from reopenings where campaign = '{RUN}'"
 _TRAINED = f"select groups from policies where run = '{RUN}' and kind = 'updated' order by version"
 
 
@@ -49,6 +57,8 @@ class RlReport:
     groups: int = 0
     rollouts: int = 0
     aborted: int = 0
+    refilled: int = 0
+    """Aborted rollouts whose slot was given another."""
     looks: int = 0
     """How often conservation was looked at while it ran."""
     seconds: float = 0.0
@@ -83,7 +93,7 @@ def configure(store: Path, model: Path, size: Size) -> Path:
         f'run = "{RUN}"\nmethod = "fixed"\nmodel = "{model}"\nout = "{store / "rl"}"\n'
         'harness = "mini-swe-agent-compact"\ntasks = { ids = ["tiny-*"] }\n'
         f"prompts_per_step = {size.prompts}\nsteps = {size.steps}\nlr = 1e-4\ncontext = 4096\n"
-        "max_tokens = 16\nthreads = 1\nstaleness = 4\nmax_tries = 10\n"
+        "max_tokens = 16\nthreads = 1\nstaleness = 4\nmax_tries = 1\n"  # what fails is refilled
         "budget = { steps = 3 }\ntimeouts = { command = 20.0, rollout = 120.0 }\n"
         f"bar = {{ size = {size.group}, budget = {size.group} }}\n"
     )
@@ -111,7 +121,8 @@ async def run(store: Path, size: Size, seed: int) -> RlReport:
                 stderr=log,
             )
         try:
-            await _disturb(store, child, size, chance, report)
+            async with session.sandboxes() as client:
+                await _disturb(store, client, child, size, chance, report)
         finally:
             if child.returncode is None:
                 child.send_signal(signal.SIGINT)
@@ -129,9 +140,14 @@ async def run(store: Path, size: Size, seed: int) -> RlReport:
 
 
 async def _disturb(
-    store: Path, child: asyncio.subprocess.Process, size: Size, chance: random.Random, report: RlReport
+    store: Path,
+    client: AsyncSandboxClient,
+    child: asyncio.subprocess.Process,
+    size: Size,
+    chance: random.Random,
+    report: RlReport,
 ) -> None:
-    """Kill something after every few rollouts; look at conservation all the time."""
+    """Kill something after every few rollouts, the first ones included; look at conservation all the time."""
     whole = size.steps * size.prompts * size.group
     kinds: list[str] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -141,10 +157,13 @@ async def _disturb(
             return
         finished = await asyncio.to_thread(_look, store, report)
         done = sum(report.kills.values())
-        if done < size.kills and finished * (size.kills + 1) >= done * whole:
+        if done < size.kills and finished * (size.kills + 1) >= (done + 1) * whole:
             kinds = kinds or chance.sample(KINDS, len(KINDS))
-            if _kill(store, kinds[-1]):
-                report.kills[kinds.pop()] += 1
+            kind = kinds.pop()
+            if await _destroy(client) if kind == "sandbox" else _kill(store, kind):
+                report.kills[kind] += 1
+            else:
+                kinds.insert(0, kind)  # none of it runs now: the next look tries another
         try:
             await asyncio.wait_for(asyncio.shield(child.wait()), 0.3)
         except TimeoutError:
@@ -165,6 +184,17 @@ def _look(store: Path, report: RlReport) -> int:
             )
         return int(finished)
     return 0
+
+
+async def _destroy(client: AsyncSandboxClient) -> bool:
+    """Delete all sandboxes, if some are in use."""
+    try:
+        found = await client.list_sandboxes()
+        for sandbox in found:
+            await client.delete_sandbox(sandbox.sandbox_id)
+    except SandboxError:
+        return False  # the service is away
+    return bool(found)
 
 
 def _kill(store: Path, kind: str) -> bool:
@@ -194,6 +224,8 @@ def _check(store: Path, size: Size, report: RlReport) -> None:
         report.rollouts, report.aborted = tables.sql(
             f"select count(*), count(*) filter (status = 'aborted') from rollouts where campaign = '{RUN}'"
         ).fetchall()[0]
+        without_reward = tables.sql(_WITHOUT_REWARD).fetchall()[0][0]
+        report.refilled = tables.sql(_REFILLED).fetchall()[0][0]
         holds = tables.sql(f"select holds from conservation where campaign = '{RUN}'").fetchall()
         twice = tables.sql("select count(*) - count(distinct sequence) from events").fetchall()[0][0]
         steps = [
@@ -210,6 +242,8 @@ def _check(store: Path, size: Size, report: RlReport) -> None:
         report.faults.append(f"{len(trained)} groups trained instead of {size.steps * size.prompts}")
     if steps != list(range(1, size.steps + 1)):
         report.faults.append(f"the log has figures of the steps {steps}")
+    if without_reward:
+        report.faults.append(f"{without_reward} members of groups have no reward")
     if holds != [(True,)]:
         report.faults.append(f"conservation at the end: {holds}")
     if twice:

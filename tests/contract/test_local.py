@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from injector.agent.local.archives import import_image
+from injector.agent.local.building import NAME
 from tests.contract.points import *  # noqa: F403
 from tests.injector.conftest import Archives, Service
 
@@ -66,11 +67,9 @@ def _first_process(sandbox_id: str) -> int:
     """Found from outside by the name of its host."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (path / "cmdline").read_bytes()
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            parent_command = Path(f"/proc/{parent}/cmdline").read_bytes()
+            command = (path / "cmdline").read_text()
         except OSError:
             continue
-        if command.startswith(b"/proc/self/fd/") and f"sandbox-{sandbox_id}".encode() in parent_command:
+        if command == f"{NAME}\0sandbox-{sandbox_id}\0":
             return int(path.name)
     raise AssertionError(f"no process of {sandbox_id}")

@@ -1,8 +1,12 @@
 """A dataset is a pure function of the log, the code and the configuration."""
 
+import asyncio
+import os
+import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from pipelines.datasets.build import build
@@ -241,3 +245,34 @@ async def test_a_shard_maker_needs_nothing_but_its_job(keep, author, tokenizer: 
     job = Job(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
     report = ShardMaker(job).make(0, [])
     assert (report.rows, report.digests) == (0, [])
+
+
+BUILDER = """
+import multiprocessing, os, sys
+from concurrent.futures import ProcessPoolExecutor
+import msgspec
+from pipelines.datasets.shards import Job, start_process
+
+if __name__ == "__main__":
+    job = msgspec.json.decode(sys.argv[1], type=Job, dec_hook=lambda kind, value: kind(value))
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=start_process, initargs=(job,))
+    print(pool.submit(os.getpid).result(), flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_a_build_that_is_killed_leaves_no_process(keep, author, tokenizer: str, tmp_path: Path) -> None:
+    store = await keep(a_campaign(author, 3))
+    job = Job(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
+    script = tmp_path / "builder.py"
+    script.write_text(BUILDER)
+    command = [sys.executable, str(script), msgspec.json.encode(job, enc_hook=str).decode()]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    builder = await asyncio.create_subprocess_exec(*command, **pipes, env=environment)
+    assert builder.stdout is not None
+    made = psutil.Process(int(await builder.stdout.readline()))
+    builder.kill()
+    await builder.wait()
+    assert psutil.wait_procs([made], timeout=60) == ([made], [])

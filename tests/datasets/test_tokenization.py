@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
+from pipelines.datasets import tokenization
 from pipelines.datasets.errors import DatasetError, MaskError
 from pipelines.datasets.lines import PATTERNS, LineCutter, ascii_pattern
 from pipelines.datasets.tokenization import ChatTokenizer, Conversation
@@ -163,6 +164,18 @@ def test_a_tokenizers_hash_is_of_what_it_does(tokenizer: str, tmp_path) -> None:
     chat.tokenizer.save_pretrained(str(tmp_path / "elsewhere"))
     assert ChatTokenizer.load(str(tmp_path / "elsewhere")).sha256 == chat.sha256
     assert with_template(tokenizer, PLAIN).sha256 != chat.sha256
+
+
+def test_tokens_do_not_depend_on_what_was_remembered_and_forgotten(
+    tokenizer: str, chat: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "CACHED_CHARACTERS", 60)
+    forgetful = ChatTokenizer.load(tokenizer)
+    for number in range(12):
+        texts = ["ls -la\n\tgrep é", f"of this one alone: {number}\nof many: {number // 4}", "<|im_end|>"]
+        said = [{"role": role, "content": text} for text in texts for role in ("user", "assistant")]
+        once = forgetful.encode([Conversation("x", said)])[0]
+        assert once.input_ids.tolist() == chat.encode([Conversation("x", said)])[0].input_ids.tolist()
 
 
 def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from injector.kubernetes import pods
 from injector.kubernetes.settings import KubernetesSettings
+from injector.orchestrator import limits
 from tests.infra.conftest import INFRA, WORKLOADS, Manifest, Manifests, containers
 
 OPTIONAL_SECRETS = {("orchard", "store-s3"), ("orchard", "model-keys")}
 """Made by hand where S3 and models with keys are used."""
-ADDED = "rollout-swe-high"
-"""The queue that is built without an overlay here."""
+ADDED = {"rollout-swe-high", "annotate-values-normal"}
+"""The queues that are built without an overlay here."""
 BASELINE_CAPABILITIES = {
     *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE"),
     *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
@@ -213,6 +214,19 @@ class TestSandboxes:
         assert arguments["--kubernetes-settings"].rpartition("/")[2] in files
         assert float(arguments["--drain-seconds"]) < pod["spec"]["terminationGracePeriodSeconds"]
 
+    def test_the_orchestrator_reads_its_limits(self, manifests: Manifests, tmp_path: Path) -> None:
+        pod = manifests.one("Deployment", "orchestrator")["spec"]["template"]
+        (container,) = containers(pod)
+        place = Path(container["args"][container["args"].index("--limits") + 1])
+        (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == str(place.parent)]
+        (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == mount["name"]]
+        text = manifests.one("ConfigMap", volume["configMap"]["name"])["data"][place.name]
+        (tmp_path / "limits.toml").write_text(text)
+        assert limits.load(tmp_path / "limits.toml").concurrent_requests
+        uncommented = re.sub(r"^# ?", "", text, flags=re.MULTILINE)
+        (tmp_path / "limits.toml").write_text(uncommented)
+        assert limits.load(tmp_path / "limits.toml").default.sandboxes, "the examples in it are valid, too"
+
 
 class TestNetwork:
     def policies(self, manifests: Manifests, pod: Manifest) -> list[Manifest]:
@@ -318,7 +332,7 @@ class TestRights:
 
 def test_overlays_set_every_image_of_ours(built: dict[str, Manifests]) -> None:
     for overlay in ("cloud", "spot"):
-        applied = [item for item in built[overlay].of(*WORKLOADS) if item["metadata"]["name"] != ADDED]
+        applied = [item for item in built[overlay].of(*WORKLOADS) if item["metadata"]["name"] not in ADDED]
         images = {container["image"] for _, pod in Manifests(applied).pods() for container in containers(pod)}
         ours = {image for image in images if "orchard" in image}
         ours.add(sandbox_settings(built[overlay]).agent_image)

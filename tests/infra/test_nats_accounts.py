@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from pipelines.scaling import Trigger, lag
+from pipelines.values import requests
 from schemas.blobs import BlobRef
 from schemas.campaigns import CampaignRecord, ModelSpec, RolloutRequest, TaskRef
 from schemas.events import Event, SandboxDeleted, make_event
@@ -31,6 +32,7 @@ from streams.topology import declare
 from tests.infra.conftest import Manifests, Server, password_variables
 
 QUEUE = Queue()
+ANNOTATIONS = requests.QUEUE
 RECORD = CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=1)
 
 ConnectAs = Callable[[str], AbstractAsyncContextManager[Connection]]
@@ -110,13 +112,32 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
     assert len(await DeadLetters(roles["operator"]).list()) == 1
 
 
-async def test_a_worker_may_make_the_consumer_of_its_queue(roles: dict[str, Connection]) -> None:
-    high = Queue(priority="high")
+@pytest.mark.parametrize("queue", [Queue(priority="high"), ANNOTATIONS])
+async def test_a_worker_may_make_the_consumer_of_its_queue(
+    roles: dict[str, Connection], queue: Queue
+) -> None:
+    await declare(roles["worker"], roles["worker"].settings, [queue])
 
-    await declare(roles["worker"], roles["worker"].settings, [high])
+    info = await roles["operator"].jetstream.consumer_info(names.WORK, queue.consumer)
+    assert info.name == queue.consumer
 
-    info = await roles["operator"].jetstream.consumer_info(names.WORK, high.consumer)
-    assert info.name == high.consumer
+
+async def test_annotations_are_offered_claimed_answered_and_put_off(roles: dict[str, Connection]) -> None:
+    """`orchard values annotate` in the console, `orchard values worker` beside it."""
+    operator, worker = Publisher(roles["operator"]), Publisher(roles["worker"])
+    await declare(roles["operator"], roles["operator"].settings, [ANNOTATIONS])
+    for number in range(2):
+        await operator.request(ANNOTATIONS, f"annotation-{number}", b"{}")
+
+    async with Claims(roles["worker"], ANNOTATIONS) as claims:
+        for step in ("complete", "later"):
+            claim = await claims.next(timeout=10)
+            assert claim is not None, step
+            if step == "complete":
+                await worker.event(fact("annotated"))
+                await claim.complete()
+            else:
+                await claim.retry_later("again", claim.body, 3600.0, "test")
 
 
 async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: dict[str, Connection]) -> None:

@@ -19,6 +19,7 @@ from orchard.cli.app import app
 from orchard.config import Config, load
 from orchard.metrics import FAMILIES
 from pipelines.scaling import Trigger
+from pipelines.values import requests
 from schemas.campaigns import Timeouts
 from schemas.identity import check_name
 from streams import names
@@ -59,7 +60,7 @@ def errors(schema: dict[str, Any], instance: Manifest) -> list[str]:
 
 def test_scaled_jobs_are_what_keda_declares(manifests: Manifests, scaled_job_schema: dict[str, Any]) -> None:
     jobs = manifests.of("ScaledJob")
-    assert len(jobs) == 2
+    assert len(jobs) == 3
     for job in jobs:
         assert errors(scaled_job_schema, job) == []
 
@@ -97,6 +98,8 @@ class TestWorkers:
         for job in manifests.of("ScaledJob"):
             config = configured(manifests, worker_of(job))
             queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
+            if worker_of(job)["args"][0] == "values":
+                queue = requests.QUEUE
             (entry,) = job["spec"]["triggers"]
             trigger = Trigger.of_metadata(entry["metadata"])
             assert entry["type"] == "nats-jetstream"
@@ -218,7 +221,7 @@ class TestConfiguration:
             assert {"name": "nats-ca", "secret": {"secretName": "nats-ca"}} in pod["spec"]["volumes"]
 
     def test_everybody_has_the_same_store(self, manifests: Manifests) -> None:
-        without = {"ScaledJob/rollout-swe-high", "Deployment/steward"}
+        without = {"ScaledJob/rollout-swe-high", "ScaledJob/annotate-values-normal", "Deployment/steward"}
         stores = {
             configured(manifests, container).store: [
                 mount["mountPath"] for mount in container["volumeMounts"]

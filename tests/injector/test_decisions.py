@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from injector.agent import kernel, seccomp
-from injector.agent.local.bubblewrap import arguments
 from injector.agent.local.cgroups import Cgroups, layout, oom_kills
 from injector.agent.local.first_process import image
 from injector.agent.local.host_image import relocated
@@ -152,17 +151,6 @@ def test_the_first_process_is_a_static_executable(machine: str, number: int) -> 
     assert (entry, table) == (0x400000 + 120, 64)
     assert program[-32:] == struct.pack("<QQQQ", 1, 0, 0, 0)
     assert (len(program) - 32 - 120) % 8 == 0
-
-
-def test_bubblewrap_makes_no_user_namespace() -> None:
-    """Its owner would have every capability over the other namespaces."""
-    line = list(arguments("/bwrap", root=Path("/r"), sandbox_id="x", resolver=None))
-    assert not {"--unshare-all", "--unshare-user", "--unshare-user-try"} & set(line)
-    assert {"--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"} <= set(
-        line
-    )
-    connected = arguments("/bwrap", root=Path("/r"), sandbox_id="x", resolver=Path("/resolv"))
-    assert "--unshare-net" in connected and "/resolv" in connected
 
 
 def test_a_program_is_relocated_without_changing_its_length() -> None:

@@ -1,12 +1,25 @@
 """Files and patches are data: any bytes, any size, any path inside the sandbox, no path outside it."""
 
+import asyncio
 import hashlib
+import os
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import aiohttp
+import psutil
 import pytest
 
+from injector.agent.uploads import Upload, discarded
 from injector.client import AsyncSandbox
 from injector.errors import SandboxFileMissing, SandboxRequestInvalid
+
+if TYPE_CHECKING:
+    from tests.injector.conftest import Service
 
 ALL_BYTES = bytes(range(256)) * 20_000
 PATCH = "--- a/greeting\n+++ b/greeting\n@@ -1 +1 @@\n-hello\n+hello, world\n"
@@ -129,3 +142,111 @@ async def test_a_large_file_comes_in_pieces(sandbox: AsyncSandbox) -> None:
     job = await sandbox.exec("head -c 50000000 /dev/urandom > large; sha256sum < large")
     data = await sandbox.download_content("/workspace/large")
     assert hashlib.sha256(data).hexdigest() == job.stdout.split()[0]
+
+
+def in_pieces(pieces: "asyncio.Queue[bytes | None]") -> AsyncIterator[bytes]:
+    async def taken() -> AsyncIterator[bytes]:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+
+    return taken()
+
+
+@pytest.mark.parametrize("before", ["old", None])
+async def test_an_upload_that_is_cut_off_leaves_what_was_there_and_nothing_else(
+    service: "Service",
+    sandbox: AsyncSandbox,
+    eventually: Callable[[Callable[[], bool], str], None],
+    before: str | None,
+) -> None:
+    if before is not None:
+        await sandbox.upload_content(before, "/workspace/d/file")
+    await sandbox.exec("mkdir -p d")
+    upper = service.state / "sandboxes" / sandbox.sandbox_id / "upper" / "workspace" / "d"
+    pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+    url = f"{service.url}/sandboxes/{sandbox.sandbox_id}/files"
+    params = {"path": "/workspace/d/file"}
+    headers = {"Content-Type": "application/octet-stream"}
+    async with aiohttp.ClientSession() as http:
+        sending = asyncio.create_task(http.post(url, params=params, headers=headers, data=in_pieces(pieces)))
+        pieces.put_nowait(b"x" * 3_000_000)
+        while not (beside := list(upper.glob(".upload-*"))) or not beside[0].stat().st_size:
+            await asyncio.sleep(0.01)
+        seen = (await sandbox.exec("cat d/file 2>/dev/null || echo none")).stdout.strip()
+        sending.cancel()
+        await asyncio.wait([sending])
+    eventually(lambda: not list(upper.glob(".upload-*")), "what was sent so far is gone")
+    assert seen == (before or "none")
+    left = [entry.name for entry in await sandbox.list_files("/workspace/d")]
+    assert left == ([] if before is None else ["file"])
+    if before is not None:
+        assert await sandbox.download_content("/workspace/d/file") == b"old"
+
+
+async def test_an_upload_keeps_mode_owner_and_links_of_what_it_replaces(sandbox: AsyncSandbox) -> None:
+    await sandbox.exec(
+        "mkdir real; echo old > real/file; chown 12:34 real/file; chmod 4751 real/file;"
+        "ln -s real/file near; ln -s /workspace/near far; ln -s missing new"
+    )
+    for path in ("real/file", "near", "far", "new"):
+        await sandbox.upload_content(f"by {path}", f"/workspace/{path}")
+        said = (await sandbox.exec("stat -c '%a %u:%g' real/file; cat real/file; readlink near far")).stdout
+        assert said.startswith(f"4751 12:34\nby {path if path != 'new' else 'far'}")
+        assert said.endswith("real/file\n/workspace/near\n")
+    assert (await sandbox.exec("cat missing; stat -c '%a %u' missing")).stdout == "by new644 0\n"
+
+
+async def test_what_is_no_file_is_refused(sandbox: AsyncSandbox) -> None:
+    await sandbox.exec("mkfifo pipe; sleep 1009 <> pipe &")
+    for path in ("/dev/null", "/dev/pts", "/workspace/", "/", "/workspace/..", "/workspace/pipe"):
+        with pytest.raises(SandboxRequestInvalid):
+            await sandbox.upload_content("x", path)
+    assert not [entry for entry in await sandbox.list_files("/workspace") if entry.name != "pipe"]
+
+
+def test_a_file_that_is_mounted_is_written_over(tmp_path: Path) -> None:
+    """It cannot be replaced: /etc/hosts in a Pod."""
+    for name in ("file", "mounted"):
+        (tmp_path / name).write_text("a longer text")
+    subprocess.run(["mount", "--bind", tmp_path / "file", tmp_path / "mounted"], check=True)
+    root, upload = os.open("/", os.O_PATH), Upload()
+    try:
+        upload.open(root, str(tmp_path / "mounted"))
+        upload.write(b"new")
+        assert (tmp_path / "mounted").read_text() == "a longer text"
+        upload.finish()
+        upload.discard()
+        assert (tmp_path / "mounted").read_text() == (tmp_path / "file").read_text() == "new"
+        assert {path.name for path in tmp_path.iterdir()} == {"file", "mounted"}
+    finally:
+        os.close(root)
+        subprocess.run(["umount", tmp_path / "mounted"], check=True)
+
+
+def test_an_upload_that_is_discarded_first_does_nothing(tmp_path: Path) -> None:
+    root, upload = os.open("/", os.O_PATH), Upload()
+    upload.discard()
+    upload.open(root, str(tmp_path / "d" / "file"))
+    os.close(root)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_cancelled_request_discards_its_upload_once_a_thread_is_free(tmp_path: Path) -> None:
+    """The only thread is busy when the request is cancelled, so the discarding has not begun."""
+    free, busy = threading.Event(), threading.Event()
+    root, upload = os.open("/", os.O_PATH), Upload()
+    before = psutil.Process().num_fds()
+    upload.open(root, str(tmp_path / "file"))
+    with ThreadPoolExecutor(1) as thread:
+        asyncio.get_running_loop().set_default_executor(thread)
+        thread.submit(lambda: (busy.set(), free.wait()))
+        busy.wait()
+        request = asyncio.ensure_future(discarded(upload))
+        await asyncio.sleep(0)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        free.set()
+    assert psutil.Process().num_fds() == before
+    assert list(tmp_path.iterdir()) == []
+    os.close(root)

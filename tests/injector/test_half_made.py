@@ -1,9 +1,15 @@
 """What an agent leaves that is killed while it makes or removes a sandbox."""
 
+import asyncio
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
+import pytest
 
 from injector.agent.local.first_process import open_program
 
@@ -30,6 +36,35 @@ async def test_directories_without_a_record_are_nobodys(
             assert (await sandbox.exec("true")).succeeded
     finally:
         service.stop()
+
+
+def ownerless() -> Iterator[int]:
+    """Processes that are or become the first of a sandbox, and whose spawner and agent are gone."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            owned = b"injector" in Path(f"/proc/{parent}/cmdline").read_bytes()
+            if not owned and str((path / "exe").readlink()).startswith("/memfd:sandbox-"):
+                yield int(path.name)
+
+
+@pytest.mark.parametrize("killed", ["spawner", "agent"])
+async def test_what_a_spawner_or_agent_was_starting_when_it_was_killed_ends_too(
+    own_service: "Service", eventually: Callable[[Callable[[], bool], str], None], killed: str
+) -> None:
+    """Each time at another moment: after so many processes were started, with more on their way."""
+    async with own_service.client(auto_cleanup=False, retry_seconds=30.0) as client:
+        for started in range(0, 16, 3):
+            await client.create_sandbox("host")
+            agent = psutil.Process(own_service.agent_pid)
+            spawner = min(agent.children(), key=lambda child: (child.create_time(), child.pid))
+            making = [asyncio.create_task(client.create_sandbox("host", wait_ready=False)) for _ in range(20)]
+            while len(spawner.children()) <= started and not all(task.done() for task in making):
+                await asyncio.sleep(0)
+            (spawner if killed == "spawner" else agent).kill()
+            eventually(lambda agent=agent: not agent.is_running(), "the agent has ended")  # type: ignore[misc]
+            await asyncio.gather(*making, return_exceptions=True)
+    eventually(lambda: not list(ownerless()), "no process is left of what was being started")
 
 
 def first_process(stdout: int) -> int:

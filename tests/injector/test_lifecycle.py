@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from injector.agent.local.building import NAME
 from injector.client import AsyncSandbox, AsyncSandboxClient
 from injector.errors import (
     SandboxError,
@@ -27,12 +28,10 @@ def outside_pid(sandbox_id: str) -> int:
     """The sandbox's first process, found from outside by its host name."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (path / "cmdline").read_bytes().split(b"\0")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            parent_command = Path(f"/proc/{parent}/cmdline").read_bytes()
+            command = (path / "cmdline").read_text()
         except OSError:
             continue
-        if command[0].startswith(b"/proc/self/fd/") and f"sandbox-{sandbox_id}".encode() in parent_command:
+        if command == f"{NAME}\0sandbox-{sandbox_id}\0":
             return int(path.name)
     raise AssertionError(f"no process of {sandbox_id}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from injector.agent.local import building
 from injector.client import AsyncSandboxClient
 from tests.sandbox_service import LocalService, usage
 from tests.soak.operations import Place
@@ -169,10 +170,10 @@ def _kinds(pid: int) -> Counter[str]:
 
 
 def _orphans(since: float) -> Iterator[str]:
-    """First processes of sandboxes, started `since`, whose bubblewrap is gone."""
+    """First processes of sandboxes, started `since`, whose spawner is gone."""
     for process in psutil.process_iter(["ppid", "cmdline", "create_time"]):
         words = process.info["cmdline"] or [""]
-        alone = words[0].startswith("/proc/self/fd/") and process.info["ppid"] == 1
+        alone = words[0] == building.NAME and process.info["ppid"] == 1
         if alone and process.info["create_time"] >= since:
             yield f"first process {process.pid} without a parent"
 

@@ -101,6 +101,7 @@ def test_every_registered_type_has_a_rule_or_is_read_from_events() -> None:
         "sandbox.deleted",
         "request.dead_lettered",
         "request.requeued",
+        "budget.raised",
     }
     assert {kind for kind, struct in e.EVENT_TYPES.items() if struct not in RULES} == without
 

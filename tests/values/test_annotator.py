@@ -61,7 +61,12 @@ async def unresolved(
 
 
 async def run(
-    pipeline: Any, url: str, asking: Asking, verdicts: int, prices: dict[str, Price] | None = None
+    pipeline: Any,
+    url: str,
+    asking: Asking,
+    verdicts: int,
+    prices: dict[str, Price] | None = None,
+    idle_exit: float = 0.0,
 ) -> list[Any]:
     """Offer what is open and annotate until so many verdicts are in; the events."""
     with open_tables(pipeline.store) as tables:
@@ -80,7 +85,7 @@ async def run(
         cases = Cases(pipeline.store)
         annotator = Annotator(pipeline.publisher, claims, models, cases, name="test", slots=2, done=told)
         async with asyncio.timeout(60):
-            await annotator.run(stop)
+            await annotator.run(stop, idle_exit)
         cases.close()
     await pipeline.keep()
     return done
@@ -121,6 +126,12 @@ async def test_a_good_reply_becomes_values_with_its_cost(pipeline: Any, teacher:
     )
     assert len(teacher.asked) == 2
     assert TASK.grading.fail_to_pass[0] in teacher.asked[0]["messages"][1]["content"]
+
+
+async def test_without_work_it_ends_where_it_is_told_to(pipeline: Any, teacher: Any) -> None:
+    await unresolved(pipeline, Author(), 2)
+    teacher.replies.append(GOOD)
+    assert len(await run(pipeline, teacher.url, Asking(model="judge"), 99, idle_exit=1.0)) == 2
 
 
 async def test_a_bad_reply_is_asked_for_again_with_the_fault_named(pipeline: Any, teacher: Any) -> None:

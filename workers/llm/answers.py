@@ -12,6 +12,10 @@ ORACLE_FINGERPRINT = "orchard-oracle"
 """How the `system_fingerprint` of everything played from a gold patch begins."""
 
 
+_UNKNOWN_LOGPROB = -9999.0
+"""vLLM's for a token whose log-probability it does not know."""
+
+
 class MalformedAnswer(ValueError):
     """A 2xx reply without a usable choice; one sentence says what is wrong."""
 
@@ -80,6 +84,13 @@ class _Weights(msgspec.Struct):
     weight_version: int | str | None = None
 
 
+class _Extension(_Weights):
+    """What SGLang puts beside the choices: ids of the prompt, and of each choice's tokens."""
+
+    input_ids: list[int] | None = None
+    output_ids: list[list[int]] | None = None
+
+
 class _MetaInfo(_Weights):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
 
@@ -89,8 +100,10 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
+    response_token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     policy_versions: list[_Span] | None = None
+    weight_versions: list[_Span] | None = None
     meta_info: _MetaInfo | None = None
 
 
@@ -117,7 +130,7 @@ class _Reply(msgspec.Struct):
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | None = None
     metadata: _Weights | None = None
-    sglext: _Weights | None = None
+    sglext: _Extension | None = None
     error: Any = None
 
 
@@ -190,20 +203,23 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     """Sampled tokens, wherever the server put them; None when it gave neither ids nor log-probabilities.
 
     vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
-    tokens `token_id:<n>`. SGLang: `choice.token_ids` and `choice.prompt_token_ids`, or (log-probability, id,
-    text) triples in `choice.meta_info`. Log-probabilities that do not align with the ids are left out, and so
-    are versions that are no numbers. Our own policy server: vLLM's fields and `choice.policy_versions`.
+    tokens `token_id:<n>`. SGLang: `response_token_ids` and `prompt_token_ids` of the choice, the ids in
+    `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. Log-probabilities that do not
+    align with the ids are left out, and so are versions that are no numbers. Our own policy server: vLLM's
+    fields and `choice.policy_versions`.
     """
+    beside = reply.sglext or _Extension()
     sampled = (choice.logprobs.content if choice.logprobs else None) or []
     triples = (choice.meta_info.output_token_logprobs if choice.meta_info else None) or []
-    ids = choice.token_ids or [token for _, token, _ in triples] or _written_ids(sampled)
+    ids = choice.token_ids or choice.response_token_ids or (beside.output_ids or [[]])[0]
+    ids = ids or [token for _, token, _ in triples] or _written_ids(sampled)
     found = [triple[0] for triple in triples] or [token.logprob for token in sampled]
-    logprobs = [value for value in found if value is not None]
+    logprobs = [value for value in found if value is not None and value > _UNKNOWN_LOGPROB]
     if len(logprobs) != len(found) or (ids and len(logprobs) != len(ids)):
         logprobs = []
     if not ids and not logprobs:
         return None
-    prompt = reply.prompt_token_ids or choice.prompt_token_ids or []
+    prompt = reply.prompt_token_ids or choice.prompt_token_ids or beside.input_ids or []
     return TokenRecord(
         ids=tuple(ids),
         logprobs=tuple(logprobs),
@@ -214,7 +230,7 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
 
 def _versions(reply: _Reply, choice: _Choice, tokens: int) -> tuple[VersionRun, ...]:
     """Runs of policy versions over `tokens` tokens; none unless all are known."""
-    spans = choice.policy_versions or []
+    spans = choice.policy_versions or choice.weight_versions or []
     for weights in (choice.meta_info, reply.sglext, reply.metadata):
         if not spans and weights is not None:
             spans = weights.weight_versions or []

@@ -32,7 +32,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prices: dict[str, Price] = {}
     """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
     extra_body: dict[str, Any] = {}
-    """Fields added to every request: `return_token_ids = true` (vLLM, SGLang), `chat_template_kwargs`, ..."""
+    """Fields added to every request: `return_token_ids = true` (vLLM, SGLang),
+    `return_weight_versions = true` to have vLLM name the policy, `chat_template_kwargs`, ..."""
     reasoning_field: str | None = None
     """Field of assistant messages that the endpoint reads earlier reasoning from; None: it is not sent."""
 

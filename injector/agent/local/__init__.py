@@ -1,1 +1,1 @@
-"""How the agent makes and enters sandboxes on one Linux machine: overlay root, bubblewrap, cgroups."""
+"""How the agent makes and enters sandboxes on one Linux machine: overlay root, namespaces, cgroups."""

@@ -2,9 +2,9 @@
 
 It ignores SIGCHLD, so the kernel reaps orphans for it; writes one byte to its standard output, which says
 that the sandbox is complete; closes every descriptor; sleeps. When nobody can read the byte any more it
-ends: bubblewrap asks to die with its parent only after a moment, and an agent killed in it would leave us
-behind. It is handed over as a sealed in-memory file, so the `/proc/1/exe` that a task can find leads to
-nothing that could be changed.
+ends: spawner and agent may both have been killed before it asked to die with its parent. It is handed over
+as a sealed in-memory file, so the `/proc/1/exe` that a task can find leads to nothing that could be
+changed.
 """
 
 import struct

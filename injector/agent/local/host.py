@@ -1,4 +1,4 @@
-"""Makes sandboxes on one Linux machine: an overlay of an image's layers, bubblewrap around, cgroups below."""
+"""Makes sandboxes on one Linux machine: an overlay of an image's layers, namespaces around, cgroups below."""
 
 import asyncio
 import os

@@ -1,19 +1,17 @@
 """One sandbox of one Linux machine: its directory, its first process, its end; and copies of it."""
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from injector.agent import files
 from injector.agent.errors import AgentError, RequestInvalid
-from injector.agent.local import overlay, user_namespace
-from injector.agent.local.bubblewrap import arguments
+from injector.agent.local import user_namespace
+from injector.agent.local.building import PROGRAM, STEPS, Overlay, building
 from injector.agent.local.cgroups import Group
 from injector.agent.local.images import FORK, HOST, Image, tree_size
 from injector.agent.local.network import Outbound
@@ -52,9 +50,9 @@ class LocalMachine:
         self._pidfd = -1
         self._ended = asyncio.Event()
         self._ending = asyncio.Lock()
-        self._launched = False
+        self._begun = False
+        self._complete = False
         self._destroying = False
-        self._launcher_gone = asyncio.Event()
         self.group: Group | None = None
         self.root = -1
         self.entry = Entry(pidfd=None, cgroups=())
@@ -68,9 +66,7 @@ class LocalMachine:
         for directory in (self.changes, work, root):
             directory.mkdir()
         self.changes.chmod(0o755)
-        # bubblewrap's own mount namespace keeps the overlay; ours need not, so nothing is left when we die.
-        with overlay.mounted(root, layers, upper=self.changes, work=work), self._usr(root, layers):
-            await self._launch(root, program)
+        await self._begin([Overlay(root, layers, self.changes, work), *self._usr(root, layers)], program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
             files.make_directory(self.root, needed)
@@ -121,15 +117,13 @@ class LocalMachine:
             await self._destroy()
 
     async def _destroy(self) -> None:
-        if self._pidfd >= 0 and not self._ended.is_set():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            await self._ended.wait()
-        if self._launched:
+        if self._begun and not self._ended.is_set():
             if self._pidfd < 0:
                 self._spawner.kill(self._name)
-            # Else bubblewrap ends by itself, once it has reaped the first process.
-            await self._launcher_gone.wait()
+            else:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await self._ended.wait()
         if self._outbound is not None:
             await self._outbound.close()
         if self.root >= 0:
@@ -155,63 +149,65 @@ class LocalMachine:
             self._holding = False
             self._store.release(self._image.layers)
 
-    async def _launch(self, root: Path, program: int) -> None:
-        command = arguments(
-            self._host.requirements.bubblewrap,
-            root=root,
+    async def _begin(self, overlays: list[Overlay], program: int) -> None:
+        tape = building(
+            overlays,
             sandbox_id=self._spec.sandbox_id,
             resolver=None if self._spec.block_network else self._host.resolver,
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
+        adopted: asyncio.Future[None] = loop.create_future()
+
+        def started(pid: int, _inner: int) -> None:
+            self._pid, self._pidfd = pid, os.pidfd_open(pid)
+            adopted.set_result(None)
 
         def report(status: int, failure: str | None) -> None:
-            self._launcher_gone.set()
             if not ended.done():
-                ended.set_result(
-                    failure or f"bubblewrap ended with status {os.waitstatus_to_exitcode(status)}"
-                )
+                ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
+            if self._complete and not self._destroying:
+                self._died("died", "its first process ended, and with it all others")
 
-        readings = [Reading(), Reading(), Reading()]
-        ready, complaints, info = readings
+        ready = Reading()
+        written = tape.open()
         try:
-            descriptors = [reading.writer for reading in readings] + [program]
-            self._launched = True  # whatever happens to us, the launch goes on and is reported
-            await asyncio.shield(self._spawner.launch(self._name, command, {}, descriptors, report))
-            for reading in readings:
-                reading.close_writer()
-            waiting: list[asyncio.Future[Any]] = [ended, ready.first]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            self._begun = True  # whatever happens to us, the start goes on and is reported
+            await asyncio.shield(
+                self._spawner.begin(
+                    self._name,
+                    out=ready.writer,
+                    written=written,
+                    program=(program, PROGRAM),
+                    steps=STEPS,
+                    report=report,
+                    ended=self._ended,
+                    started=started,
+                )
+            )
+            ready.close_writer()
+            for needed in (ready.first, adopted):  # they come in any order
+                waiting: list[asyncio.Future[Any]] = [ended, needed]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not (ready.first.done() and ready.first.result()):
-                why = await ended
-                said = (complaints.first.done() and complaints.first.result()) or b""
-                raise AgentError(f"{why}: {said.decode(errors='replace').strip()}", reason="start_failed")
-            # Written before the first process ran, by the parent of that process.
-            self._adopt(json.loads(await info.all)["child-pid"])
+                raise AgentError(f"it could not be started: {await ended}", reason="start_failed")
+            self._complete = True
         finally:
-            for reading in readings:
-                reading.close()
+            os.close(written)
+            ready.close()
 
-    @contextmanager
-    def _usr(self, root: Path, layers: list[Path]) -> Iterator[None]:
+    def _usr(self, root: Path, layers: list[Path]) -> list[Overlay]:
         """Where the image stands on the machine's own /usr without root: an overlay of its own there.
 
         Its changes lie where those of one overlay would, so that copies need not know.
         """
         if HOST not in self._image.layers or not user_namespace.inside():
-            yield
-            return
+            return []
         parts = [layer / "usr" for layer in layers if (layer / "usr").is_dir()]
         upper, work = self.changes / "usr", self._directory / "work" / "usr"
         upper.mkdir()
         work.mkdir()
-        with overlay.mounted(root / "usr", [*parts, Path("/usr")], upper=upper, work=work):
-            yield
-
-    def _adopt(self, pid: int) -> None:
-        self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._first_process_ended)
+        return [Overlay(root / "usr", [*parts, Path("/usr")], upper, work)]
 
     async def stop(self, reason: str, message: str) -> None:
         """End it for this reason and remove what it changed."""
@@ -225,12 +221,6 @@ class LocalMachine:
             self._died("network_lost", "its network process ended")
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def _first_process_ended(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        self._ended.set()
-        if not self._destroying:
-            self._died("died", "its first process ended, and with it all others")
 
 
 class LocalTemplate:

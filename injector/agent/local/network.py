@@ -74,7 +74,6 @@ class Outbound:
         opened = False
 
         def report(status: int, failure: str | None) -> None:
-            self._gone.set()
             if not ended.done():
                 ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
             if opened and self._stop >= 0:
@@ -91,6 +90,7 @@ class Outbound:
                     {},
                     [said.writer, said.writer, stopping, ready.writer],
                     report,
+                    self._gone,
                     self._started,
                 )
             )

@@ -1,8 +1,8 @@
 """Overlay mounts: read-only layers below, a sandbox's own changes on top."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -27,14 +27,25 @@ def opaque() -> str:
     return "user.overlay.opaque" if _unprivileged() else "trusted.overlay.opaque"
 
 
+def options(layers: Sequence[str], *, upper: str | None = None, work: str | None = None) -> str:
+    """The options of an overlay of `layers` (topmost first), writable when `upper` and `work` are given.
+
+    Paths without `:` and `,`. `volatile`: what a sandbox wrote need not survive a crash of the machine, so
+    its fsync calls cost nothing.
+    """
+    below = "lowerdir=" + ":".join(layers)
+    if upper is None or work is None:
+        return below + (",userxattr,ro" if _unprivileged() else ",redirect_dir=follow,ro")
+    marks = ",userxattr" if _unprivileged() else ",redirect_dir=on"
+    return f"{below},upperdir={upper},workdir={work},volatile{marks}"
+
+
 def mount(
     point: Path, layers: Sequence[Path], *, upper: Path | None = None, work: Path | None = None
 ) -> None:
     """Mount `layers` (topmost first) at `point`, writable when `upper` and `work` are given.
 
     Layers are named by descriptor, so their paths may be of any length and contain any character.
-    `volatile`: what a sandbox wrote need not survive a crash of the machine, so its fsync calls cost
-    nothing.
     """
     with ExitStack() as opened:
 
@@ -43,25 +54,10 @@ def mount(
             opened.callback(os.close, fd)
             return f"/proc/self/fd/{fd}"
 
-        options = "lowerdir=" + ":".join(name(layer) for layer in layers)
-        if upper is not None and work is not None:
-            options += f",upperdir={name(upper)},workdir={name(work)},volatile"
-            options += ",userxattr" if _unprivileged() else ",redirect_dir=on"
-        else:
-            options += ",userxattr,ro" if _unprivileged() else ",redirect_dir=follow,ro"
-        kernel.mount("overlay", str(point), "overlay", 0, options)
-
-
-@contextmanager
-def mounted(
-    point: Path, layers: Sequence[Path], *, upper: Path | None = None, work: Path | None = None
-) -> Iterator[None]:
-    """The same for the time of a block."""
-    mount(point, layers, upper=upper, work=work)
-    try:
-        yield
-    finally:
-        kernel.unmount(str(point))
+        names = [name(layer) for layer in layers]
+        own = (None, None) if upper is None or work is None else (name(upper), name(work))
+        text = options(names, upper=own[0], work=own[1])
+        kernel.mount("overlay", str(point), "overlay", 0, text)
 
 
 def make_whiteout(path: str, directory: int) -> None:

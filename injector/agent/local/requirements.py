@@ -16,10 +16,8 @@ from injector.agent.local import network
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What was found. `bubblewrap` is the path of the program."""
+    """What was found."""
 
-    bubblewrap: str
-    bubblewrap_version: str
     slirp: str
     """Path of the program for sandboxes with a network, or empty."""
     problems: tuple[str, ...]
@@ -29,7 +27,6 @@ class Requirements:
         """For people and for `capabilities()`."""
         return {
             "isolation": "namespaces" if not self.problems else "none",
-            "bubblewrap": self.bubblewrap_version,
             "network": self.network_problem or "outbound, by slirp4netns",
             "kernel": os.uname().release,
             "python": sys.version.split()[0],
@@ -55,14 +52,6 @@ def inspect(state: Path) -> Requirements:
         problems.append(
             f"local sandboxes need Linux on x86_64 or aarch64, this is {sys.platform} on {machine}"
         )
-    program = shutil.which("bwrap") or ""
-    version = ""
-    if program:
-        version = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-    else:
-        problems.append("bubblewrap is missing: install it (`apt-get install bubblewrap`)")
     if os.geteuid() == 0 and not kernel.may_mount():
         problems.append(
             "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, use a remote "
@@ -71,8 +60,6 @@ def inspect(state: Path) -> Requirements:
     elif complaint := _overlay_complaint(state):
         problems.append(complaint)
     return Requirements(
-        bubblewrap=program,
-        bubblewrap_version=version,
         slirp=shutil.which("slirp4netns") or "",
         problems=tuple(problems),
     )

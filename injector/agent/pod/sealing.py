@@ -12,7 +12,6 @@ it is.
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +33,7 @@ from injector.agent.seal import (
 INTRODUCTION = "/introduction"
 INTRODUCTION_LIMIT = 4096
 """Bytes of an introduction."""
-_ADMITTED = "admitted"
+_ADMITTED = web.RequestKey("admitted", Admitted)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,7 +81,7 @@ class Sealing:
         if admitted is None:
             admitted = self._admit(request, introducing)
         request[_ADMITTED] = admitted
-        request[bodies.OUTGOING] = partial(SealedStream, admitted)
+        request[bodies.OUTGOING] = lambda: SealedStream(admitted)
         try:
             admitted.insist()
             if admitted.streamed:
@@ -168,7 +167,7 @@ async def _introduced(_request: web.Request) -> web.Response:
 
 async def _seal_answer(request: web.Request, response: web.StreamResponse) -> None:
     """Seal what answers a request by a holder of the key; others get their refusal without."""
-    admitted: Admitted | None = request.get(_ADMITTED)
+    admitted = request.get(_ADMITTED)
     if admitted is None:
         return
     content: bytes | str

@@ -99,6 +99,7 @@ def fleets(local: LocalService) -> Iterator[Row]:
         yield from latencies(part, run)
         for name, seconds in run.cpu.items():
             yield row(part, f"processor time, {name}", seconds, "s", run)
+        yield row(part, "processor time, all together", sum(run.cpu.values()), "s", run)
         for name in ("orchestrator", "agent"):
             yield row(part, f"peak resident, {name}", run.peak[name] / MIB, "MiB", run)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+import aiohttp
 import numpy as np
 
 from pipelines.datasets.rows import TokenRow
@@ -91,6 +92,38 @@ async def test_a_trained_model_calls_a_tool_over_the_wire(model_directory, tmp_p
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_a_policy_announced_while_the_server_started_is_served(
+    model_directory, other_directory, tmp_path
+):
+    """The command names version 2, as it was then the newest; the trainer has made version 3 since."""
+    port_file, newest = tmp_path / "port", tmp_path / "newest.json"
+    newest.write_text(json.dumps({"path": str(other_directory), "version": 3}))
+    command = [sys.executable, "-m", "pipelines.policy", str(model_directory), "--version", "2"]
+    options = ["--port", "0", "--threads", "1", "--newest-file", str(newest), "--port-file", str(port_file)]
+    process = await asyncio.create_subprocess_exec(*command, *options)
+    try:
+        async with asyncio.timeout(120):
+            while not port_file.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.05)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port_file.read_text()}/health") as reply,
+        ):
+            assert (await reply.json())["policy_version"] == 3
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_an_older_policy_does_not_take_the_place_of_a_newer_one(serve, other_directory):
+    server = await serve(version=4)
+    await server.load(other_directory, 3)
+    assert server.engine.version == 4
+    await server.load(other_directory, 5)
+    assert server.engine.version == 5
 
 
 def test_a_directory_that_cannot_be_served_is_said_in_a_sentence(tmp_path, capsys):

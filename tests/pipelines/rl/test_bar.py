@@ -111,7 +111,7 @@ def agree(pool: list[Rollout], settings: BarSettings) -> None:
     assert (decision.outcome, sorted(decision.slots)) == (outcome, sorted(group)), (pool, settings)
     rewards = [pool[at].reward or 0.0 for at in decision.slots]
     assert decision.positive == sum(reward > 0 for reward in rewards)
-    assert decision.degenerate == (decision.positive in (0, settings.size))
+    assert decision.degenerate == (len(set(rewards)) == 1)
     assert used <= settings.budget
 
 

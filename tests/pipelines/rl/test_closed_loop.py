@@ -144,13 +144,16 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
     said: dict[tuple[str, int], list] = {}
     for event, fact in facts:
         if isinstance(fact, MessageNode) and fact.role is Role.ASSISTANT:
-            said.setdefault((event.rollout_id, event.attempt), []).append(fact.tokens)
+            said.setdefault((event.rollout_id, event.attempt), []).append(fact)
     members = [member for update in updates for name in update.groups for member in groups[name].members]
     assert len(members) == 8
     for member in members:
-        records, rows = said[member.rollout_id, member.attempt], trained[member.rollout_id]
+        messages, rows = said[member.rollout_id, member.attempt], trained[member.rollout_id]
+        records = [message.tokens for message in messages]
         assert len(records) == TURNS
-        assert len(rows) == 2, "one sequence before the history was rewritten, one after"
+        # An empty message is shown in words, which is another history.
+        empty = sum(not message.content for message in messages[:-1:2])
+        assert len(rows) == 2 + empty, "one sequence before the history was rewritten, one after"
         assert [
             (t, p) for row in rows for t, p, m in zip(row.ids, row.logprobs, row.mask, strict=True) if m
         ] == [pair for record in records for pair in zip(record.ids, record.logprobs, strict=True)]

@@ -13,12 +13,13 @@ import pytest
 
 from pipelines.rl.bar import BarSettings
 from pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
+from pipelines.rl.curriculum import StepCurriculum
 from pipelines.rl.plan import RunPlan
 from pipelines.rl.progress import Progress
 from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, RolloutAborted, RolloutFinished, make_event
-from schemas.groups import PolicyUpdated
+from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
+from schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
+from schemas.groups import BudgetRaised, PolicyUpdated
 from schemas.llm_calls import ModelKind
 from schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from storage.blobs import BlobStore
@@ -273,6 +274,37 @@ async def test_coordinators_killed_at_any_point_decide_every_prompt_once(
     }
     asked = {place.rollout_id for prompt in progress.prompts.values() for place in prompt.places.values()}
     assert len(asked) == len(graded) + progress.in_flight
+
+
+async def test_a_budget_is_raised_once_though_its_coordinator_is_killed(
+    connection: Connection, blobs: BlobStore
+) -> None:
+    """Every rollout of a prompt has the same budget, and what is asked for is what the log says."""
+    curriculum = StepCurriculum(steps=30, window=1, rise=1.0)
+    run = plan(steps=5, budget=Budget(steps=15), curriculum=curriculum)
+    start = await begin(connection, blobs, run)
+    dice = random.Random(2)
+
+    async def mortal() -> None:
+        while True:
+            coordinator = Coordinator(connection, run)
+            coordinator._publisher = Mortal(connection, dice.randint(1, 12))
+            with suppress(asyncio.CancelledError):
+                await coordinator.run(start)
+                return
+
+    async with asyncio.timeout(60), workers(connection, fair):
+        await asyncio.gather(train(connection, run, start), mortal())
+    raised, asked = [], []
+    async for stored in replay(connection, start, subjects=subjects("run")):
+        fact = payload(stored.event) if stored.event else None
+        if isinstance(fact, BudgetRaised):
+            raised.append(fact)
+        elif isinstance(fact, RolloutRequest):
+            asked.append((run.place_of(fact.sample)[0], fact.budget.steps))
+    (only,) = raised
+    assert only.version >= 2 and {prompt >= only.prompt for prompt, _ in asked} == {True, False}
+    assert all(steps == (30 if prompt >= only.prompt else 15) for prompt, steps in asked)
 
 
 async def test_rollouts_wait_for_the_trainer(connection: Connection, blobs: BlobStore) -> None:

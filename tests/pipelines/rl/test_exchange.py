@@ -1,8 +1,14 @@
-"""Groups for other trainers carry the sampled ids, and nothing is made up."""
+"""Groups for other trainers carry the sampled ids, and nothing is made up.
 
+prime-rl is not on PyPI: its fields are those that github.com/PrimeIntellect-ai/prime-rl documents (2026).
+verl's own types are tried by tests/pipelines/rl/with_verl.py, which needs ray; its fields are tested here.
+"""
+
+import msgspec
+import numpy as np
 import pytest
 
-from pipelines.rl.exchange import LAYOUTS, NoPlace
+from pipelines.rl.exchange import LAYOUTS, NoPlace, verl_batch
 from pipelines.rl.sequences import sequences
 from schemas.events import payload
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
@@ -12,6 +18,20 @@ GROUP = payload(assembled(PLAN, 0, [0, 1], [1.0, -1.0]))
 WHOLE = [sequences(conversation(seed)) for seed in (1, 2)]
 REWRITTEN = [sequences([*conversation(3), *conversation(4)]), WHOLE[1]]
 ADVANTAGE = 2**-0.5
+
+
+class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What prime-rl's orchestrator sends to its trainer."""
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    temperatures: list[float]
+    env_name: str
+    rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    advantages: list[float] | None = None
+    reward: float | None = None
 
 
 def sampled(records, ids, mask):
@@ -50,6 +70,8 @@ def test_prime_rl_arrays_have_the_full_length():
     for record in records:
         arrays = ("mask", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights")
         assert {len(record[name]) for name in arrays} == {len(record["token_ids"])}
+        sample = TrainingSample(**{name: record[name] for name in TrainingSample.__struct_fields__})
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=TrainingSample) == sample
         assert all((a != 0) == trains for a, trains in zip(record["advantages"], record["mask"], strict=True))
 
 
@@ -61,3 +83,22 @@ def test_verl_rows_carry_the_group_as_uid():
         row.ids for rows in REWRITTEN for row in rows
     ]
     assert {(record["min_global_steps"], record["max_global_steps"]) for record in records} == {(0, 0)}
+
+
+def test_a_batch_for_verl_has_prompts_at_the_left_and_responses_at_the_right():
+    rows = list(LAYOUTS["verl"](GROUP, REWRITTEN))
+    batch = verl_batch(rows, pad=7)
+    width = batch["prompts"].shape[1]
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == batch["position_ids"].shape
+    for place, row in enumerate(rows):
+        seen = batch["attention_mask"][place] == 1
+        assert batch["input_ids"][place][seen].tolist() == row["prompts"] + row["responses"]
+        assert batch["position_ids"][place][seen].tolist() == list(range(seen.sum()))
+        assert seen[:width].sum() == len(row["prompts"])
+        assert set(batch["input_ids"][place][~seen]) <= {7}
+        trains = batch["response_mask"][place] == 1
+        expected = [v for v, m in zip(row["rollout_log_probs"], row["response_mask"], strict=True) if m]
+        assert batch["rollout_log_probs"][place][trains] == pytest.approx(expected)
+        assert np.flatnonzero(batch["rm_scores"][place]).tolist() == [len(row["responses"]) - 1]
+        assert batch["rm_scores"][place].sum() == row["reward"]
+    assert batch["uid"].tolist() == ["run.0"] * 3

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.campaigns import requested_event
 from pipelines.rl.bar import BarSettings
-from pipelines.rl.feed import Feed, refusal
+from pipelines.rl.feed import Feed, oldest_version, refusal
 from pipelines.rl.sequences import NotSampled, Sequence, sequences
 from schemas.events import make_event
 from schemas.groups import DropReason, GroupDropped, PolicyUpdated
@@ -126,16 +126,15 @@ def test_groups_that_are_done_dropped_or_of_one_class_do_not_wait(feed):
         ({}, None, ""),
         ({"size": 3}, DropReason.INCOMPLETE, "2 of 3 members"),
         ({"context": 6}, DropReason.INCOMPLETE, "a sequence has"),
-        ({"version": 3}, DropReason.STALE, "sampled by version 1, the policy is version 4"),
+        ({"version": 4}, DropReason.STALE, "sampled by version 1, the policy is version 4"),
+        ({"oldest": -1}, DropReason.INCOMPLETE, "names no policy version"),
     ],
     ids=str,
 )
 def test_refusals_name_their_reason(feed, changes, reason, says):
     feed.take(stored(whole_group(PLAN, 0)))
     rows = [[Sequence([1] * 9, [0] * 5 + [1] * 4, [0.0] * 9, [-1] * 5 + [2, 2, 1, 1])] for _ in range(2)]
-    limits = {"size": 2, "version": 3, "staleness": 2, "context": 9}
-    if "version" in changes:
-        changes = {"version": 4}
+    limits = {"size": 2, "version": 3, "oldest": oldest_version(rows), "staleness": 2, "context": 9}
     found = refusal(feed.waiting[0], rows, **(limits | changes))
     assert (found and found.reason) == reason
     assert says in (found.detail if found else "")

@@ -18,6 +18,7 @@ LEAST = {"run": "r", "model": "m", "out": "o"}
         ({"method": "dynamic", "bar": {"size": 4}}, "dynamic", 4, 4),
         ({"preset": "paper"}, "bar", 8, 16),
         ({"preset": "claw"}, "fixed", 8, 8),
+        ({"preset": "gui"}, "dynamic", 8, 8),
     ],
     ids=str,
 )

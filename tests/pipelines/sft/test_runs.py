@@ -17,8 +17,9 @@ from orchard.cli.app import app
 from pipelines.datasets.errors import DatasetError
 from pipelines.models.directories import load_model, load_tokenizer
 from pipelines.sft.metrics import read_steps
+from pipelines.sft.preparation import make_optimizers
 from pipelines.sft.processes import Processes
-from pipelines.sft.settings import TrainingError
+from pipelines.sft.settings import Optimizer, TrainingError
 from pipelines.sft.trainer import METRICS, MODEL, PLOT, Trainer, train
 from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
 
@@ -68,8 +69,9 @@ def test_the_same_run_gives_the_same_bits(run_settings):
     assert facts(first) == facts(second)
 
 
-def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path):
-    whole, broken = run_settings("whole", epochs=40), run_settings("broken", epochs=40)
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path, optimizer):
+    whole, broken = (run_settings(name, epochs=40, optimizer=optimizer) for name in ("whole", "broken"))
     train(whole)
     metrics = Path(broken.out) / METRICS
     process = start(broken, tmp_path)
@@ -109,6 +111,19 @@ def test_two_sharded_processes_train_as_one(run_settings, tmp_path):
     alone, sharded = (load_model(Path(each.out) / MODEL) for each in (one, two))
     for name, parameter in alone.named_parameters():
         assert (sharded.get_parameter(name) - parameter).abs().max() < 1e-4, name
+
+
+def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest(run_settings, model):
+    settings = run_settings(optimizer=Optimizer.MUON)
+    muon, adamw = make_optimizers(model, settings, 1)
+    assert isinstance(muon, torch.optim.Muon)
+    moved = {id(each) for group in muon.param_groups for each in group["params"]}
+    rest = {id(each) for group in adamw.param_groups for each in group["params"]}
+    for name, parameter in model.named_parameters():
+        inner = parameter.ndim == 2 and ".layers." in name
+        assert (id(parameter) in moved, id(parameter) in rest) == (inner, not inner), name
+    with pytest.raises(TrainingError, match="without torchrun"):
+        make_optimizers(model, settings, 2)
 
 
 def test_a_checkpoint_of_other_settings_is_refused(run_settings):

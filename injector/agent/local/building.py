@@ -1,0 +1,214 @@
+"""How the first process of a sandbox makes the sandbox around itself, as a tape of system calls.
+
+It is born as the first of a pid namespace, takes namespaces of its own for everything else, mounts its root
+and moves into it, lets go of the machine's and of all capabilities, and becomes `first_process`. Nothing of
+it is ever mounted where the agent could see it, so nothing is left of it when it ends, at whatever moment.
+"""
+
+import errno
+import os
+import signal
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from injector.agent import kernel
+from injector.agent.local import overlay
+from injector.agent.tape import NOT_FOUND, Tape
+
+# fmt: off
+MASKED_FILES = (
+    "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/proc/latency_stats", "/proc/mtrr",
+    "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/sysrq-trigger",
+)
+# fmt: on
+MASKED_DIRECTORIES = ("/proc/acpi", "/proc/scsi", "/proc/fs")
+READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus")
+"""Root inside is the machine's uid 0, whom file modes alone would let write there."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+LINKS = (
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/kcore", "/dev/core"),
+    ("pts/ptmx", "/dev/ptmx"),
+)
+
+PROGRAM = 4
+"""Descriptor of the program that the first process becomes."""
+NAME = "sandbox-first-process"
+"""Its first word; the second is the sandbox's host name."""
+STEPS = (
+    "it could not get namespaces of its own",
+    "its file system could not be mounted",
+    "/proc and /dev could not be mounted",
+    "its network could not be set up",
+    "its first process could not be started",
+)
+_NAMESPACES, _ROOT, _SYSTEM, _NETWORK, _START = range(len(STEPS))
+_FREE = 5
+"""The lowest descriptor that is not in use."""
+_AT_FDCWD = -100
+_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+_ALL_ELSE = (
+    kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
+_ATTRIBUTES = struct.Struct("<QQQQ")
+"""struct mount_attr: what to set, what to clear, propagation, user namespace."""
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_READ_ONLY = _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+_AF_INET, _SOCK_DGRAM = 2, 2
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+class Overlay(NamedTuple):
+    """One overlay of a sandbox's root."""
+
+    point: Path
+    layers: Sequence[Path]
+    """Topmost first."""
+    upper: Path
+    work: Path
+
+
+def building(overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | None) -> Tape:
+    """The tape. The first of `overlays` is the root, others lie in it.
+
+    Its process has descriptors 0 to 2, the tape, and PROGRAM. `resolver` is the /etc/resolv.conf of a sandbox
+    that will have a network. Raises OSError when a path contains a zero byte.
+    """
+    tape = Tape(os.uname().machine)
+    host_name = f"sandbox-{sandbox_id}"
+    tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
+    tape.call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, step=_NAMESPACES)
+    tape.call("setsid", step=_NAMESPACES)
+    tape.call("umask", 0)
+    # No user namespace: its owner, uid 0, would have every capability over the other namespaces in it,
+    # whatever the bounding set of a command says.
+    tape.call("unshare", _ALL_ELSE, step=_NAMESPACES)
+    tape.call("mount", 0, tape.text("/"), 0, kernel.MS_REC | kernel.MS_SLAVE, 0, step=_NAMESPACES)
+    for one in overlays:
+        _mount(tape, one)
+    tape.call("sethostname", tape.text(host_name), len(host_name), step=_NAMESPACES)
+    devices = _opened(tape, [f"/dev/{name}" for name in DEVICES], _FREE)
+    last = devices[-1]
+    if resolver is not None:
+        last = _opened(tape, [resolver], last + 1)[0]
+    _move(tape, overlays[0].point)
+    _proc(tape)
+    _dev(tape, devices)
+    _mask(tape, f"/proc/self/fd/{devices[0]}")
+    if resolver is not None:
+        _create(tape, "/etc/resolv.conf", last + 1)
+        _bind(tape, f"/proc/self/fd/{last}", "/etc/resolv.conf", _READ_ONLY)
+    tape.call("umount2", tape.text("."), kernel.MNT_DETACH, step=_ROOT)
+    tape.call("chdir", tape.text("/"), step=_ROOT)
+    tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_START)
+    _loopback(tape)
+    _start(tape, host_name)
+    return tape
+
+
+def _opened(tape: Tape, paths: Sequence[str | Path], free: int) -> list[int]:
+    """Open these; the descriptors that they will have."""
+    for path in paths:
+        tape.call("openat", _AT_FDCWD, tape.text(os.fspath(path)), os.O_PATH | os.O_CLOEXEC, step=_ROOT)
+    return [free + number for number in range(len(paths))]
+
+
+def _mount(tape: Tape, one: Overlay) -> None:
+    descriptors = _opened(tape, [*one.layers, one.upper, one.work], _FREE)
+    names = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
+    options = tape.text(overlay.options(names[:-2], upper=names[-2], work=names[-1]))
+    kind = tape.text("overlay")
+    tape.call("mount", kind, tape.text(os.fspath(one.point)), kind, 0, options, step=_ROOT)
+    tape.call("close_range", _FREE, descriptors[-1], 0, step=_ROOT)
+
+
+def _move(tape: Tape, root: Path) -> None:
+    """Into the new root; the old one lies over it, out of every path's way, until it is unmounted.
+
+    From here on what an image makes of its paths, links above all, leads nowhere but into the image.
+    """
+    here = tape.text(".")
+    tape.call("chdir", tape.text(os.fspath(root)), step=_ROOT)
+    _restrict(tape, ".", _ATTR_NOSUID | _ATTR_NODEV, _AT_RECURSIVE, step=_ROOT)
+    tape.call("pivot_root", here, here, step=_ROOT)
+
+
+def _proc(tape: Tape) -> None:
+    proc = tape.text("proc")
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    tape.call("mount", proc, tape.text("/proc"), proc, flags, 0, step=_SYSTEM)
+
+
+def _dev(tape: Tape, devices: Sequence[int]) -> None:
+    memory, mode = tape.text("tmpfs"), tape.text("mode=0755")
+    tape.call("mount", memory, tape.text("/dev"), memory, _MS_NOSUID | _MS_NODEV, mode, step=_SYSTEM)
+    for name, descriptor in zip(DEVICES, devices, strict=True):
+        tape.call("mknodat", _AT_FDCWD, tape.text(f"/dev/{name}"), 0o100444, 0, step=_SYSTEM)
+        # Read-only is the machine's node, not the device: nobody inside changes its owner or mode.
+        _bind(tape, f"/proc/self/fd/{descriptor}", f"/dev/{name}", _ATTR_RDONLY | _ATTR_NOSUID)
+    for target, link in LINKS:
+        tape.call("symlinkat", tape.text(target), _AT_FDCWD, tape.text(link), step=_SYSTEM)
+    for directory in ("/dev/shm", "/dev/pts"):
+        tape.call("mkdirat", _AT_FDCWD, tape.text(directory), 0o755, step=_SYSTEM)
+    terminals, options = tape.text("devpts"), tape.text("newinstance,ptmxmode=0666,mode=620")
+    flags = _MS_NOSUID | _MS_NOEXEC
+    tape.call("mount", terminals, tape.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
+
+
+def _mask(tape: Tape, nothing: str) -> None:
+    """What belongs to the machine: not to be seen, or not to be written."""
+    for path in filter(os.path.exists, MASKED_FILES):
+        _bind(tape, nothing, path, _READ_ONLY)
+    memory = tape.text("tmpfs")
+    for path in filter(os.path.isdir, MASKED_DIRECTORIES):
+        flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        tape.call("mount", memory, tape.text(path), memory, flags, 0, step=_SYSTEM)
+    for path in filter(os.path.isdir, READ_ONLY):
+        _bind(tape, path, path, _READ_ONLY)
+
+
+def _bind(tape: Tape, source: str, target: str, attributes: int) -> None:
+    tape.call("mount", tape.text(source), tape.text(target), 0, _MS_BIND, 0, step=_SYSTEM)
+    _restrict(tape, target, attributes, 0, step=_SYSTEM)
+
+
+def _restrict(tape: Tape, path: str, attributes: int, flags: int, *, step: int) -> None:
+    what = tape.put(_ATTRIBUTES.pack(attributes, 0, 0, 0))
+    tape.call("mount_setattr", _AT_FDCWD, tape.text(path), flags, what, _ATTRIBUTES.size, step=step)
+
+
+def _create(tape: Tape, path: str, free: int) -> None:
+    """An empty file where there is none. `free` is the lowest descriptor that is not in use."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    tape.call("openat", _AT_FDCWD, tape.text(path), flags, 0o444, step=_ROOT, passing_over=NOT_FOUND)
+    tape.call("close", free, step=_ROOT, passing_over=(errno.EBADF,))
+
+
+def _loopback(tape: Tape) -> None:
+    """The kernel gives `lo` its addresses as it goes up."""
+    request = struct.pack("<16sH22x", b"lo", _IFF_UP)
+    tape.call("socket", _AF_INET, _SOCK_DGRAM, 0, step=_NETWORK)
+    tape.call("ioctl", _FREE, _SIOCSIFFLAGS, tape.put(request), step=_NETWORK)
+    tape.call("close", _FREE, step=_NETWORK)
+
+
+def _start(tape: Tape, host_name: str) -> None:
+    for capability in range(kernel.last_capability() + 1):
+        tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_START)
+    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=_START)
+    nobody = tape.put(struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)), tape.put(bytes(24))
+    tape.call("capset", *nobody, step=_START)
+    nothing, words = tape.texts([]), tape.texts([NAME, host_name])
+    tape.call("execveat", PROGRAM, tape.text(""), words, nothing, _AT_EMPTY_PATH, step=_START)

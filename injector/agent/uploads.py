@@ -1,0 +1,145 @@
+"""A file that is being written into a sandbox: at its path it appears whole, or not at all.
+
+It is written beside its place and moved there in the end, with the mode and the owner of the file that it
+replaces. Where that cannot be (a file that is mounted, a directory where the agent may write the file but not
+another beside it) it is written over the old one in the end, which a reader at that moment sees.
+
+All methods block; call them in threads. One that is discarded while another thread is at work on it is gone
+as soon as that thread is done.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import stat
+import threading
+from contextlib import suppress
+
+from injector.agent.files import check_regular, explained, make_directories
+from injector.agent.kernel import open_beneath
+
+_MODE = 0o644
+_MOST_LINKS = 40
+"""As the kernel has it."""
+_CHUNK = 1 << 20
+_NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
+
+
+class Upload:
+    """Opened, written, then finished; discarded in any case."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._discarded = False
+        self._target = -1
+        """The file that is there already, writable."""
+        self._file = -1
+        self._directory = -1
+        self._name = ""
+        self._beside: str | None = None
+
+    def open(self, root: int, path: str) -> None:
+        """Begin; missing directories are made. Raises RequestInvalid when `path` cannot be a regular file."""
+        with self._lock, explained(path):
+            if self._discarded:
+                return
+            make_directories(root, os.path.dirname(path))  # noqa: PTH120
+            self._directory, self._name = _place(root, path)
+            # Not truncated: opening a pipe or device must not disturb it.
+            with suppress(FileNotFoundError):
+                self._target = open_beneath(root, path, os.O_WRONLY | os.O_NONBLOCK)
+                check_regular(self._target, path)
+            self._open_file()
+
+    def write(self, piece: bytes) -> None:
+        """Append. Raises OSError."""
+        with self._lock:
+            _write_all(self._file, piece)
+
+    def finish(self) -> None:
+        """Put it in its place. Raises OSError; then the place is as it was, unless it is written over."""
+        with self._lock:
+            if self._beside is None or not self._replace():
+                self._write_over()
+
+    def discard(self) -> None:
+        """Let go of it; what was not put in its place is gone."""
+        with self._lock:
+            self._discarded = True
+            if self._beside is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._beside, dir_fd=self._directory)
+                self._beside = None
+            for descriptor in {self._file, self._target, self._directory} - {-1}:
+                os.close(descriptor)
+            self._file = self._target = self._directory = -1
+
+    def _open_file(self) -> None:
+        """The new file; one without a name where there can be none beside the target."""
+        name = f".upload-{secrets.token_hex(8)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._file = os.open(name, flags, _MODE, dir_fd=self._directory)
+            self._beside = name
+        except OSError as error:
+            if self._target < 0 or error.errno not in _NOT_BESIDE:
+                raise
+            self._file = os.memfd_create("upload", os.MFD_CLOEXEC)
+
+    def _replace(self) -> bool:
+        """Whether the new file is now at the place of the old one."""
+        assert self._beside is not None
+        try:
+            if self._target >= 0:
+                old, new = os.fstat(self._target), os.fstat(self._file)
+                if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                    os.fchown(self._file, old.st_uid, old.st_gid)
+                os.fchmod(self._file, stat.S_IMODE(old.st_mode))
+            os.rename(self._beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except OSError as error:
+            if self._target < 0 or error.errno not in _NOT_IN_ITS_PLACE:
+                raise
+            return False
+        self._beside = None
+        return True
+
+    def _write_over(self) -> None:
+        os.ftruncate(self._target, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        while piece := os.read(self._file, _CHUNK):
+            _write_all(self._target, piece)
+
+
+async def discarded(upload: Upload) -> None:
+    """Discard it in a thread; that is done also when the caller is cancelled before a thread is free."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, upload.discard))
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _place(root: int, path: str) -> tuple[int, str]:
+    """Descriptor of the directory that a file at `path` is in, and its name there; links are followed.
+
+    Raises OSError (EISDIR) for a path that can only be a directory.
+    """
+    for _ in range(_MOST_LINKS):
+        above, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        directory = open_beneath(root, above, os.O_PATH | os.O_DIRECTORY)
+        try:
+            link = os.readlink(name, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOENT):  # no link, or nothing yet
+                return directory, name
+            os.close(directory)
+            raise
+        os.close(directory)
+        path = os.path.join(above, link)  # noqa: PTH118
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)

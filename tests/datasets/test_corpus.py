@@ -1,0 +1,29 @@
+"""What a tokenizer learns from: what a model will read, but for the control tokens."""
+
+from pathlib import Path
+
+from pipelines.datasets.corpus import log_texts
+from pipelines.datasets.tokenizer import CONTROL, train_tokenizer
+from storage.reader import open_tables
+
+
+async def test_texts_are_the_templates_and_hold_no_control_token(keep, author) -> None:
+    store = await keep(author.rollout(0, ["ls <|im_end|>", "cat a.py"], resolved=True))
+    with open_tables(store) as tables:
+        texts = list(log_texts(tables, [], 100))
+        assert list(log_texts(tables, ["another"], 100)) == []
+    whole = "".join(texts)
+    assert whole.count("assistant\n") == 2
+    assert whole.count("You repair programs.") == 1
+    assert whole.count('"description"') >= 1, "the tools stand in the first message"
+    assert '{"name": "bash", "arguments": {"command":"cat a.py"}}' in whole
+    assert not [mark for mark in CONTROL if mark in whole]
+
+
+async def test_the_templates_own_words_are_tokens(keep, author, tmp_path: Path) -> None:
+    commands = [f"cat file{number}.py" for number in range(20)]
+    store = await keep(author.rollout(0, commands, resolved=True))
+    with open_tables(store) as tables:
+        tokenizer = train_tokenizer(log_texts(tables, [], 100), 400, tmp_path)
+    ids = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+    assert [tokenizer.decode([each]) for each in ids] == ["<|im_start|>", "assistant", "\n"]

@@ -1,0 +1,136 @@
+"""Sandboxes die under a run: their slots are filled again, and nothing counts that has no reward."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+import workers.harnesses as harnesses
+from pipelines.rl.bar import BarSettings
+from pipelines.rl.coordinator import Coordinator, begin
+from pipelines.rl.plan import RunPlan
+from pipelines.tasks.registry import TaskRegistry
+from schemas.campaigns import ModelSpec
+from schemas.events import RolloutAborted, RolloutFinished, payload
+from schemas.groups import GroupAssembled, PromptFailed
+from schemas.outcomes import AbortCause, ExitStatus
+from storage.blobs import BlobStore
+from streams.campaigns import CampaignBook
+from streams.claims import Claims
+from streams.connection import connect
+from streams.publisher import Publisher
+from streams.replay import replay
+from streams.settings import NatsSettings, Queue
+from streams.topology import declare
+from tests.pipelines.rl.test_coordinator import train
+from tests.tiny_tasks import build_tiny_image, tiny_task
+from workers.failures import InfrastructureError
+from workers.harnesses.interface import HarnessResult
+from workers.llm.client import ModelClient
+from workers.rollout import Workplace
+from workers.sandboxes import SandboxMachine, SandboxSettings
+from workers.worker import Worker, WorkerSettings
+
+EVERY = 4
+"""One in so many rollouts loses its sandbox when it is tried first."""
+
+
+class Mortal:
+    """Submits at once; the sandboxes of some are deleted before they run their command."""
+
+    name = "mortal"
+    tools = ()
+
+    def __init__(self, client):
+        self.client = client
+        self.died = Counter()
+
+    async def run(self, episode):
+        leaf = await episode.trace.user(await episode.trace.system("."), episode.task.statement)
+        if episode.seed % EVERY == 0 and not self.died[episode.seed]:
+            self.died[episode.seed] += 1
+            await self.client.delete_sandbox(episode.machine.sandbox.sandbox_id)
+        await episode.machine.run("true", timeout=20, cwd=episode.task.workdir, env={})
+        submission = episode.task.gold_patch if episode.seed // EVERY % 2 else ""
+        return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
+
+
+@pytest.fixture
+def mortal(sandboxes, monkeypatch):
+    harness = Mortal(sandboxes)
+    monkeypatch.setitem(harnesses._HARNESSES, Mortal.name, harness)
+    return harness
+
+
+async def test_no_aborted_rollout_is_in_a_group_and_every_slot_is_filled(
+    nats_server, sandboxes, tmp_path, mortal
+):
+    await build_tiny_image(sandboxes, 2)
+    blobs, nats = BlobStore(str(tmp_path / "store")), NatsSettings()
+    async with connect(nats, name="test", url=nats_server.url) as connection:
+        await declare(connection, nats, [Queue()])
+        refs = await TaskRegistry(Publisher(connection), blobs).register([tiny_task(0), tiny_task(1)])
+        plan = RunPlan(
+            name="deaths",
+            tasks=tuple(refs),
+            harness=Mortal.name,
+            model=ModelSpec(name="nobody"),
+            bar=BarSettings(size=4, budget=8, stride=4, interval=(0.25, 0.75)),
+            prompts_per_step=2,
+            steps=2,
+            max_tries=1,
+        )
+        start = await begin(connection, blobs, plan)
+        async with ModelClient({}) as models, Claims(connection, Queue()) as claims:
+            workplace = Workplace(
+                worker="w",
+                publisher=Publisher(connection),
+                blobs=blobs,
+                sandboxes=sandboxes,
+                sandbox_settings=SandboxSettings(),
+                models=models,
+            )
+            worker = Worker(
+                workplace,
+                claims,
+                CampaignBook(connection),
+                WorkerSettings(slots=4),
+                max_deliver=3,
+                shutdown_seconds=30.0,
+            )
+            working = asyncio.create_task(worker.run())
+            async with asyncio.timeout(120):
+                await asyncio.gather(Coordinator(connection, plan).run(start), train(connection, plan, start))
+            worker.drain()
+            await working
+        events = [stored.event async for stored in replay(connection) if stored.event]
+    facts = [(event, payload(event)) for event in events]
+    aborted = {(e.rollout_id, e.attempt): fact for e, fact in facts if isinstance(fact, RolloutAborted)}
+    graded = {(e.rollout_id, e.attempt): fact for e, fact in facts if isinstance(fact, RolloutFinished)}
+    groups = [fact for _, fact in facts if isinstance(fact, GroupAssembled)]
+    assert 0 < len(aborted) <= sum(mortal.died.values())
+    assert {fact.cause for fact in aborted.values()} == {AbortCause.SANDBOX_DIED}
+    assert not [fact for _, fact in facts if isinstance(fact, PromptFailed)]
+    for group in groups:
+        assert len(group.members) == 4 and group.generated in (4, 8)
+        for member in group.members:
+            assert (member.rollout_id, member.attempt) not in aborted
+            assert graded[member.rollout_id, member.attempt].reward == member.reward
+        own = {plan.request(group.prompt, slot).rollout_id for slot in range(8)}
+        assert group.aborted == sum(rollout in own for rollout, _ in aborted), "the waste is told"
+        assert group.generated == sum(rollout in own for rollout, _ in graded), "and not counted as spent"
+
+
+@pytest.mark.parametrize("command", ["sleep 60", "sleep 60; true", "sleep 60 & wait", "sleep 60 | cat"])
+async def test_a_command_that_ends_with_its_sandbox_has_no_exit_code(sandboxes, command):
+    """137 would be an observation of the agent, or a test run that fails, and a reward of -1."""
+    await build_tiny_image(sandboxes, 1)
+    machine = SandboxMachine(await sandboxes.create_sandbox(tiny_task(0).image))
+    await machine.write("/tmp/begun", b"")
+    running = asyncio.create_task(machine.run(f"rm /tmp/begun; {command}", timeout=90, cwd="/"))
+    while (await machine.run("test -e /tmp/begun", timeout=20, cwd="/")).returncode == 0:
+        await asyncio.sleep(0.01)
+    await sandboxes.delete_sandbox(machine.sandbox.sandbox_id)
+    with pytest.raises(InfrastructureError) as caught:
+        await running
+    assert caught.value.cause is AbortCause.SANDBOX_DIED
