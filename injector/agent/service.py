@@ -60,9 +60,11 @@ async def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
 
     def trim() -> None:
+        gc.collect()  # what a cycle of old objects holds may be an output of megabytes
         kernel.trim_memory()
         loop.call_later(TRIM_INTERVAL, trim)
 
+    kernel.hold_little_memory()
     trim()
     # Requests leave many objects and few cycles; to look for those every 700 costs a tenth of our time.
     gc.freeze()

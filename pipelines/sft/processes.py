@@ -1,8 +1,11 @@
 """One process or many: device, ranks and sharding (FSDP2) of a run, under `torchrun` or by itself."""
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,6 +68,27 @@ def joined(threads: int) -> Iterator[Processes]:
         yield Processes(rank=dist.get_rank(), count=count, device=device)
     finally:
         dist.destroy_process_group()
+        _settle()
+
+
+def _settle() -> None:
+    """Until gloo's threads sleep: they outlive the group, and may still hold what they exchanged last.
+
+    One that lets go of a tensor while the interpreter ends aborts the process: the run is over, its files are
+    written, and `torchrun` calls it failed.
+    """
+    busy = True
+    while busy:
+        time.sleep(0.01)  # who waits for the interpreter's lock gets it now
+        busy = any(_runs(thread) for thread in Path("/proc/self/task").glob("*"))
+
+
+def _runs(thread: Path) -> bool:
+    try:
+        _, name, state = re.split(r"[()] ?", (thread / "stat").read_text()[:64])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
+    return name == "pt_gloo_runloop" and not state.startswith("S")
 
 
 def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> None:

@@ -15,7 +15,7 @@ from tests.soak.record import CREATE, Checkpoint, Effect, Fault, Record
 
 STUCK = 240.0
 """Seconds without the end of any operation, or until all sessions end: more is a hang."""
-CALM_FROM = 2 / 3
+CALM_FROM = 1 / 2
 """Share of the run after which only connections are cut, so that memory can be compared over a long life."""
 
 
