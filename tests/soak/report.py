@@ -62,8 +62,8 @@ def _section(record: Record) -> list[str]:
     lines += [
         "",
         *(
-            f"- Floor of the {name} over its longest life ({rests} rests): {early:.1f} MiB in its first half, "
-            f"{late:.1f} in its second."
+            f"- Floor of the {name} in its longest life, {rests} rests: {early:.1f} MiB in the first half, "
+            f"{late:.1f} in the second."
             for name, (early, late, rests) in sorted(floors(record).items())
         ),
     ]
