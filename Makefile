@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-kubernetes test-learning kubernetes-binaries lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
+.PHONY: quickstart test test-kubernetes kubernetes-binaries lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
 test: $(LEARNING) debian lint  ## everything that must hold; under 10 minutes on 2 cores
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
 	$(BIN)/orchard demo-sft $(ARGS)
@@ -21,9 +21,6 @@ demo-rl: $(LEARNING) debian  ## reinforcement learning from there, with real tes
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
-
-test-learning: $(LEARNING) debian  ## the demonstrations, small: a model must learn; some minutes of both cores
-	$(BIN)/pytest tests/learning $(ARGS)
 
 kubernetes-binaries: $(STAMP) debian  ## what that node is made of; about 5 minutes, once
 	$(BIN)/python -m tests.kubernetes.run --build

@@ -15,6 +15,7 @@ import msgspec
 from storage.writer import WriterSettings
 from streams.settings import NatsSettings
 from workers.llm.client import EndpointSettings
+from workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
 from workers.sandboxes import SandboxSettings
 from workers.worker import WorkerSettings
 
@@ -40,6 +41,17 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Pause before a process that ended by itself is started again."""
 
 
+class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the oracle teacher plays (configuration section `[oracle]`)."""
+
+    mix: dict[str, float] = msgspec.field(default_factory=DEFAULT_MIX.copy)
+    """Shares of its behaviours, where a rollout asks for none of them by name."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a mix that cannot be drawn from."""
+        checked_mix(self.mix)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
@@ -50,6 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     worker: WorkerSettings = WorkerSettings()
     writer: WriterSettings = WriterSettings()
     up: UpSettings = UpSettings()
+    oracle: OracleSettings = OracleSettings()
     endpoints: dict[str, EndpointSettings] = {}
     """Models' endpoints by name; a campaign's model names one of them."""
 

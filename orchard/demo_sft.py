@@ -24,11 +24,12 @@ from pipelines.scores import Score
 from pipelines.tasks.packages import PackageCache
 from pipelines.tasks.registry import known_hashes
 from pipelines.tasks.repair_image import build_repair_image
-from pipelines.tasks.repairs import Split, repair_tasks
+from pipelines.tasks.repairs import FUNCTIONS, Split, repair_tasks
 from pipelines.values.requests import Asking
 from schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from schemas.llm_calls import ModelKind
 from storage.reader import open_tables
+from workers.llm.oracle.behaviours import DEFAULT_MIX
 
 ORACLE = "demo-oracle"
 """The campaign that is distilled."""
@@ -47,6 +48,10 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Training tasks beyond these that no rollout tries: `orchard demo-rl` needs new ones."""
     kinds: tuple[str, ...] = ()
     """Kinds of bug; empty: all 28."""
+    functions: Count = len(FUNCTIONS)
+    """Names of functions in all tasks."""
+    mix: dict[str, float] = msgspec.field(default_factory=DEFAULT_MIX.copy)
+    """Shares of what the oracle does."""
     held_out: Count = 100
     """Tasks that no rollout of the campaign has seen."""
     workers: Count = 2
@@ -74,7 +79,7 @@ class Demo(Demonstration):
     """One demonstration in one directory of the store."""
 
     def __init__(self, store: str, settings: DemoSettings) -> None:
-        super().__init__(store, "demo-sft", workers=settings.workers, slots=settings.slots)
+        super().__init__(store, "demo-sft", workers=settings.workers, slots=settings.slots, mix=settings.mix)
         self.settings = settings
 
     @property
@@ -107,9 +112,9 @@ class Demo(Demonstration):
 
     async def _tasks(self, session: Session) -> tuple[list[TaskRef], list[TaskRef]]:
         settings = self.settings
-        total = settings.tasks + settings.further
-        train = list(repair_tasks(total, settings.seed, Split.TRAIN, settings.kinds))
-        held_out = list(repair_tasks(settings.held_out, settings.seed, Split.HELD_OUT, settings.kinds))
+        total, drawn = settings.tasks + settings.further, (settings.kinds, settings.functions)
+        train = list(repair_tasks(total, settings.seed, Split.TRAIN, *drawn))
+        held_out = list(repair_tasks(settings.held_out, settings.seed, Split.HELD_OUT, *drawn))
         async with session.sandboxes() as client:
             await build_repair_image(
                 client, PackageCache(session.directory / "packages"), [*train, *held_out]

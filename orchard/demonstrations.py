@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pipelines.tasks.registry import read_task_refs
 from pipelines.tasks.repairs import SOURCE, Split
 from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from storage.reader import open_tables
+from workers.llm.oracle.behaviours import DEFAULT_MIX
 
 HARNESS = "mini-swe-agent-compact"
 ENDPOINT = "policy"
@@ -31,20 +32,24 @@ SERVER_SECONDS = 60.0
 class Demonstration:
     """One demonstration in a directory `name` of the store."""
 
-    def __init__(self, store: str, name: str, *, workers: int, slots: int) -> None:
+    def __init__(
+        self, store: str, name: str, *, workers: int, slots: int, mix: Mapping[str, float] = DEFAULT_MIX
+    ) -> None:
+        """`mix` is the oracle's."""
         self.directory = Path(store).absolute() / name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.seconds: dict[str, float] = {}
         """Of each step."""
         self.port = _free_port()
-        self.config = self._configuration(store, workers, slots)
+        self.config = self._configuration(store, workers, slots, mix)
 
-    def _configuration(self, store: str, workers: int, slots: int) -> Config:
+    def _configuration(self, store: str, workers: int, slots: int, mix: Mapping[str, float]) -> Config:
         """The configuration of all processes: the policy server is an endpoint like any other."""
         file = self.directory / "orchard.toml"
         file.write_text(
-            f"[up]\nworkers = {workers}\n\n[worker]\nslots = {slots}\n\n"
-            f'[endpoints.{ENDPOINT}]\nbase_url = "http://127.0.0.1:{self.port}/v1"\n'
+            f"[up]\nworkers = {workers}\n\n[worker]\nslots = {slots}\n\n[oracle.mix]\n"
+            + "".join(f"{behaviour} = {share}\n" for behaviour, share in mix.items())
+            + f'\n[endpoints.{ENDPOINT}]\nbase_url = "http://127.0.0.1:{self.port}/v1"\n'
             "extra_body = { return_token_ids = true, logprobs = true }\n"
         )
         os.environ["ORCHARD_CONFIG"] = str(file)  # the children of `up` read it too

@@ -12,8 +12,13 @@ from streams.server import EmbeddedServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-collect_ignore = ["kubernetes", "learning"]
-"""These need a cluster, or minutes of training: `make test-kubernetes` and `make test-learning` name them."""
+collect_ignore = ["kubernetes"]
+"""These need a cluster: `make test-kubernetes` names them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes comes first, so that in the end no process waits for another's."""
+    items.sort(key=lambda item: item.path.parent.name != "learning")
 
 
 @pytest.fixture

@@ -243,5 +243,6 @@ async def run_oracle(session: Session, port: int) -> None:
     """The oracle over every task of the store."""
     stop = stop_on_signals(asyncio.get_running_loop())
 
-    async with OracleServer(partial(read_tasks, session.config.store), port=port):
+    config = session.config
+    async with OracleServer(partial(read_tasks, config.store), config.oracle.mix, port=port):
         await stop.wait()

@@ -111,10 +111,13 @@ PAIRS = (
 LISTS = ("items", "values", "parts", "rows", "names", "scores", "steps", "days")
 
 
-def repair_tasks(count: int, seed: int, split: Split, kinds: Collection[str] = ()) -> Iterator[Task]:
+def repair_tasks(
+    count: int, seed: int, split: Split, kinds: Collection[str] = (), functions: int = len(FUNCTIONS)
+) -> Iterator[Task]:
     """The first `count` tasks of a split, no two of any split in one file; of some kinds of bug, or of all.
 
-    Raises ValueError for more than there are files, and for kinds that there are not.
+    Few `functions`, the first so many names of them, are in many places each: then nobody can know by heart
+    which of them is where. Raises ValueError for more than there are files, and for kinds that there are not.
     """
     chosen = [kind for kind in KINDS if not kinds or kind.name in kinds]
     if len(chosen) < len(kinds):
@@ -123,6 +126,7 @@ def repair_tasks(count: int, seed: int, split: Split, kinds: Collection[str] = (
     files = [(place, function) for place in PLACES for function in FUNCTIONS]
     dice.shuffle(files)
     mine = files[HELD_OUT_FILES:] if split is Split.TRAIN else files[:HELD_OUT_FILES]
+    mine = [(place, function) for place, function in mine if function in FUNCTIONS[:functions]]
     if count > len(mine):
         raise ValueError(f"the {split} split has {len(mine)} repair tasks, not {count}")
     for number, (place, function) in enumerate(mine[:count]):

@@ -65,6 +65,14 @@ def test_settings_that_contradict_each_other_are_refused(elsewhere: Path) -> Non
         load()
 
 
+def test_the_oracle_does_only_what_it_can(elsewhere: Path) -> None:
+    (elsewhere / "orchard.toml").write_text("[oracle.mix]\nresolves = 0.9\nwrong_edit = 0.1\n")
+    assert load().oracle.mix == {"resolves": 0.9, "wrong_edit": 0.1}
+    (elsewhere / "orchard.toml").write_text("[oracle.mix]\ndances = 1.0\n")
+    with pytest.raises(ConfigError, match="'dances' is not a valid Behaviour of the oracle: use resolves, "):
+        load()
+
+
 def test_a_file_that_is_named_must_be_there_and_be_toml(elsewhere: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load(file=elsewhere / "none.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.tasks.repairs import KINDS, Split, repair_files, repair_tasks
+from pipelines.tasks.repairs import FUNCTIONS, KINDS, Split, repair_files, repair_tasks
 from schemas.tasks import SWETests, Task
 from workers.graders.diffs import parse_diff
 
@@ -31,6 +31,12 @@ def test_a_task_is_drawn_from_its_number_and_the_seed_alone() -> None:
 def test_kinds_can_be_chosen() -> None:
     chosen = repair_tasks(30, 0, Split.TRAIN, ("sum", "larger"))
     assert {task.labels["kind"] for task in chosen} == {"sum", "larger"}
+
+
+def test_few_functions_are_in_many_places() -> None:
+    files = files_of([*repair_tasks(150, 0, Split.TRAIN, functions=10)])
+    assert len(files) == 150
+    assert {Path(file).stem for file in files} == set(FUNCTIONS[:10])
 
 
 @pytest.mark.parametrize(
