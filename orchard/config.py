@@ -14,8 +14,8 @@ import msgspec
 
 from storage.writer import WriterSettings
 from streams.settings import NatsSettings
-from workers.llm.client import EndpointSettings
 from workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
+from workers.llm.settings import EndpointSettings
 from workers.sandboxes import SandboxSettings
 from workers.worker import WorkerSettings
 

@@ -17,7 +17,13 @@ from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.cli.tasks import registry
 from orchard.cli.values import annotate_campaign
-from orchard.demonstrations import Demonstration, campaign_of, campaign_score, repair_refs
+from orchard.demonstrations import (
+    ANSWER_TOKENS,
+    Demonstration,
+    campaign_of,
+    campaign_score,
+    repair_refs,
+)
 from orchard.session import Session
 from orchard.terminal import console
 from pipelines.scores import Score
@@ -58,9 +64,13 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slots: Count = 4
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1024
     shape: str = "tiny-1m"
-    epochs: Count = 8
+    epochs: Count = 6
     batch: Count = 16
     lr: float = 3e-3
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of torch, in training; 0: its own choice."""
+    answer_tokens: Count = ANSWER_TOKENS
+    """Of one answer of the model, at most."""
     seed: int = 0
 
 
@@ -192,6 +202,7 @@ class Demo(Demonstration):
             "warmup": 0.05,
             "weight_decay": 0.05,
             "beta2": 0.95,
+            "threads": settings.threads,
             "seed": settings.seed,
         }
         file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in lines.items()))
@@ -199,7 +210,8 @@ class Demo(Demonstration):
 
     async def _evaluate(self, session: Session, name: str, model: Path, tasks: list[TaskRef]) -> None:
         """A campaign on the held-out tasks, one greedy rollout each."""
-        await self.sampled(session, name, model, tasks, temperature=0.0, samples=1)
+        longest = self.settings.answer_tokens
+        await self.sampled(session, name, model, tasks, temperature=0.0, samples=1, max_tokens=longest)
 
 
 def show(result: DemoResult) -> None:

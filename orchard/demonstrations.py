@@ -72,13 +72,14 @@ class Demonstration:
         *,
         temperature: float,
         samples: int,
+        max_tokens: int = ANSWER_TOKENS,
     ) -> None:
         """A campaign of `model` on these tasks."""
         spec = ModelSpec(
             name="policy",
             endpoint=ENDPOINT,
             temperature=temperature,
-            max_tokens=ANSWER_TOKENS,
+            max_tokens=max_tokens,
             logprobs=True,
         )
         async with self._serving(model):

@@ -8,7 +8,6 @@ VACUUM_HOURS after they have been replaced: refresh within that time.
 from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
-import pyarrow.dataset as pads
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -111,6 +110,8 @@ def _scan(
         names = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
+    import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
+
     found = pads.dataset(files, schema=schema, format="parquet", filesystem=location.filesystem)
     connection.register(f"_{table}", found if files else schema.empty_table())
     return f"_{table}"

@@ -23,6 +23,8 @@ SFT = DemoSettings(
     epochs=10,
     batch=8,
     lr=1e-2,
+    threads=1,
+    answer_tokens=80,
 )
 
 

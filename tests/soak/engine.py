@@ -15,8 +15,6 @@ from tests.soak.record import CREATE, Checkpoint, Effect, Fault, Record
 
 STUCK = 240.0
 """Seconds without the end of any operation, or until all sessions end: more is a hang."""
-CALM_FROM = 1 / 2
-"""Share of the run after which only connections are cut, so that memory can be compared over a long life."""
 
 
 class Leg(Protocol):
@@ -53,6 +51,8 @@ class Plan:
     seconds: float
     fault_every: tuple[int, int]
     checkpoints: int
+    calm_from: float = 1 / 2
+    """Share of the run after which only connections are cut, so that memory can be compared over a long life."""
 
 
 class Soak:
@@ -191,7 +191,7 @@ class Soak:
                 deck = [*self._leg.faults]
                 self._chance.shuffle(deck)
             kind = deck.pop()
-            if self._progress >= CALM_FROM and self._leg.faults[kind] is Effect.SANDBOXES:
+            if self._progress >= self._plan.calm_from and self._leg.faults[kind] is Effect.SANDBOXES:
                 continue
             async with self._wounded:
                 fault = Fault(kind, self._leg.faults[kind], time.monotonic())

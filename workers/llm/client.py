@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
-import openai
 
 from schemas.campaigns import ModelSpec
 from schemas.outcomes import AbortCause
@@ -54,6 +52,8 @@ class ModelClient:
     """Calls models at the endpoints that the configuration names; used and closed in one event loop."""
 
     def __init__(self, endpoints: Mapping[str, EndpointSettings]) -> None:
+        import openai  # noqa: F401 - a second of processor time, here and not in a call; most commands need none
+
         self._settings = dict(endpoints)
         self._open: dict[str, _Endpoint] = {}
 
@@ -105,6 +105,8 @@ class _Endpoint:
     """One endpoint: its connections, its window of calls, its secret."""
 
     def __init__(self, name: str, settings: EndpointSettings) -> None:
+        import openai
+
         self.name = name
         self.settings = settings
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -203,6 +205,9 @@ class _Endpoint:
 
     async def _try(self, body: bytes, model: str, deadline: float) -> Completion:
         """One request and its answer; raises _Refusal for every other end."""
+        import httpx
+        import openai
+
         left = max(deadline - time.monotonic(), 0.001)
         try:
             async with asyncio.timeout(left):
