@@ -52,7 +52,7 @@ class Plan:
     fault_every: tuple[int, int]
     checkpoints: int
     calm_from: float = 1 / 2
-    """Share of the run after which only connections are cut, so that memory can be compared over a long life."""
+    """Share of the run after which only connections are cut: memory is compared over a long life."""
 
 
 class Soak:
