@@ -28,7 +28,7 @@ from workers.harnesses import get_harness
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
-WATCHING = 9.0
+WATCHING = 19.0
 """Seconds between looks for each second that a look took: what is watched runs on the same cores."""
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.")]
