@@ -42,7 +42,7 @@ def taught(store: Path) -> DemoResult:
 def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: DemoResult) -> None:
     """Real tasks, sandboxes, graders, dataset, training, server: the pass rate rises on held-out tasks."""
     assert (taught.before.value, taught.before.tasks) == (0.0, 24)
-    assert taught.after.value >= 0.125, taught
+    assert taught.after.value >= 0.25, taught
     assert taught.after.tasks == 24
     losses = [step.loss for step in read_steps(store / "demo-sft" / "run" / "metrics.jsonl")]
     assert losses[-1] < 0.1 < 4.0 < losses[0]
