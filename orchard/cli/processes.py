@@ -149,7 +149,11 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         port: Annotated[int, typer.Option(help="Port on loopback; 0 chooses one.")] = 8790,
     ) -> None:
-        """Run the oracle teacher: an OpenAI-compatible server that plays gold patches. Not a model."""
+        """Run the oracle teacher: an OpenAI-compatible server that plays gold patches. Not a model.
+
+        The model `oracle` does each of resolves, wrong_edit, gives_up, malformed and out_of_steps by its share
+        of [oracle.mix] in the configuration; `oracle/wrong_edit`, for example, does nothing else.
+        """
         start_logging()
         uvloop.run(run_oracle(context.obj, port))
 
