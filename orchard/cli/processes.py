@@ -151,8 +151,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run the oracle teacher: an OpenAI-compatible server that plays gold patches. Not a model.
 
-        The model `oracle` does each of resolves, wrong_edit, gives_up, malformed and out_of_steps by its share
-        of [oracle.mix] in the configuration; `oracle/wrong_edit`, for example, does nothing else.
+        The model `oracle` does each of resolves, wrong_edit, gives_up, malformed and out_of_steps by its
+        share in [oracle.mix] of the configuration; `oracle/wrong_edit`, for example, does nothing else.
         """
         start_logging()
         uvloop.run(run_oracle(context.obj, port))
