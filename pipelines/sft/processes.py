@@ -85,7 +85,7 @@ def _settle() -> None:
 
 def _runs(thread: Path) -> bool:
     try:
-        _, name, state = re.split(r"[()] ?", (thread / "stat").read_text()[:64])
+        _, name, state = re.split(r"[()] ?", (thread / "stat").read_text()[:64], maxsplit=2)
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         return False
     return name == "pt_gloo_runloop" and not state.startswith("S")
