@@ -10,7 +10,7 @@ LEARNING := $(VENV)/.learning
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
-test: $(LEARNING) debian lint  ## everything that must hold; under 10 minutes on 2 cores
+test: $(LEARNING) debian lint  ## everything that must hold; it should take under 10 minutes on 2 cores
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
