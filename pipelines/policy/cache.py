@@ -61,6 +61,14 @@ class Cache:
 
         return attend
 
+    def exchange(self, one: int, other: int, places: int) -> None:
+        """Swap what two slots hold at their first `places` places."""
+        for held in (self._keys, self._values):
+            first, second = held[:, one, :, :places], held[:, other, :, :places]
+            kept = first.clone()
+            first.copy_(second)
+            second.copy_(kept)
+
     def filling(self, pieces: list[tuple[int, int, int]], padding: int) -> Attend:
         """Attention of pieces of sequences, one after another: (slot, first place, tokens) of each.
 

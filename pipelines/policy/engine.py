@@ -237,8 +237,9 @@ class Engine:
                 if task.future.cancelled():
                     continue
                 prefix = task.tokens[:-1]
-                number = self._place(free, prefix)
-                free.remove(number)
+                number = free.pop(0)
+                if self.settings.prefix_cache:
+                    self._bring(number, [number, *free], prefix)
                 slot = self._slots[number]
                 task.cached = _common(slot.held, prefix) if self.settings.prefix_cache else 0
                 slot.task, slot.held = task, slot.held[: task.cached]
@@ -250,12 +251,15 @@ class Engine:
             self.figures.waiting = len(self._waiting)
         self._read(pieces)
 
-    def _place(self, free: list[int], prefix: list[int]) -> int:
-        """The lowest free slot, as a step computes all slots up to the highest in use; with a prefix cache
-        the one that holds most of the prompt, else the one that holds least of any."""
-        if not self.settings.prefix_cache:
-            return free[0]
-        return max(free, key=lambda n: (_common(self._slots[n].held, prefix), -len(self._slots[n].held), -n))
+    def _bring(self, number: int, free: list[int], prefix: list[int]) -> None:
+        """Into the slot `number` what the best of the `free` slots holds: most of the prompt, else least of
+        any. A step computes all slots up to the highest in use, so the lowest is used and not the best."""
+        slots = self._slots
+        best = max(free, key=lambda n: (_common(slots[n].held, prefix), -len(slots[n].held), -n))
+        if best != number:
+            here, there = slots[number], slots[best]
+            self._cache.exchange(number, best, max(len(here.held), len(there.held)))
+            here.held, there.held = there.held, here.held
 
     def _read(self, sequences: list[tuple[int, list[int]]]) -> None:
         """Compute keys and values of what the slots do not hold of these sequences yet."""

@@ -18,6 +18,9 @@ PYTHON = f"{VENV}/bin/python"
 RECIPE = 1
 """Part of the environment image's name: raise it when what these scripts build changes."""
 
+STAT_CACHE = "git config core.checkStat minimal\ngit config core.trustctime false\n"
+"""Shell: a snapshot's files have new inodes and change times, and git would read all of them in each sandbox."""
+
 _FIRST_ON_PATH = "/usr/local/sbin"
 _IDENTITY = "orchard"
 _DATE = "2000-01-01T00:00:00+0000"
@@ -83,7 +86,7 @@ def repository_script(name: str, source: str, metadata: str) -> str:
         f"cd {WORKDIR}\n"
         "git init -q .\n"
         f"git config user.name {_IDENTITY}\ngit config user.email {_IDENTITY}@localhost\n"
-        "git config core.autocrlf false\n"
+        f"git config core.autocrlf false\n{STAT_CACHE}"
         f"printf '{ignored}\\n' > .git/info/exclude\n"
         "git add -Af .\n"
         f"{who} git -c commit.gpgsign=false commit -q -m 'The release as published'\n"

@@ -25,7 +25,7 @@ printf '__pycache__/\\n' > .git-ignored
 git init -q .
 mv .git-ignored .git/info/exclude
 git config core.autocrlf false
-git add -A
+{layout.STAT_CACHE}git add -A
 git -c user.name=orchard -c user.email=orchard@localhost -c commit.gpgsign=false commit -q -m 'Modules'
 """
 

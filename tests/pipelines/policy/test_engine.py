@@ -153,6 +153,21 @@ def test_a_prefix_that_a_slot_holds_is_not_read_again(engine, model_directory):
     assert second.logprobs == pytest.approx(expected_logprobs(model_directory, longer, second.ids), abs=1e-4)
 
 
+def test_conversations_change_slots_with_what_they_hold(engine, model_directory):
+    """The lowest slots are used: what another one holds of a prompt comes there, what was there goes."""
+    running = engine(prefix_cache=True, slots=4)
+    asked = prompts(4, seed=3)
+    futures = [running.submit(prompt, Sampling(max_tokens=10, seed=n)) for n, prompt in enumerate(asked)]
+    said = [prompt + future.result(PATIENCE).ids for prompt, future in zip(asked, futures, strict=True)]
+    for n in (3, 1, 3, 0, 2, 1):
+        answer = running.submit([*said[n], 9, 8], Sampling(max_tokens=10, seed=n)).result(PATIENCE)
+        assert answer.cached == len(said[n]) - 1
+        assert answer.logprobs == pytest.approx(
+            expected_logprobs(model_directory, [*said[n], 9, 8], answer.ids), abs=1e-4
+        )
+        said[n] += [9, 8, *answer.ids]
+
+
 def test_new_weights_take_over_between_two_tokens(engine, model_directory, other_directory):
     """Requests under way go on; each token's log-probability is that of the version that it names."""
     running = engine(prefix_cache=True)
