@@ -19,7 +19,7 @@ RECIPE = 1
 """Part of the environment image's name: raise it when what these scripts build changes."""
 
 STAT_CACHE = "git config core.checkStat minimal\ngit config core.trustctime false\n"
-"""Shell: the files of a snapshot have new inodes and change times: git would read them all in each sandbox."""
+"""Shell: a snapshot's files have new inodes and change times; git would read all of them in each sandbox."""
 
 _FIRST_ON_PATH = "/usr/local/sbin"
 _IDENTITY = "orchard"
