@@ -56,6 +56,8 @@ class RlDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     size: Count = 8
     budget: Count = 16
     lr: float = 3e-4
+    negative: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Weight of the loss of what failed."""
     pool: Count = 200
     """Training tasks whose pass rate is measured; the policy has not seen them."""
     measured: Count = 4
@@ -210,6 +212,7 @@ class RlDemo(Demonstration):
             "max_tries": 1 if settings.deaths else 3,
             "seed": settings.seed,
             "threads": 1,
+            "loss": {"negative": settings.negative},
             "bar": bar,
         }
 

@@ -103,7 +103,8 @@ def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, Lo
         losses = torch.where(beyond, bound, losses)
         clipped = clipped | beyond
     importance = _importance(batch, settings)
-    loss = (losses * importance * batch.weights).sum()
+    signed = torch.where(batch.advantages < 0, settings.negative, 1.0)
+    loss = (losses * importance * signed * batch.weights).sum()
     with torch.no_grad():
         difference = batch.old - batch.logprobs
         limit = settings.importance_limit

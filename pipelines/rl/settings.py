@@ -45,6 +45,9 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reduction: Reduction = Reduction.ROLLOUT_MEAN
     constant: float | None = None
     """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
+    negative: float = 1.0
+    """Weight of the loss where the advantage is negative. Pushing down what went wrong takes a small model's
+    probability from what it does right beside it: below 1 it unlearns less, at 0 it learns from successes."""
     importance_limit: float | None = 2.0
     """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
     and the server's probabilities of the same weights (TIS). None: no such weight."""
@@ -56,6 +59,8 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1, or left out")
+        if self.negative < 0:
+            raise ValueError(f"negative {self.negative:g} must be 0 or more")
         if self.importance_limit is not None and self.importance_limit <= 0:
             raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
         if (self.reduction is Reduction.CONSTANT_SUM) != (self.constant is not None):

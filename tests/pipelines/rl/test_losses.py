@@ -46,6 +46,7 @@ def plain(logprobs, old, sampled, settings):
             weight = 1.0
             if settings.importance_limit:
                 weight = min(math.exp(old[t] - sampled[t]), settings.importance_limit)
+            weight *= settings.negative if advantage < 0 else 1
             if settings.reduction is Reduction.ROLLOUT_MEAN:
                 weight /= 3 * per_rollout[rollout]
             elif settings.reduction is Reduction.TOKEN_MEAN:
@@ -93,10 +94,11 @@ COMBINATIONS = [
         dual_clip=dual,
         reduction=reduction,
         constant=64.0 if reduction is Reduction.CONSTANT_SUM else None,
+        negative=negative,
         importance_limit=limit,
     )
-    for ratio, (low, high), dual, reduction, limit in itertools.product(
-        Ratio, [(0.2, 0.28), (0.0, 0.0), (1.0, 10.0)], [None, 1.5], Reduction, [None, 1.2]
+    for ratio, (low, high), dual, reduction, negative, limit in itertools.product(
+        Ratio, [(0.2, 0.28), (0.0, 0.0), (1.0, 10.0)], [None, 1.5], Reduction, [1.0, 0.25], [None, 1.2]
     )
 ]
 
@@ -189,6 +191,7 @@ def test_a_rollout_without_trained_tokens_counts_for_nothing():
         {"clip_low": 1.5},
         {"clip_high": -0.1},
         {"dual_clip": 1.0},
+        {"negative": -0.1},
         {"importance_limit": 0.0},
         {"constant": 5.0},
         {"reduction": Reduction.CONSTANT_SUM},
