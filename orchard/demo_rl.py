@@ -19,7 +19,7 @@ from injector.errors import SandboxError
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
-from orchard.demo_sft import ORACLE
+from orchard.demo_sft import AFTER, ORACLE
 from orchard.demonstrations import (
     ANSWER_TOKENS,
     BUDGET,
@@ -88,6 +88,9 @@ class RlDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     before: Score
     after: Score
+    greedy_before: Score
+    """As `orchard demo-sft` measured it: one rollout of each held-out task, without chance."""
+    greedy_after: Score
     pool: int
     """Tasks that had groups."""
     groups: int
@@ -141,18 +144,20 @@ class RlDemo(Demonstration):
         """All steps; raises what their commands raise."""
         settings, store = self.settings, self.config.store
         before, measuring = "demo-rl-before", "demo-rl-measuring"
-        after = f"{self.run_name}-after"
+        after, greedy = f"{self.run_name}-after", f"{self.run_name}-greedy"
 
-        async def evaluate(session: Session, name: str, model: Path) -> None:
+        async def evaluate(
+            session: Session, name: str, model: Path, temperature: float, samples: int
+        ) -> None:
             tasks = repair_refs(store, Split.HELD_OUT)
-            await self.sampled(
-                session, name, model, tasks, temperature=settings.temperature, samples=settings.samples
-            )
+            await self.sampled(session, name, model, tasks, temperature=temperature, samples=samples)
+
+        chance = (settings.temperature, settings.samples)
 
         async with pipeline(self.config) as session:
             train = await asyncio.to_thread(self._new_tasks)
             with self.step("1. held-out tasks before"):
-                await evaluate(session, before, self.policy)
+                await evaluate(session, before, self.policy, *chance)
             with self.step("2. how hard the training tasks are"):
                 await self.sampled(
                     session, measuring, self.policy, train, temperature=1.0, samples=settings.measured
@@ -164,8 +169,9 @@ class RlDemo(Demonstration):
                     await self.command("rl", str(file))
             with self.step("4. held-out tasks after"):
                 newest = max((self.out / "policies").glob("version-*"))
-                await evaluate(session, after, newest)
-        return self._result(before, after)
+                await evaluate(session, after, newest, *chance)
+                await evaluate(session, greedy, newest, 0.0, 1)
+        return self._result(before, after, greedy)
 
     def _new_tasks(self) -> list[TaskRef]:
         """The first training tasks that the policy has not been shown. Raises ConfigError for too few."""
@@ -230,7 +236,7 @@ class RlDemo(Demonstration):
                 task.cancel()
                 await asyncio.wait({task})
 
-    def _result(self, before: str, after: str) -> RlDemoResult:
+    def _result(self, before: str, after: str, greedy: str) -> RlDemoResult:
         store, settings = self.config.store, self.settings
         with open_tables(store) as tables:
             groups, balanced, rollouts, informative = tables.execute(_WASTE, [self.run_name]).fetchall()[0]
@@ -256,6 +262,8 @@ class RlDemo(Demonstration):
             run=self.run_name,
             before=campaign_score(store, before),
             after=campaign_score(store, after),
+            greedy_before=campaign_score(store, AFTER),
+            greedy_after=campaign_score(store, greedy),
             pool=pool,
             groups=groups,
             balanced=balanced,
@@ -291,6 +299,8 @@ def show(result: RlDemoResult) -> None:
     rows = [
         ("held-out pass rate before", str(result.before)),
         ("held-out pass rate after", str(result.after)),
+        ("the same without chance, before", str(result.greedy_before)),
+        ("the same without chance, after", str(result.greedy_after)),
         ("training tasks", f"{result.pool}"),
         ("groups, balanced, with both classes", f"{result.groups}, {result.balanced}, {result.informative}"),
         ("graded rollouts", f"{result.rollouts:,}"),

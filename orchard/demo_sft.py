@@ -39,6 +39,8 @@ from workers.llm.oracle.behaviours import DEFAULT_MIX
 
 ORACLE = "demo-oracle"
 """The campaign that is distilled."""
+AFTER = "demo-after"
+"""The trained model's campaign on the held-out tasks, greedy."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -114,10 +116,8 @@ class Demo(Demonstration):
             with self.step("6. training"):
                 await self._train()
             with self.step("7. held-out tasks after training"):
-                await self._evaluate(session, "demo-after", self.model, held_out)
-            before, after = (
-                campaign_score(session.config.store, name) for name in ("demo-before", "demo-after")
-            )
+                await self._evaluate(session, AFTER, self.model, held_out)
+            before, after = (campaign_score(session.config.store, name) for name in ("demo-before", AFTER))
         return DemoResult(before=before, after=after, rows=rows, seconds=self.seconds)
 
     async def _tasks(self, session: Session) -> tuple[list[TaskRef], list[TaskRef]]:
