@@ -206,6 +206,7 @@ async def _export(session: Session, run: str, out: Path, layout: str) -> int:
         if known is None:
             raise RunError(f"the log has no run {run!r}")
         plan, start = known
+        temperature = 1.0 if plan.model.temperature is None else plan.model.temperature
         feed = Feed(plan, session.blobs)
         with out.open("wb") as file:
             async for batch in replay_batches(connection, start, subjects=feed_subjects(run)):
@@ -213,7 +214,8 @@ async def _export(session: Session, run: str, out: Path, layout: str) -> int:
                     feed.take([stored])
                     group = payload(stored.event) if stored.event else None
                     if isinstance(group, GroupAssembled) and not group.degenerate:
-                        for record in LAYOUTS[layout](group, await feed.sampled(group)):
+                        sampled = await feed.sampled(group)
+                        for record in LAYOUTS[layout](group, sampled, temperature):
                             file.write(msgspec.json.encode(record) + b"\n")
                             written += 1
     return written

@@ -17,14 +17,15 @@ from schemas.outcomes import RolloutStatus
 Record = dict[str, Any]
 Members = Sequence[Sequence[TokenSequence]]
 """The sequences of each member of a group, in the group's order."""
-Layout = Callable[[GroupAssembled, Members], Iterator[Record]]
+Layout = Callable[[GroupAssembled, Members, float], Iterator[Record]]
+"""Of a group, the sequences of its members and the temperature at which they were sampled."""
 
 
 class NoPlace(ValueError):
     """A group that a layout cannot say, in one sentence."""
 
 
-def slime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
+def slime_samples(group: GroupAssembled, members: Members, _temperature: float = 1.0) -> Iterator[Record]:
     """One `Sample` for each member, as its `to_dict` has it.
 
     slime normalizes rewards over the N samples of a group; with that off, `metadata["advantage"]` is ours.
@@ -57,7 +58,7 @@ def slime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
         }
 
 
-def prime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
+def prime_samples(group: GroupAssembled, members: Members, temperature: float = 1.0) -> Iterator[Record]:
     """One `TrainingSample` for each sequence, with arrays of its full length."""
     for member, rows, advantage in _members(group, members):
         for row in rows:
@@ -65,7 +66,7 @@ def prime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
                 "token_ids": row.ids,
                 "mask": [trains == 1 for trains in row.mask],
                 "logprobs": row.logprobs,
-                "temperatures": [1.0] * len(row.ids),
+                "temperatures": [temperature] * len(row.ids),
                 "env_name": group.task_id,
                 "advantages": [advantage * trains for trains in row.mask],
                 "rl_weights": [float(trains) for trains in row.mask],
@@ -76,7 +77,7 @@ def prime_samples(group: GroupAssembled, members: Members) -> Iterator[Record]:
             }
 
 
-def verl_rows(group: GroupAssembled, members: Members) -> Iterator[Record]:
+def verl_rows(group: GroupAssembled, members: Members, _temperature: float = 1.0) -> Iterator[Record]:
     """One row of a batch for each sequence, before padding: prompts go left, responses right; `uid` is the
     group's key. verl knows of policy versions only the oldest and the newest."""
     for member, rows, advantage in _members(group, members):

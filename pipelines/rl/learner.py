@@ -191,7 +191,7 @@ class Learner:
             use_cache=False,
             **({"pack_lengths": pack.lengths} if packs_examples(self.model) else {}),
         ).logits[0]
-        everything = torch.log_softmax(logits.float(), dim=-1)
+        everything = torch.log_softmax(logits.float() / self.settings.temperature, dim=-1)
         if not len(pack.targets):
             return everything.sum(dim=-1)[:0] + logits.sum() * 0.0, 0.0
         with torch.no_grad():

@@ -37,7 +37,7 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
             model=ModelSpec(
                 name=settings.served_as,
                 endpoint=settings.endpoint,
-                temperature=1.0,
+                temperature=settings.temperature,
                 max_tokens=settings.max_tokens,
                 logprobs=True,
             ),

@@ -128,6 +128,8 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     max_tokens: Count = 4096
     """Of one answer."""
+    temperature: Positive = 1.0
+    """At which the policy is sampled; what trains are the probabilities at this temperature."""
     budget: Budget = Budget()
     curriculum: StepCurriculum | None = None
     """`{ steps = 30 }`: so many steps of a rollout once the pass rate stops rising under `budget.steps`."""

@@ -43,7 +43,7 @@ def all_sampled(members):
 
 
 def test_slime_samples_are_prompt_and_response():
-    records = list(LAYOUTS["slime"](GROUP, WHOLE))
+    records = list(LAYOUTS["slime"](GROUP, WHOLE, 1.0))
     assert len(records) == 2, "exactly N samples in a group"
     for record, (row,) in zip(records, WHOLE, strict=True):
         length = record["response_length"]
@@ -60,23 +60,24 @@ def test_slime_samples_are_prompt_and_response():
 
 def test_slime_has_no_place_for_a_rewritten_history():
     with pytest.raises(NoPlace, match="2 sequences"):
-        list(LAYOUTS["slime"](GROUP, REWRITTEN))
+        list(LAYOUTS["slime"](GROUP, REWRITTEN, 1.0))
 
 
 def test_prime_rl_arrays_have_the_full_length():
-    records = list(LAYOUTS["prime-rl"](GROUP, REWRITTEN))
+    records = list(LAYOUTS["prime-rl"](GROUP, REWRITTEN, 0.7))
     assert len(records) == 3
     assert sampled(records, "token_ids", "mask") == all_sampled(REWRITTEN)
     for record in records:
         arrays = ("mask", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights")
         assert {len(record[name]) for name in arrays} == {len(record["token_ids"])}
+        assert set(record["temperatures"]) == {0.7}
         sample = TrainingSample(**{name: record[name] for name in TrainingSample.__struct_fields__})
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=TrainingSample) == sample
         assert all((a != 0) == trains for a, trains in zip(record["advantages"], record["mask"], strict=True))
 
 
 def test_verl_rows_carry_the_group_as_uid():
-    records = list(LAYOUTS["verl"](GROUP, REWRITTEN))
+    records = list(LAYOUTS["verl"](GROUP, REWRITTEN, 1.0))
     assert {record["uid"] for record in records} == {"run.0"}
     assert sampled(records, "responses", "response_mask") == all_sampled(REWRITTEN)
     assert [record["prompts"] + record["responses"] for record in records] == [
@@ -86,7 +87,7 @@ def test_verl_rows_carry_the_group_as_uid():
 
 
 def test_a_batch_for_verl_has_prompts_at_the_left_and_responses_at_the_right():
-    rows = list(LAYOUTS["verl"](GROUP, REWRITTEN))
+    rows = list(LAYOUTS["verl"](GROUP, REWRITTEN, 1.0))
     batch = verl_batch(rows, pad=7)
     width = batch["prompts"].shape[1]
     assert batch["input_ids"].shape == batch["attention_mask"].shape == batch["position_ids"].shape

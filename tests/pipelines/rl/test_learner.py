@@ -189,14 +189,15 @@ def test_a_step_makes_good_rollouts_likelier(model):
     assert likelihood(1) - good > likelihood(-1) - bad
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_reported(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, temperature
 ):
     """Tokens in, tokens out, end to end: two rollouts of several turns, one with its history rewritten."""
     directory = write_model(tmp_path / "model")
     server = PolicyServer(directory, settings=EngineSettings(slots=8, context=1024, prefix_cache=True))
     endpoint = EndpointSettings(base_url="", extra_body={"return_token_ids": True})
-    spec = ModelSpec(name="policy", max_tokens=30, temperature=1.0, logprobs=True)
+    spec = ModelSpec(name="policy", max_tokens=30, temperature=temperature, logprobs=True)
     found = []
     async with server:
         endpoint = EndpointSettings(base_url=server.url, extra_body={"return_token_ids": True})
@@ -228,7 +229,8 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
         return original(tokens, given)
 
     monkeypatch.setattr(learner_module, "policy_loss", spy)
-    figures = Learner(settings(context=1024), load_model(directory), ALONE).step(0, found)
+    trainer = Learner(settings(context=1024, temperature=temperature), load_model(directory), ALONE)
+    figures = trainer.step(0, found)
     assert sum(len(tokens.old) for tokens in seen) == sum(rollout.tokens for rollout in found)
     for tokens in seen:
         torch.testing.assert_close(tokens.old, tokens.sampled, rtol=0, atol=1e-4)
