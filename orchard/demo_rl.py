@@ -174,9 +174,15 @@ class RlDemo(Demonstration):
         return self._result(before, after, greedy)
 
     def _new_tasks(self) -> list[TaskRef]:
-        """The first training tasks that the policy has not been shown. Raises ConfigError for too few."""
+        """The first training tasks that the policy has not been shown. Raises ConfigError for too few, and
+        where `orchard demo-sft` has not measured the policy, as its figure stands beside ours."""
         settings = self.settings
         with open_tables(self.config.store) as tables:
+            if (AFTER,) not in tables.execute(_GRADED).fetchall():
+                raise ConfigError(
+                    f"{self.config.store} has a policy that was not measured: run `orchard --store "
+                    f"{self.config.store} demo-sft` once more, which goes on where it was"
+                )
             shown = {task for (task,) in tables.execute(_SHOWN, [ORACLE]).fetchall()}
         new = [ref for ref in repair_refs(self.config.store, Split.TRAIN) if ref.task_id not in shown]
         if len(new) < settings.pool:

@@ -46,8 +46,7 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     constant: float | None = None
     """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
     negative: float = 1.0
-    """Weight of the loss where the advantage is negative. Pushing down what went wrong takes a small model's
-    probability from what it does right beside it: below 1 it unlearns less, at 0 it learns from successes."""
+    """Weight of the loss where the advantage is negative; at 0 only successes are learned from."""
     importance_limit: float | None = 2.0
     """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
     and the server's probabilities of the same weights (TIS). None: no such weight."""
