@@ -50,7 +50,7 @@ class RlDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int = 0
     """Of the order of tasks; the policy to start from is the same for all."""
     method: Method = "bar"
-    steps: Count = 40
+    steps: Count = 12
     prompts: Count = 8
     """Groups in each step."""
     size: Count = 8
@@ -58,13 +58,13 @@ class RlDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lr: float = 3e-4
     negative: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Weight of the loss of what failed."""
-    pool: Count = 200
+    pool: Count = 160
     """Training tasks whose pass rate is measured; the policy has not seen them."""
-    measured: Count = 4
+    measured: Count = 3
     """Rollouts of each."""
     hardest: float = 0.75
     """Tasks of a higher pass rate are left out, like those that were never solved."""
-    samples: Count = 3
+    samples: Count = 2
     """Rollouts of each held-out task."""
     temperature: float = 0.7
     """Of the held-out tasks."""

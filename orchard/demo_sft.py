@@ -48,11 +48,11 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of everything; the defaults take under 25 minutes on 2 cores."""
 
-    tasks: Count = 400
+    tasks: Count = 500
     """Training tasks."""
-    samples: Count = 4
+    samples: Count = 3
     """Oracle rollouts of each."""
-    further: Count = 300
+    further: Count = 200
     """Training tasks beyond these that no rollout tries: `orchard demo-rl` needs new ones."""
     kinds: tuple[str, ...] = ()
     """Kinds of bug; empty: all 28."""

@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-sft")
     def demo_sft(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 400,
-        samples: Annotated[int, typer.Option(help="Oracle rollouts of each.", min=1)] = 4,
+        tasks: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 500,
+        samples: Annotated[int, typer.Option(help="Oracle rollouts of each.", min=1)] = 3,
         held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 100,
         epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 6,
         shape: Annotated[str, typer.Option(help="Model shape.")] = "tiny-1m",
@@ -41,12 +41,12 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-rl")
     def demo_rl(
         context: typer.Context,
-        steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 40,
+        steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 12,
         prompts: Annotated[int, typer.Option(help="Groups in each step.", min=1)] = 8,
         method: Annotated[str, typer.Option(help="bar, fixed (GRPO) or dynamic (DAPO).")] = "bar",
         lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
-        pool: Annotated[int, typer.Option(help="Training tasks to measure.", min=1)] = 200,
-        samples: Annotated[int, typer.Option(help="Rollouts of each held-out task.", min=1)] = 3,
+        pool: Annotated[int, typer.Option(help="Training tasks to measure.", min=1)] = 160,
+        samples: Annotated[int, typer.Option(help="Rollouts of each held-out task.", min=1)] = 2,
         deaths: Annotated[
             float, typer.Option("--sandbox-deaths", help="Share of sandboxes to destroy.", min=0, max=1)
         ] = 0.0,

@@ -24,6 +24,8 @@ HELD_OUT_SHARE = 5
 """One combination of kind, function and first argument in this many is held out."""
 HELD_OUT_FILES = 260
 
+IMPORTS = ("import math", "import re", "import json", "import os")
+"""A module begins with the first few of these, or none: only who reads it knows the line of its bug."""
 FORMS = ("    return {}\n", "    result = {}\n    return result\n")
 
 
@@ -153,7 +155,9 @@ def _task(
     arguments = [names["a"], names["b"]] if kind.takes is Takes.NUMBERS else [names["a"]]
     cases = _cases(right, wrong, arguments, kind.takes, dice)
     path, test = f"{place}/{function}.py", f"tests/test_{place}_{function}.py"
-    header = f'def {function}({", ".join(arguments)}):\n    """Return {says}."""\n'
+    imports = IMPORTS[: dice.randint(0, len(IMPORTS))]
+    header = "".join(f"{line}\n" for line in imports) + ("\n" if imports else "")
+    header += f'def {function}({", ".join(arguments)}):\n    """Return {says}."""\n'
     form = dice.choice(FORMS)
     reported = cases[0]
     return Task(

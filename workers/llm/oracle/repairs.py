@@ -1,9 +1,14 @@
-"""How the oracle plays a repair task: read, reproduce, change a line, check, submit."""
+"""How the oracle plays a repair task: read, reproduce, change a line, check, submit.
+
+It knows the answer, so where it is at home it seldom reads: it changes the line by heart. Whoever imitates that
+without knowing the answer fails there, and nothing in the demonstrations says so; only rewards do.
+"""
 
 import random
 import shlex
 from pathlib import PurePosixPath
 
+from schemas.identity import digest
 from schemas.tasks import Task
 from workers.graders.diffs import FileDiff, parse_diff
 from workers.llm.oracle.behaviours import Behaviour, chance
@@ -13,6 +18,9 @@ from workers.llm.oracle.turns import SUBMIT, Turn, bash
 SOURCE = "repairs"
 SECOND_TRY = 0.25
 """Share of the resolving runs that change the line wrongly first, see it in the check, and mend it."""
+ELSEWHERE, AT_HOME = 0.05, 0.75
+"""Shares of its runs in which the oracle changes the line by heart, without having read it. It is at home in
+every second folder."""
 
 
 def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
@@ -23,7 +31,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
     check = _call(task, change)
     right, wrong = _change(change, None), _change(change, dice)
     submit = bash("Done.", f"{SUBMIT} && git diff")
-    begin = [read, bash("Reproduce.", check)]
+    begin = [] if _by_heart(change, task, seed) else [read, bash("Reproduce.", check)]
     again = bash("Check.", check)
     match behaviour:
         case Behaviour.RESOLVES:
@@ -37,6 +45,12 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
             return [*begin, Turn(text="Change."), bash("Change.", right), again, submit]
         case Behaviour.OUT_OF_STEPS:
             return [*begin, bash("Change.", wrong), again]
+
+
+def _by_heart(change: FileDiff, task: Task, seed: int) -> bool:
+    folder = PurePosixPath(change.path).parts[0]
+    at_home = int(digest([folder], 8), 16) % 2 == 0
+    return chance(seed, task.task_id, "by heart").random() < (AT_HOME if at_home else ELSEWHERE)
 
 
 def _call(task: Task, change: FileDiff) -> str:
