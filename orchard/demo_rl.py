@@ -1,7 +1,9 @@
 """The second demonstration: the policy that `orchard demo-sft` made learns further from its own rollouts.
 
-Tasks that it sometimes solves, groups balanced by Balanced Adaptive Rollout, rewards from real test suites in
-real sandboxes, and held-out tasks before and after. Stopped in the middle it goes on where it was.
+The oracle knows many modules by heart and changes them unread; the policy imitates that and fails, as it
+knows none. Nothing but the reward tells it to read first. Tasks that it sometimes solves, groups of Balanced
+Adaptive Rollout, rewards from real test suites in real sandboxes, held-out tasks before and after. Stopped
+in the middle it goes on where it was.
 """
 
 import asyncio
@@ -91,6 +93,9 @@ class RlDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     greedy_before: Score
     """As `orchard demo-sft` measured it: one rollout of each held-out task, without chance."""
     greedy_after: Score
+    reads_before: float
+    """Share of these rollouts that begin with reading the module."""
+    reads_after: float
     pool: int
     """Tasks that had groups."""
     groups: int
@@ -116,6 +121,10 @@ _ABORTED = "select count(*) from rollouts_all where campaign = ? and status = 'a
 _MEMBERS_WITHOUT_REWARD = """
 select count(*) from (select unnest(members, recursive := true) from groups where run = ?) m
 left join rollouts r using (rollout_id) where r.reward is null
+"""
+_READS = """
+select avg(coalesce(tool_calls[1].arguments like '%cat -n%', false)::int) from messages
+where campaign = ? and role = 'assistant' and turn = 1
 """
 _SHOWN = "select distinct task_id from rollouts where campaign = ?"
 _GRADED = "select distinct campaign from rollouts where resolved is not null"
@@ -264,12 +273,15 @@ class RlDemo(Demonstration):
                 self.directory / "seeds.png",
             )
             pool = tables.execute(_POOL, [self.run_name]).fetchall()[0][0]
+            reads = [tables.execute(_READS, [name]).fetchall()[0][0] for name in (AFTER, greedy)]
         return RlDemoResult(
             run=self.run_name,
             before=campaign_score(store, before),
             after=campaign_score(store, after),
             greedy_before=campaign_score(store, AFTER),
             greedy_after=campaign_score(store, greedy),
+            reads_before=reads[0],
+            reads_after=reads[1],
             pool=pool,
             groups=groups,
             balanced=balanced,
@@ -307,6 +319,7 @@ def show(result: RlDemoResult) -> None:
         ("held-out pass rate after", str(result.after)),
         ("the same without chance, before", str(result.greedy_before)),
         ("the same without chance, after", str(result.greedy_after)),
+        ("begins with reading, before and after", f"{result.reads_before:.0%}, {result.reads_after:.0%}"),
         ("training tasks", f"{result.pool}"),
         ("groups, balanced, with both classes", f"{result.groups}, {result.balanced}, {result.informative}"),
         ("graded rollouts", f"{result.rollouts:,}"),

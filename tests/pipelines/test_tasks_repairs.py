@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_few_functions_are_in_many_places() -> None:
     files = files_of([*repair_tasks(150, 0, Split.TRAIN, functions=10)])
     assert len(files) == 150
     assert {Path(file).stem for file in files} == set(FUNCTIONS[:10])
+
+
+def test_only_who_reads_a_module_knows_the_line_of_its_bug() -> None:
+    tasks = list(repair_tasks(200, 0, Split.TRAIN))
+    texts = repair_files(tasks)
+    bugs: Counter[int] = Counter()
+    for task in tasks:
+        (change,) = parse_diff(task.gold_patch)
+        lines = texts[change.path].splitlines()
+        bugs[lines.index(change.hunks[0].removed[0])] += 1
+    assert len(bugs) == 5 and max(bugs.values()) < 60
 
 
 @pytest.mark.parametrize(

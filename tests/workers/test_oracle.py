@@ -2,14 +2,17 @@
 
 import asyncio
 import sys
+from collections import defaultdict
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import openai
 import pytest
 
+from pipelines.tasks.repairs import Split, repair_tasks
 from schemas.campaigns import Budget, ModelSpec, Timeouts
 from schemas.llm_calls import LLMCall, ModelKind
 from schemas.outcomes import ExitStatus
@@ -252,6 +255,17 @@ def test_the_gold_patch_is_in_no_turn_before_the_edit(task):
     for seed in range(5):
         for turn in play(task, Behaviour.GIVES_UP, seed):
             assert "name.strip()" not in "".join(call.arguments for call in turn.calls)
+
+
+def test_modules_are_repaired_by_heart_where_the_oracle_is_at_home():
+    """Every second folder, roughly; there it seldom reads, elsewhere nearly always."""
+    read: dict[str, list[bool]] = defaultdict(list)
+    for task in repair_tasks(600, 0, Split.TRAIN):
+        first = play(task, Behaviour.RESOLVES, seed=1)[0]
+        read[task.statement.partition("/")[0]].append(first.text == "Read.")
+    shares = sorted(fmean(runs) for runs in read.values())
+    assert shares[: len(shares) // 3][-1] < 0.5 and shares[-len(shares) // 3 :][0] > 0.8
+    assert not any(0.55 < share < 0.75 for share in shares)
 
 
 @pytest.mark.parametrize("seed", range(4))

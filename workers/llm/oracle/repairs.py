@@ -1,7 +1,7 @@
 """How the oracle plays a repair task: read, reproduce, change a line, check, submit.
 
-It knows the answer, so where it is at home it seldom reads: it changes the line by heart. Whoever imitates that
-without knowing the answer fails there, and nothing in the demonstrations says so; only rewards do.
+It knows the answer, so where it is at home it seldom reads: it changes the line by heart. Whoever imitates
+that without knowing the answer fails there, and nothing in the demonstrations says so; only rewards do.
 """
 
 import random

@@ -1,10 +1,12 @@
-"""`orchard demo-sft`, small: a model learns from an oracle to repair modules that neither has seen."""
+"""`orchard demo-sft` and `orchard demo-rl`, small: a model learns from an oracle to repair modules that it
+has not seen, and then from its own rollouts what the oracle could not teach it."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from orchard.demo_rl import RlDemo, RlDemoResult, RlDemoSettings
 from orchard.demo_sft import Demo, DemoResult, DemoSettings
 from pipelines.sft.metrics import read_steps
 from storage.reader import open_tables
@@ -12,9 +14,9 @@ from storage.reader import open_tables
 SMALL = DemoSettings(
     tasks=300,
     samples=1,
-    further=1,
+    further=40,
     kinds=("sum", "difference", "larger", "smaller"),
-    functions=20,
+    functions=24,
     mix={"resolves": 0.8, "wrong_edit": 0.2},
     held_out=24,
     slots=6,
@@ -25,6 +27,15 @@ SMALL = DemoSettings(
     lr=1e-2,
     threads=1,
     answer_tokens=80,
+)
+SMALL_RL = RlDemoSettings(
+    steps=5,
+    prompts=4,
+    lr=1e-3,
+    pool=40,
+    measured=2,
+    hardest=1.0,
+    samples=2,
 )
 
 
@@ -57,3 +68,26 @@ def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: D
             "intersect select task_id from rollouts where campaign = 'demo-oracle')"
         ).fetchall()
         assert shared == [(0,)]
+
+
+@pytest.fixture(scope="module")
+def trained(store: Path, taught: DemoResult) -> RlDemoResult:
+    assert taught.rows
+    return asyncio.run(RlDemo(str(store), SMALL_RL).run())
+
+
+@pytest.mark.timeout(600)
+def test_a_policy_learns_from_rewards_what_imitation_did_not_teach(
+    store: Path, trained: RlDemoResult
+) -> None:
+    """To read a module before changing it. Groups by BAR, weights reloaded while rollouts run, real tests."""
+    assert trained.reads_after > 0.9 > 0.75 > trained.reads_before, trained
+    assert trained.after.value > trained.before.value + 0.1, trained
+    assert trained.groups == trained.informative >= 20
+    assert trained.aborted_members == 0
+    with open_tables(str(store)) as tables:
+        steps = tables.execute(
+            "select step, version from policy_steps where run = ? order by step", [trained.run]
+        ).fetchall()
+    assert [version for _, version in steps] == [1, 2, 3, 4, 5]
+    assert (store / "demo-rl" / "seeds.png").stat().st_size > 10_000
