@@ -66,7 +66,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slots: Count = 4
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1024
     shape: str = "tiny-1m"
-    epochs: Count = 6
+    epochs: Count = 8
     batch: Count = 16
     lr: float = 3e-3
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0

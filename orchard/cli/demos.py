@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
         tasks: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 500,
         samples: Annotated[int, typer.Option(help="Oracle rollouts of each.", min=1)] = 3,
         held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 100,
-        epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 6,
+        epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 8,
         shape: Annotated[str, typer.Option(help="Model shape.")] = "tiny-1m",
         seed: Annotated[int, typer.Option(help="Of tasks, weights and order.")] = 0,
     ) -> None:
