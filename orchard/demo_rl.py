@@ -52,7 +52,7 @@ class RlDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int = 0
     """Of the order of tasks; the policy to start from is the same for all."""
     method: Method = "bar"
-    steps: Count = 12
+    steps: Count = 8
     prompts: Count = 8
     """Groups in each step."""
     size: Count = 8

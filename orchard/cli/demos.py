@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-rl")
     def demo_rl(
         context: typer.Context,
-        steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 12,
+        steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 8,
         prompts: Annotated[int, typer.Option(help="Groups in each step.", min=1)] = 8,
         method: Annotated[str, typer.Option(help="bar, fixed (GRPO) or dynamic (DAPO).")] = "bar",
         lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
