@@ -76,7 +76,7 @@ def plot_seeds(
     ]
     colours = ["tab:gray", *["tab:blue"] * (len(held_out) - 1)]
     bars = held.bar([name for name, _ in held_out], values, yerr=errors, capsize=5, color=colours)
-    held.bar_label(bars, [f"{value:.0%}" for value in values], label_type="center", color="white")
+    held.bar_label(bars, [f"{value:.1%}" for value in values], label_type="center", color="white")
     held.set_title("held-out tasks, with 95 % intervals")
     held.set_ylim(0, 1)
     figure.tight_layout()
