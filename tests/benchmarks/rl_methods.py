@@ -1,9 +1,10 @@
 """`python -m tests.benchmarks.rl_methods`: balanced groups, fixed groups and dynamic sampling compared.
 
 Each method trains from the policy of `orchard demo-sft` in the same store, with the same seeds, tasks and
-learning rate. All are compared where each has spent the same number of graded rollouts, whatever on: the
-groups that it had by then, its curve until then, and the policy that it had then on the held-out tasks.
-Beside it stands what `what-if` makes of a run's rollouts. Stopped in the middle it goes on where it was.
+learning rate. A seed's budget is what balanced groups spent in graded rollouts; the others have more steps,
+and are compared where they have spent as much, whatever on: the groups that they had by then, their curve
+until then, and the policy that they had then on the held-out tasks. Beside it stands what `what-if` makes of
+a run's rollouts. Stopped in the middle it goes on where it was.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import duckdb
 import matplotlib
@@ -31,7 +31,6 @@ from storage.reader import open_tables
 
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic")
 BEFORE, MEASURING = "demo-rl-before", "demo-rl-measuring"
-KEPT = 1000
 
 # Each policy with the graded rollouts that had ended when it came.
 _STEPS = """
@@ -43,8 +42,7 @@ from policies p join policy_steps s on s.run = p.run and s.step = p.step
 where p.run = ? and p.kind = 'updated' order by p.step
 """
 _CUT = """
-select sequence from rollouts where campaign = ? and reward is not null order by sequence
-limit 1 offset ?
+select sequence from rollouts where campaign = ? and reward is not null order by sequence limit ?
 """
 _GROUPS = """
 select count(*), count(*) filter (not degenerate), count(*) filter (outcome = 'balanced')
@@ -56,10 +54,7 @@ Steps = list[tuple[int, float, int]]
 
 
 class Compared(RlDemo):
-    """A run of the demonstration that keeps all its policies and is measured later."""
-
-    def _recipe(self, measuring: str) -> dict[str, Any]:
-        return super()._recipe(measuring) | {"keep_policies": KEPT}
+    """A run of the demonstration that is measured later."""
 
     async def train(self) -> None:
         """All steps, or those that are missing."""
@@ -79,7 +74,8 @@ class Compared(RlDemo):
         place = policy_directory(self.out, step) if step else self.policy
         if not place.is_dir():
             return None
-        name = f"{self.run_name}-step-{step}"
+        last = step == self.settings.steps
+        name = f"{self.run_name}-after" if last else f"{self.run_name}-step-{step}"
         async with pipeline(self.config) as session:
             await self.held_out(session, name, place)
         return name
@@ -93,21 +89,26 @@ class Compared(RlDemo):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One run when it had spent the common budget."""
+    """One run when it had spent its seed's budget."""
 
     method: str
     seed: int
+    spent: int
+    """Graded rollouts."""
     steps: int
     """Policies made by then."""
     groups: int
     informative: int
     balanced: int
-    per_thousand: float
-    """Groups with unequal rewards for each 1,000 graded rollouts."""
     pass_rates: tuple[float, float, float]
     """Of the training rollouts, mean over each third of these steps."""
     held_out: Score | None
     """Of the last of these policies; None where it was not kept."""
+
+    @property
+    def per_thousand(self) -> float:
+        """Groups with unequal rewards for each 1,000 graded rollouts."""
+        return 1000 * self.informative / self.spent
 
 
 def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
@@ -116,76 +117,91 @@ def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
 
 
 def line_of(tables: duckdb.DuckDBPyConnection, demo: Compared, budget: int, held_out: Score | None) -> Line:
-    """A run at `budget` graded rollouts."""
-    (cut,) = tables.execute(_CUT, [demo.run_name, budget - 1]).fetchall()[0]
-    groups, informative, balanced = tables.execute(_GROUPS, [demo.run_name, cut]).fetchall()[0]
+    """A run at `budget` graded rollouts, or at its end."""
+    cuts = [sequence for (sequence,) in tables.execute(_CUT, [demo.run_name, budget]).fetchall()]
+    groups, informative, balanced = tables.execute(_GROUPS, [demo.run_name, cuts[-1]]).fetchall()[0]
     rates = [rate for _, rate, cost in spent(tables, demo.run_name) if cost <= budget]
     third = max(len(rates) // 3, 1)
     first, second, last = rates[:third], rates[third : 2 * third], rates[2 * third :]
     return Line(
         method=demo.settings.method,
         seed=demo.settings.seed,
+        spent=len(cuts),
         steps=len(rates),
         groups=groups,
         informative=informative,
         balanced=balanced,
-        per_thousand=1000 * informative / budget,
         pass_rates=(fmean(first or [0.0]), fmean(second or first or [0.0]), fmean(last or rates or [0.0])),
         held_out=held_out,
     )
 
 
-def compare(store: str, runs: Sequence[RlDemoSettings]) -> tuple[int, list[Line]]:
-    """The common budget in graded rollouts, and each finished run at it."""
-    names = [f"demo-rl-{settings.method}-{settings.seed}" for settings in runs]
+def budgets(store: str, runs: Sequence[RlDemoSettings]) -> dict[int, int]:
+    """What the balanced groups of each seed had spent when their last policy came."""
     with open_tables(store) as tables:
-        steps = {name: spent(tables, name) for name in names}
-    budget = min(rows[-1][2] for rows in steps.values())
+        return {
+            settings.seed: spent(tables, run_name(settings))[-1][2]
+            for settings in runs
+            if settings.method == "bar"
+        }
+
+
+def compare(store: str, runs: Sequence[RlDemoSettings]) -> list[Line]:
+    """Each finished run at the budget of its seed."""
+    allowed = budgets(store, runs)
     lines = []
     for settings in runs:
-        demo = Compared(store, settings)  # only now: it writes the configuration of what it starts
-        step = max((step for step, _, cost in steps[demo.run_name] if cost <= budget), default=0)
+        demo, budget = Compared(store, settings), allowed[settings.seed]
+        with open_tables(store) as tables:
+            rows = spent(tables, demo.run_name)
+        step = max((step for step, _, cost in rows if cost <= budget), default=0)
         campaign = asyncio.run(demo.measure(step))
         score = campaign_score(store, campaign) if campaign else None
         with open_tables(store) as tables:
             lines.append(line_of(tables, demo, budget, score))
-    return budget, lines
+    return lines
 
 
-def page(store: str, settings: RlDemoSettings, budget: int, lines: Sequence[Line]) -> str:
+def run_name(settings: RlDemoSettings) -> str:
+    """As `RlDemo` names it."""
+    return f"demo-rl-{settings.method}-{settings.seed}"
+
+
+def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
     """The comparison in Markdown."""
     text = [
-        f"At {budget:,} graded rollouts each; held-out before: {campaign_score(store, BEFORE)}.",
+        f"Held-out tasks before: {campaign_score(store, BEFORE)}.",
         "",
-        "| method | seed | steps | groups | balanced | informative | per 1,000 rollouts | "
-        "training pass rate by thirds | held-out |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | seed | graded rollouts | steps | groups | balanced | with both classes | "
+        "of these per 1,000 rollouts | training pass rate by thirds | held-out |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines:
         rates = ", ".join(f"{rate:.0%}" for rate in line.pass_rates)
         text.append(
-            f"| {line.method} | {line.seed} | {line.steps} | {line.groups} | {line.balanced} | "
-            f"{line.informative} | {line.per_thousand:.1f} | {rates} | {line.held_out or 'not kept'} |"
+            f"| {line.method} | {line.seed} | {line.spent} | {line.steps} | {line.groups} | "
+            f"{line.balanced} | {line.informative} | {line.per_thousand:.1f} | {rates} | {line.held_out or 'not kept'} |"
         )
     for method in METHODS:
         mine = [line for line in lines if line.method == method]
         values = [line.held_out.value for line in mine if line.held_out is not None]
         text.append(
-            f"| {method}, mean | {len(mine)} seeds | {fmean(line.steps for line in mine):.1f} | "
+            f"| {method}, mean | {len(mine)} seeds | {fmean(line.spent for line in mine):.0f} | "
+            f"{fmean(line.steps for line in mine):.1f} | "
             f"{fmean(line.groups for line in mine):.1f} | {fmean(line.balanced for line in mine):.1f} | "
             f"{fmean(line.informative for line in mine):.1f} | "
             f"{fmean(line.per_thousand for line in mine):.1f} | "
             f"{', '.join(f'{fmean(line.pass_rates[at] for line in mine):.0%}' for at in range(3))} | "
             f"{f'{fmean(values):.1%}' if values else ''} |"
         )
-    run = f"demo-rl-bar-{settings.seed}"
+    run = run_name(settings)
     with open_tables(store) as tables:
         pools = graded_pools(tables, run)
     text += [
         "",
         f"What-if on the rollouts of {run}:",
         "",
-        "| method | N | N_max | s | prompts | informative | per 1,000 | positive |",
+        "| method | N | N_max | s | prompts | with both classes | per 1,000 | positive |",
         "|---|---|---|---|---|---|---|---|",
     ]
     size, most = settings.size, settings.budget
@@ -201,7 +217,7 @@ def page(store: str, settings: RlDemoSettings, budget: int, lines: Sequence[Line
     return "\n".join(text) + "\n"
 
 
-def plot(store: str, runs: Sequence[RlDemoSettings], budget: int, path: Path) -> None:
+def plot(store: str, runs: Sequence[RlDemoSettings], path: Path) -> None:
     """Learning curves over graded rollouts as PNG: a line for each run, a colour for each method."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -211,7 +227,7 @@ def plot(store: str, runs: Sequence[RlDemoSettings], budget: int, path: Path) ->
     with open_tables(store) as tables:
         for settings in runs:
             method, seed = settings.method, settings.seed
-            rows = spent(tables, f"demo-rl-{method}-{seed}")
+            rows = spent(tables, run_name(settings))
             axis.plot(
                 [cost for *_, cost in rows],
                 [rate for _, rate, _ in rows],
@@ -219,7 +235,8 @@ def plot(store: str, runs: Sequence[RlDemoSettings], budget: int, path: Path) ->
                 alpha=0.7,
                 label=method if seed == runs[0].seed else None,
             )
-    axis.axvline(budget, color="black", linestyle=":", linewidth=1)
+    for budget in budgets(store, runs).values():
+        axis.axvline(budget, color="black", linestyle=":", linewidth=1)
     axis.set_xlabel("graded rollouts")
     axis.set_title("pass rate of training rollouts")
     axis.grid(alpha=0.3)
@@ -235,7 +252,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True, help="Where `orchard demo-sft` has been.")
     parser.add_argument("--seeds", type=int, default=3)
-    for name in ("steps", "prompts", "size", "budget", "pool", "measured", "samples"):
+    for method, count in zip(METHODS, (usual.steps, 14, 12), strict=True):
+        parser.add_argument(f"--{method}-steps", type=int, default=count)
+    for name in ("prompts", "size", "budget", "pool", "measured", "samples"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
     parser.add_argument("--lr", type=float, default=usual.lr)
     parser.add_argument("--hardest", type=float, default=usual.hardest)
@@ -244,17 +263,19 @@ def main() -> None:
     options = vars(parser.parse_args())
     store, seeds = options.pop("store"), options.pop("seeds")
     file, picture = options.pop("page"), options.pop("plot")
+    steps = {method: options.pop(f"{method}_steps") for method in METHODS}
     runs = [
-        RlDemoSettings(method=method, seed=seed, **options) for seed in range(seeds) for method in METHODS
+        RlDemoSettings(method=method, seed=seed, steps=steps[method], **options)
+        for seed in range(seeds)
+        for method in METHODS
     ]
     for settings in runs:
         asyncio.run(Compared(store, settings).train())
-    budget, lines = compare(store, runs)
-    result = page(store, runs[0], budget, lines)
+    result = page(store, runs[0], compare(store, runs))
     if file is not None:
         file.write_text(result)
     if picture is not None:
-        plot(store, runs, budget, picture)
+        plot(store, runs, picture)
     sys.stdout.write(result)
 
 
