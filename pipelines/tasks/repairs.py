@@ -125,7 +125,8 @@ def repair_tasks(
     files = [(place, function) for place in PLACES for function in FUNCTIONS]
     dice.shuffle(files)
     mine = files[HELD_OUT_FILES:] if split is Split.TRAIN else files[:HELD_OUT_FILES]
-    mine = [(place, function) for place, function in mine if function in FUNCTIONS[:functions]]
+    names = {function for function in FUNCTIONS[:functions] if _has_any(split, function, chosen)}
+    mine = [(place, function) for place, function in mine if function in names]
     if count > len(mine):
         raise ValueError(f"the {split} split has {len(mine)} repair tasks, not {count}")
     for number, (place, function) in enumerate(mine[:count]):
@@ -180,17 +181,31 @@ def _task(
     )
 
 
+def _has_any(split: Split, function: str, kinds: Sequence[Kind]) -> bool:
+    """Whether a function can be in a split at all: with few kinds, all of its combinations may be in one."""
+    return any(_in_split(split, kind, function, first) for kind in kinds for first, _ in _arguments(kind))
+
+
 def _drawn(
     split: Split, function: str, dice: random.Random, kinds: Sequence[Kind]
 ) -> tuple[Kind, dict[str, str]]:
     """A kind and names that belong to the split."""
     while True:
         kind = dice.choice(kinds)
-        first, second = dice.choice(PAIRS) if kind.takes is not Takes.LIST else (dice.choice(LISTS), "")
+        first, second = dice.choice(_arguments(kind))
         number = dice.randint(2, 9)
-        combination = digest([kind.name, function, first], 8)
-        if (int(combination, 16) % HELD_OUT_SHARE == 0) == (split is Split.HELD_OUT):
+        if _in_split(split, kind, function, first):
             return kind, {"a": first, "b": second, "k": str(number)}
+
+
+def _arguments(kind: Kind) -> Sequence[tuple[str, str]]:
+    """Names of its arguments, to choose from."""
+    return PAIRS if kind.takes is not Takes.LIST else [(name, "") for name in LISTS]
+
+
+def _in_split(split: Split, kind: Kind, function: str, first: str) -> bool:
+    combination = digest([kind.name, function, first], 8)
+    return (int(combination, 16) % HELD_OUT_SHARE == 0) == (split is Split.HELD_OUT)
 
 
 def _cases(right: str, wrong: str, arguments: list[str], takes: Takes, dice: random.Random) -> list[Case]:

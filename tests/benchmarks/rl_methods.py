@@ -177,11 +177,19 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines:
-        rates = ", ".join(f"{rate:.0%}" for rate in line.pass_rates)
-        text.append(
-            f"| {line.method} | {line.seed} | {line.spent} | {line.steps} | {line.groups} | "
-            f"{line.balanced} | {line.informative} | {line.per_thousand:.1f} | {rates} | {line.held_out or 'not kept'} |"
-        )
+        cells = [
+            line.method,
+            line.seed,
+            line.spent,
+            line.steps,
+            line.groups,
+            line.balanced,
+            line.informative,
+            f"{line.per_thousand:.1f}",
+            ", ".join(f"{rate:.0%}" for rate in line.pass_rates),
+            line.held_out or "not kept",
+        ]
+        text.append(f"| {' | '.join(map(str, cells))} |")
     for method in METHODS:
         mine = [line for line in lines if line.method == method]
         values = [line.held_out.value for line in mine if line.held_out is not None]

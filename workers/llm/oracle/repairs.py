@@ -48,9 +48,13 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
 
 
 def _by_heart(change: FileDiff, task: Task, seed: int) -> bool:
-    folder = PurePosixPath(change.path).parts[0]
-    at_home = int(digest([folder], 8), 16) % 2 == 0
-    return chance(seed, task.task_id, "by heart").random() < (AT_HOME if at_home else ELSEWHERE)
+    share = AT_HOME if at_home(PurePosixPath(change.path).parts[0]) else ELSEWHERE
+    return chance(seed, task.task_id, "by heart").random() < share
+
+
+def at_home(folder: str) -> bool:
+    """Whether the oracle knows the modules of a folder by heart."""
+    return int(digest([folder], 8), 16) % 2 == 0
 
 
 def _call(task: Task, change: FileDiff) -> str:
