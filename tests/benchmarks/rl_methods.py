@@ -209,8 +209,8 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         "",
         f"What-if on the rollouts of {run}:",
         "",
-        "| method | N | N_max | s | prompts | with both classes | per 1,000 | positive |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | N | N_max | s | prompts | too few rollouts to tell | with both classes | per 1,000 | positive |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     size, most = settings.size, settings.budget
     for cell in grid([size], [most], sorted({size // 2, size, most}), [(0.375, 0.625)], list(METHODS)):
@@ -220,6 +220,7 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         bar = cell.bar
         text.append(
             f"| {cell.method} | {bar.size} | {bar.budget} | {bar.step} | {found.prompts} | "
+            f"{found.too_few} | "
             f"{found.informative} | {rate} | {share} |"
         )
     return "\n".join(text) + "\n"
