@@ -209,7 +209,7 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         "",
         f"What-if on the rollouts of {run}:",
         "",
-        "| method | N | N_max | s | prompts | too few rollouts to tell | with both classes | per 1,000 | positive |",
+        "| method | N | N_max | s | prompts | too few to tell | with both classes | per 1,000 | positive |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     size, most = settings.size, settings.budget
