@@ -30,6 +30,8 @@ from pipelines.tasks.repairs import Split
 from storage.reader import open_tables
 
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic")
+INTERVAL = (0.375, 0.625)
+"""Shares of positives in what is called balanced, by whatever method it came."""
 BEFORE, MEASURING = "demo-rl-before", "demo-rl-measuring"
 
 # Each policy with the graded rollouts that had ended when it came.
@@ -45,7 +47,7 @@ _CUT = """
 select sequence from rollouts where campaign = ? and reward is not null order by sequence limit ?
 """
 _GROUPS = """
-select count(*), count(*) filter (not degenerate), count(*) filter (outcome = 'balanced')
+select count(*), count(*) filter (not degenerate), count(*) filter (positive between ? and ?)
 from groups where run = ? and sequence <= ?
 """
 
@@ -100,6 +102,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     informative: int
     balanced: int
+    """Groups with a share of positives in INTERVAL."""
     pass_rates: tuple[float, float, float]
     """Of the training rollouts, mean over each third of these steps."""
     held_out: Score | None
@@ -119,7 +122,9 @@ def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
 def line_of(tables: duckdb.DuckDBPyConnection, demo: Compared, budget: int, held_out: Score | None) -> Line:
     """A run at `budget` graded rollouts, or at its end."""
     cuts = [sequence for (sequence,) in tables.execute(_CUT, [demo.run_name, budget]).fetchall()]
-    groups, informative, balanced = tables.execute(_GROUPS, [demo.run_name, cuts[-1]]).fetchall()[0]
+    few, many = (share * demo.settings.size for share in INTERVAL)
+    counts = tables.execute(_GROUPS, [few, many, demo.run_name, cuts[-1]]).fetchall()
+    groups, informative, balanced = counts[0]
     rates = [rate for _, rate, cost in spent(tables, demo.run_name) if cost <= budget]
     third = max(len(rates) // 3, 1)
     first, second, last = rates[:third], rates[third : 2 * third], rates[2 * third :]
@@ -213,15 +218,14 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     size, most = settings.size, settings.budget
-    for cell in grid([size], [most], sorted({size // 2, size, most}), [(0.375, 0.625)], list(METHODS)):
+    for cell in grid([size], [most], sorted({size // 2, size, most}), [INTERVAL], list(METHODS)):
         found = what_if(pools, cell)
         rate = "" if found.per_thousand is None else f"{found.per_thousand:.1f}"
         share = "" if found.positive_share is None else f"{found.positive_share:.0%}"
         bar = cell.bar
         text.append(
             f"| {cell.method} | {bar.size} | {bar.budget} | {bar.step} | {found.prompts} | "
-            f"{found.too_few} | "
-            f"{found.informative} | {rate} | {share} |"
+            f"{found.too_few} | {found.informative} | {rate} | {share} |"
         )
     return "\n".join(text) + "\n"
 
