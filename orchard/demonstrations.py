@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
-from orchard.config import Config, load
+from orchard.config import Config, ConfigError, load
 from orchard.session import Session
 from orchard.terminal import console
 from orchard.up import die_with_parent
+from pipelines.campaigns import OtherPlan
 from pipelines.scores import Score, Tally, score
 from pipelines.tasks.registry import read_task_refs
 from pipelines.tasks.repairs import SOURCE, Split
@@ -56,8 +57,15 @@ class Demonstration:
         return load({"store": store})
 
     async def campaign(self, session: Session, spec: CampaignSpec) -> None:
-        """Run a campaign to its end, or what is left of it, until its results are in the tables."""
-        await submit_campaign(session, spec)
+        """Run a campaign to its end, or what is left of it, until its results are in the tables. ConfigError
+        where an earlier demonstration left another under this name."""
+        try:
+            await submit_campaign(session, spec)
+        except OtherPlan as error:
+            raise ConfigError(
+                f"{session.config.store} has a demonstration with other settings, in campaign {spec.name}: "
+                "repeat them, or choose another --store"
+            ) from error
         await resume_campaign(session, spec.name)
         await watch_campaign(session, spec.name, every=1.0)
         async with session.connection("demo") as connection:

@@ -47,6 +47,10 @@ class CampaignError(ValueError):
     """Something the user can mend, in one sentence."""
 
 
+class OtherPlan(CampaignError):
+    """A name that is taken by a campaign of other tasks or settings."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a submit or resume is: `done` of `total` rollouts looked at, `offered` put on the queue."""
@@ -92,7 +96,7 @@ class Campaigns:
             known = record, await self._book.create(spec.name, record)
         record, revision = known
         if record.spec_hash != digest:
-            raise CampaignError(
+            raise OtherPlan(
                 f"campaign {spec.name!r} exists with another plan: choose another --name or repeat its flags"
             )
         if record.state is not CampaignState.RUNNING:

@@ -5,8 +5,10 @@ import asyncio
 from pathlib import Path
 from statistics import fmean
 
+import msgspec
 import pytest
 
+from orchard.config import ConfigError
 from orchard.demo_rl import RlDemo, RlDemoResult, RlDemoSettings
 from orchard.demo_sft import AFTER, Demo, DemoResult, DemoSettings
 from pipelines.sft.metrics import read_steps
@@ -105,3 +107,10 @@ def test_a_policy_learns_from_rewards_what_imitation_did_not_teach(
         ).fetchall()
     assert steps == [(number,) for number in range(1, 7)]
     assert (store / "demo-rl" / "seeds.png").stat().st_size > 10_000
+
+
+def test_other_settings_need_another_store(store: Path, trained: RlDemoResult) -> None:
+    assert trained.after.tasks == SMALL.held_out
+    other = msgspec.structs.replace(SMALL_RL, samples=SMALL_RL.samples + 1)
+    with pytest.raises(ConfigError, match="repeat them, or choose another --store"):
+        asyncio.run(RlDemo(str(store), other).run())
