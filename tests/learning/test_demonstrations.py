@@ -16,6 +16,8 @@ from pipelines.tasks.repairs import Split, repair_tasks
 from storage.reader import open_tables
 from workers.llm.oracle.repairs import at_home
 
+pytestmark = pytest.mark.timeout(1200)
+
 SMALL = DemoSettings(
     tasks=300,
     samples=1,
@@ -69,7 +71,6 @@ def where_at_home(store: Path, campaigns: tuple[str, ...]) -> tuple[float, float
     return fmean(reads for _, reads in found), fmean(resolved for resolved, _ in found)
 
 
-@pytest.mark.timeout(1200)
 def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: DemoResult) -> None:
     """Real tasks, sandboxes, graders, dataset, training, server: the pass rate rises on held-out tasks."""
     assert (taught.before.value, taught.before.tasks) == (0.0, 40)
@@ -90,7 +91,6 @@ def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: D
         assert shared == [(0,)]
 
 
-@pytest.mark.timeout(1200)
 def test_a_policy_learns_from_rewards_what_imitation_did_not_teach(
     store: Path, trained: RlDemoResult
 ) -> None:
