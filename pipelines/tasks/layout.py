@@ -15,7 +15,7 @@ from pipelines.tasks.trees import Tree, text_of
 WORKDIR = "/testbed"
 VENV = "/opt/env"
 PYTHON = f"{VENV}/bin/python"
-RECIPE = 1
+RECIPE = 2
 """Part of the environment image's name: raise it when what these scripts build changes."""
 
 STAT_CACHE = "git config core.checkStat minimal\ngit config core.trustctime false\n"
@@ -46,9 +46,11 @@ def environment_script(interpreter: str, archive: str) -> str:
     """Shell: a virtual environment at VENV whose site-packages are the tar at `archive`.
 
     `python`, `python3` and `pytest` on the usual PATH become those of the environment, for the agent's sake.
+    They write no bytecode: Python takes it for new when source has changed within one second to the same
+    length, and an agent that checks its second change at once would be shown what its first one does.
     """
     wrappers = "".join(
-        f"printf '#!/bin/sh\\nexec {PYTHON}{more} \"$@\"\\n' > {_FIRST_ON_PATH}/{name}\n"
+        f"printf '#!/bin/sh\\nexec {PYTHON} -B{more} \"$@\"\\n' > {_FIRST_ON_PATH}/{name}\n"
         f"chmod 755 {_FIRST_ON_PATH}/{name}\n"
         for name, more in (("python", ""), ("python3", ""), ("pytest", " -m pytest"))
     )

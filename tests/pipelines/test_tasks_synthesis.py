@@ -28,6 +28,13 @@ NEW_MODULE = (
 )
 OLD_TESTS = "from averages import mean\n\n\ndef test_mean():\n    assert mean([1, 3]) == 2\n"
 NEW_TESTS = OLD_TESTS + "\n\ndef test_nothing_has_the_mean_zero():\n    assert mean([]) == 0.0\n"
+SECOND_CHANGE = """
+for value in 1 2; do
+  echo "value = $value" > changing.py && touch -d @1000000000 changing.py
+  python3 -c 'import changing; print(changing.value)'
+done
+"""
+"""Two changes of one length within one second, each checked at once."""
 
 
 def _sdist(version: str, module: str, tests: str) -> bytes:
@@ -115,10 +122,12 @@ async def test_two_releases_become_a_task_that_proves_itself(
     async with await sandboxes.create_sandbox(task.image, cpu="1", memory="512Mi") as sandbox:
         changed = await sandbox.exec("git status --porcelain", cwd="/testbed")
         found = await sandbox.exec("cd /opt/env/lib/*/site-packages && ls -d *averages*", cwd="/")
+        second_change = await sandbox.exec(SECOND_CHANGE, cwd="/tmp")
         imported = await sandbox.exec(
             ["python", "-c", "import averages; print(averages.__file__, averages.__version__)"], cwd="/"
         )
     assert changed.stdout == ""
+    assert second_change.stdout == "1\n2\n", "the second one must not run the bytecode of the first"
     assert found.stdout.split() == ["_averages_source.pth", "averages-1.0.0.dist-info"]
     assert imported.stdout.split() == ["/testbed/src/averages/__init__.py", "1.0.0"]
 
