@@ -25,20 +25,16 @@ from schemas.groups import GroupAssembled, PolicyUpdated
 from schemas.messages import MessageNode, Role
 from schemas.outcomes import ExitStatus
 from storage.blobs import BlobStore
-from streams.campaigns import CampaignBook
-from streams.claims import Claims
 from streams.connection import connect
 from streams.publisher import Publisher
 from streams.replay import replay
 from streams.settings import NatsSettings, Queue
 from streams.topology import declare
 from tests.pipelines.policy.small_models import BASH, write_model
+from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task
 from workers.harnesses.interface import Episode, HarnessResult
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.rollout import Workplace
-from workers.sandboxes import SandboxSettings
-from workers.worker import Worker, WorkerSettings
+from workers.llm.client import EndpointSettings
 
 TURNS = 4
 
@@ -109,33 +105,13 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
         endpoint = EndpointSettings(
             base_url=server.url, extra_body={"return_token_ids": True, "logprobs": True}
         )
+        alone = Processes(rank=0, count=1, device=torch.device("cpu"))
+        trainer = Trainer(settings, plan, connection, blobs, alone, server=server.url.removesuffix("/v1"))
         async with (
-            ModelClient({"policy": endpoint}) as models,
-            Claims(connection, Queue()) as claims,
+            one_worker(connection, sandboxes, blobs, {"policy": endpoint}, slots=3),
+            asyncio.timeout(200),
         ):
-            workplace = Workplace(
-                worker="w",
-                publisher=Publisher(connection),
-                blobs=blobs,
-                sandboxes=sandboxes,
-                sandbox_settings=SandboxSettings(),
-                models=models,
-            )
-            worker = Worker(
-                workplace,
-                claims,
-                CampaignBook(connection),
-                WorkerSettings(slots=3),
-                max_deliver=3,
-                shutdown_seconds=30.0,
-            )
-            working = asyncio.create_task(worker.run())
-            alone = Processes(rank=0, count=1, device=torch.device("cpu"))
-            trainer = Trainer(settings, plan, connection, blobs, alone, server=server.url.removesuffix("/v1"))
-            async with asyncio.timeout(200):
-                await asyncio.gather(Coordinator(connection, plan).run(start), trainer.run(start))
-            worker.drain()
-            await working
+            await asyncio.gather(Coordinator(connection, plan).run(start), trainer.run(start))
         events = [stored.event async for stored in replay(connection) if stored.event]
     facts = [(event, payload(event)) for event in events]
     groups = {fact.group_id: fact for _, fact in facts if isinstance(fact, GroupAssembled)}

@@ -15,21 +15,17 @@ from schemas.events import RolloutAborted, RolloutFinished, payload
 from schemas.groups import GroupAssembled, PromptFailed
 from schemas.outcomes import AbortCause, ExitStatus
 from storage.blobs import BlobStore
-from streams.campaigns import CampaignBook
-from streams.claims import Claims
 from streams.connection import connect
 from streams.publisher import Publisher
 from streams.replay import replay
 from streams.settings import NatsSettings, Queue
 from streams.topology import declare
 from tests.pipelines.rl.test_coordinator import train
+from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task
 from workers.failures import InfrastructureError
 from workers.harnesses.interface import HarnessResult
-from workers.llm.client import ModelClient
-from workers.rollout import Workplace
-from workers.sandboxes import SandboxMachine, SandboxSettings
-from workers.worker import Worker, WorkerSettings
+from workers.sandboxes import SandboxMachine
 
 EVERY = 4
 """One in so many rollouts loses its sandbox when it is tried first."""
@@ -81,28 +77,8 @@ async def test_no_aborted_rollout_is_in_a_group_and_every_slot_is_filled(
             max_tries=1,
         )
         start = await begin(connection, blobs, plan)
-        async with ModelClient({}) as models, Claims(connection, Queue()) as claims:
-            workplace = Workplace(
-                worker="w",
-                publisher=Publisher(connection),
-                blobs=blobs,
-                sandboxes=sandboxes,
-                sandbox_settings=SandboxSettings(),
-                models=models,
-            )
-            worker = Worker(
-                workplace,
-                claims,
-                CampaignBook(connection),
-                WorkerSettings(slots=4),
-                max_deliver=3,
-                shutdown_seconds=30.0,
-            )
-            working = asyncio.create_task(worker.run())
-            async with asyncio.timeout(120):
-                await asyncio.gather(Coordinator(connection, plan).run(start), train(connection, plan, start))
-            worker.drain()
-            await working
+        async with one_worker(connection, sandboxes, blobs, {}, slots=4), asyncio.timeout(120):
+            await asyncio.gather(Coordinator(connection, plan).run(start), train(connection, plan, start))
         events = [stored.event async for stored in replay(connection) if stored.event]
     facts = [(event, payload(event)) for event in events]
     aborted = {(e.rollout_id, e.attempt): fact for e, fact in facts if isinstance(fact, RolloutAborted)}

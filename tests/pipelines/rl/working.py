@@ -1,0 +1,49 @@
+"""A worker in this process, while a test's run goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from injector.client import AsyncSandboxClient
+from storage.blobs import BlobStore
+from streams.campaigns import CampaignBook
+from streams.claims import Claims
+from streams.connection import Connection
+from streams.publisher import Publisher
+from streams.settings import Queue
+from workers.llm.client import EndpointSettings, ModelClient
+from workers.rollout import Workplace
+from workers.sandboxes import SandboxSettings
+from workers.worker import Worker, WorkerSettings
+
+
+@asynccontextmanager
+async def one_worker(
+    connection: Connection,
+    sandboxes: AsyncSandboxClient,
+    blobs: BlobStore,
+    endpoints: Mapping[str, EndpointSettings],
+    slots: int,
+) -> AsyncIterator[None]:
+    """Rollouts that are requested are done; at the end it finishes those that it has."""
+    async with ModelClient(endpoints) as models, Claims(connection, Queue()) as claims:
+        workplace = Workplace(
+            worker="w",
+            publisher=Publisher(connection),
+            blobs=blobs,
+            sandboxes=sandboxes,
+            sandbox_settings=SandboxSettings(),
+            models=models,
+        )
+        worker = Worker(
+            workplace,
+            claims,
+            CampaignBook(connection),
+            WorkerSettings(slots=slots),
+            max_deliver=3,
+            shutdown_seconds=30.0,
+        )
+        working = asyncio.create_task(worker.run())
+        yield
+        worker.drain()
+        await working
