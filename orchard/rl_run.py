@@ -43,7 +43,8 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
             plan, start = known
             if not same_but_tasks(plan, make_plan(settings, plan.tasks)):
                 raise RunError(
-                    f"run {settings.run!r} exists with another plan: choose another name, or its settings"
+                    f"run {settings.run!r} exists with another plan in {session.config.store}: choose "
+                    "another name or --store, or repeat its settings"
                 )
             return plan, start
         await session.committed(connection)
