@@ -29,13 +29,13 @@ SMALL = DemoSettings(
     slots=6,
     vocabulary=900,
     shape="tiny-test",
-    epochs=24,
+    epochs=20,
     batch=8,
     lr=1e-2,
     threads=1,
     answer_tokens=80,
 )
-SMALL_RL = RlDemoSettings(steps=6, prompts=4, lr=1e-3, negative=1.0, pool=40, measured=2, samples=1)
+SMALL_RL = RlDemoSettings(steps=5, prompts=4, lr=2e-3, negative=1.0, pool=40, measured=2, samples=1)
 BEFORE = ("demo-rl-before", AFTER)
 """The campaigns of the policy to start from on the held-out tasks, with chance and without."""
 FIRST_ANSWERS = """
@@ -80,7 +80,7 @@ def where_at_home(store: Path, campaigns: tuple[str, ...]) -> tuple[float, float
 def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: DemoResult) -> None:
     """Real tasks, sandboxes, graders, dataset, training, server: the pass rate rises on held-out tasks."""
     assert (taught.before.value, taught.before.tasks) == (0.0, 40)
-    assert taught.after.value >= 0.25, taught
+    assert taught.after.value >= 0.2, taught
     assert taught.after.tasks == 40
     losses = [step.loss for step in read_steps(store / "demo-sft" / "run" / "metrics.jsonl")]
     assert losses[-1] < 0.1 < 4.0 < losses[0]
@@ -120,14 +120,14 @@ def test_a_policy_learns_from_rewards_what_imitation_did_not_teach(
     run = trained.run
     (reads_before, resolves_before) = where_at_home(store, BEFORE)
     (reads_after, resolves_after) = where_at_home(store, (f"{run}-after", f"{run}-greedy"))
-    assert reads_after > reads_before + 0.05, (reads_before, reads_after, trained)
-    assert resolves_after > resolves_before - 0.1, (resolves_before, resolves_after, trained)
+    assert reads_after > reads_before + 0.1, (reads_before, reads_after, trained)
+    assert resolves_after > resolves_before - 0.05, (resolves_before, resolves_after, trained)
     assert trained.aborted_members == 0
     with open_tables(str(store)) as tables:
         steps = tables.execute(
             "select version from policy_steps where run = ? order by step", [run]
         ).fetchall()
-    assert steps == [(number,) for number in range(1, 7)]
+    assert steps == [(number,) for number in range(1, SMALL_RL.steps + 1)]
     assert (store / "demo-rl" / "seeds.png").stat().st_size > 10_000
 
 
