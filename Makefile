@@ -43,8 +43,8 @@ chaos: $(STAMP) debian  ## 200 rollouts, 30 kills: nothing lost, nothing twice
 	$(BIN)/python -m tests.chaos.run $(ARGS)
 
 schemas: $(STAMP)  ## write AsyncAPI and JSON Schema from the code
-	$(BIN)/python -m schemas.documents docs/schemas
-	$(BIN)/python -m injector.orchestrator.openapi docs/schemas/openapi.json
+	$(BIN)/python -m orchard.schemas.documents docs/schemas
+	$(BIN)/python -m orchard.injector.orchestrator.openapi docs/schemas/openapi.json
 
 up: $(STAMP) debian
 	$(BIN)/orchard up $(ARGS)

@@ -8,10 +8,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
-from injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
-from injector.errors import SandboxError, SandboxFailed, SandboxUnavailable, error_for
+from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
+from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
+from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
@@ -273,8 +273,8 @@ def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
     version = headers.get(VERSION_HEADER, UNKNOWN)
     return SandboxError(
         f"the sandbox agent has version {version} and this orchestrator version {VERSION}, and they do not "
-        f"understand each other ({how}): end the agent by `python -m injector.agent --state DIR --stop`, or "
-        f"on a cluster delete the sandbox and set `agent_image` to the agent of version {VERSION}",
+        f"understand each other ({how}): stop it with `python -m orchard.injector.agent --state DIR --stop`, "
+        f"or on a cluster delete the sandbox and set `agent_image` to the agent of version {VERSION}",
         status=502,
         reason="version_differs",
     )

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import aiohttp
 
-from schemas.sandboxes import (
+from orchard.schemas.sandboxes import (
     ApplyPatch,
     CreateSandbox,
     ExecRequest,
@@ -26,7 +26,7 @@ from schemas.sandboxes import (
 class Backend(Protocol):
     """Sandboxes and their jobs. It is the only memory: an orchestrator may be replaced at any time.
 
-    Every method raises the typed errors of `injector.errors`; `key` is an idempotency key: the same again
+    Every method raises the typed errors of `injector/errors.py`; `key` is an idempotency key: the same again
     returns what the first call made. Times are seconds.
     """
 

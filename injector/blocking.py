@@ -5,12 +5,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from injector.client import AsyncSandboxClient
-from injector.event_loop import EventLoopThread
-from injector.process import ContainerProcess
-from injector.results import Entry, HealthResult, JobResult, PatchOutcome, Written
-from injector.sandbox import WAIT_STEP, AsyncSandbox
-from schemas.sandboxes import OUTPUT_LIMIT, Resources, SandboxInfo, SnapshotReply
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.event_loop import EventLoopThread
+from orchard.injector.process import ContainerProcess
+from orchard.injector.results import Entry, HealthResult, JobResult, PatchOutcome, Written
+from orchard.injector.sandbox import WAIT_STEP, AsyncSandbox
+from orchard.schemas.sandboxes import OUTPUT_LIMIT, Resources, SandboxInfo, SnapshotReply
 
 
 class Sandbox:

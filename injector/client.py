@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from injector.errors import SandboxFailed, SandboxNotFound, SandboxRequestInvalid, SandboxWaitTimeout
-from injector.ledger import Ledger
-from injector.results import HealthResult, JobResult
-from injector.sandbox import AsyncSandbox
-from injector.transport import Transport
-from schemas.sandboxes import (
+from orchard.injector.errors import SandboxFailed, SandboxNotFound, SandboxRequestInvalid, SandboxWaitTimeout
+from orchard.injector.ledger import Ledger
+from orchard.injector.results import HealthResult, JobResult
+from orchard.injector.sandbox import AsyncSandbox
+from orchard.injector.transport import Transport
+from orchard.schemas.sandboxes import (
     Acknowledgement,
     CreateSandbox,
     Resources,

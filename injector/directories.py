@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
-from injector.errors import SandboxRequestInvalid
+from orchard.injector.errors import SandboxRequestInvalid
 
 IN_MEMORY = 8 * 1024 * 1024
 """Bytes of an archive beyond which it is on disk."""

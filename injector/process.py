@@ -9,9 +9,9 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from injector.errors import SandboxError, SandboxUnavailable
-from injector.event_loop import EventLoopThread
-from injector.keepalive import keep_alive
+from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.event_loop import EventLoopThread
+from orchard.injector.keepalive import keep_alive
 
 BUFFER_LIMIT = 64 * 1024 * 1024
 """Bytes of output kept for a caller that does not read; then the command has to wait."""

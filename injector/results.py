@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.sandboxes import FileEntry, FileWritten, Health, Job, JobStatus, PatchResult
+from orchard.schemas.sandboxes import FileEntry, FileWritten, Health, Job, JobStatus, PatchResult
 
 
 class _Subscriptable(msgspec.Struct, frozen=True, kw_only=True):

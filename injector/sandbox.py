@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from injector import directories, environment
-from injector.errors import SandboxError, SandboxUnavailable
-from injector.process import AsyncContainerProcess
-from injector.results import Entry, JobResult, Listing, PatchOutcome, Written
-from injector.transport import RAW, Transport
-from schemas.sandboxes import (
+from orchard.injector import directories, environment
+from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.process import AsyncContainerProcess
+from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
+from orchard.injector.transport import RAW, Transport
+from orchard.schemas.sandboxes import (
     OUTPUT_LIMIT,
     Acknowledgement,
     ApplyPatch,
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class AsyncSandbox:
     """A sandbox that was created. As a context manager it is deleted at the end of the block.
 
-    Every method raises the errors of `injector.errors`: SandboxUnavailable when the service does not answer,
+    Every method raises the errors of `injector/errors.py`: SandboxUnavailable when the service is silent,
     SandboxFailed when the sandbox died, SandboxNotFound when it was deleted.
     """
 

@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 import aiohttp
 import msgspec
 
-from injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
+from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
 
 KEY_HEADER = "Idempotency-Key"
 API_KEY_HEADER = "X-API-Key"

@@ -1,14 +1,20 @@
-"""The front door: the `orchard` command line, configuration and the public SDK names."""
+"""The front door: the `orchard` command line, configuration and the public SDK names.
 
-from injector.blocking import Sandbox, SandboxClient
-from injector.client import AsyncSandboxClient
-from injector.process import AsyncContainerProcess, ContainerProcess
-from injector.results import JobResult
-from injector.sandbox import AsyncSandbox
+The rooms are below it as links (`orchard/streams` is the folder `streams`), and importing one of them imports
+nothing else: SDK names are loaded when they are first used.
+"""
 
-SandboxInstance = Sandbox
-AsyncSandboxInstance = AsyncSandbox
-"""The names that the published Orchard Env has for them."""
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchard.injector.blocking import Sandbox, SandboxClient
+    from orchard.injector.blocking import Sandbox as SandboxInstance
+    from orchard.injector.client import AsyncSandboxClient
+    from orchard.injector.process import AsyncContainerProcess, ContainerProcess
+    from orchard.injector.results import JobResult
+    from orchard.injector.sandbox import AsyncSandbox
+    from orchard.injector.sandbox import AsyncSandbox as AsyncSandboxInstance
 
 __all__ = [
     "AsyncContainerProcess",
@@ -21,3 +27,26 @@ __all__ = [
     "SandboxClient",
     "SandboxInstance",
 ]
+
+_PUBLISHED = {"AsyncSandboxInstance": "AsyncSandbox", "SandboxInstance": "Sandbox"}
+"""Names that the published Orchard Env has for ours."""
+_MODULES = {
+    "AsyncContainerProcess": "process",
+    "AsyncSandbox": "sandbox",
+    "AsyncSandboxClient": "client",
+    "ContainerProcess": "process",
+    "JobResult": "results",
+    "Sandbox": "blocking",
+    "SandboxClient": "blocking",
+}
+
+
+def __getattr__(name: str) -> object:
+    own = _PUBLISHED.get(name, name)
+    if own not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"orchard.injector.{_MODULES[own]}"), own)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from storage.writer import WriterSettings
-from streams.settings import NatsSettings
-from workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
-from workers.llm.settings import EndpointSettings
-from workers.sandboxes import SandboxSettings
-from workers.worker import WorkerSettings
+from orchard.storage.writer import WriterSettings
+from orchard.streams.settings import NatsSettings
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
+from orchard.workers.llm.settings import EndpointSettings
+from orchard.workers.sandboxes import SandboxSettings
+from orchard.workers.worker import WorkerSettings
 
 FILE_NAME = "orchard.toml"
 PREFIX = "ORCHARD_"

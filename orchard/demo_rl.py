@@ -16,8 +16,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from injector.errors import SandboxError
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
@@ -32,13 +30,15 @@ from orchard.demonstrations import (
     campaign_score,
     repair_refs,
 )
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.errors import SandboxError
+from orchard.pipelines.rl.curves import plot_curves, plot_seeds
+from orchard.pipelines.scores import Score
+from orchard.pipelines.tasks.repairs import Split
+from orchard.schemas.campaigns import TaskRef
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
-from pipelines.rl.curves import plot_curves, plot_seeds
-from pipelines.scores import Score
-from pipelines.tasks.repairs import Split
-from schemas.campaigns import TaskRef
-from storage.reader import open_tables
 
 DEATHS_POLL_SECONDS = 0.1
 

@@ -24,18 +24,18 @@ from orchard.demonstrations import (
     campaign_score,
     repair_refs,
 )
+from orchard.pipelines.scores import Score
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.registry import known_hashes
+from orchard.pipelines.tasks.repair_image import build_repair_image
+from orchard.pipelines.tasks.repairs import FUNCTIONS, Split, repair_tasks
+from orchard.pipelines.values.requests import Asking
+from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
-from pipelines.scores import Score
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.registry import known_hashes
-from pipelines.tasks.repair_image import build_repair_image
-from pipelines.tasks.repairs import FUNCTIONS, Split, repair_tasks
-from pipelines.values.requests import Asking
-from schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
-from workers.llm.oracle.behaviours import DEFAULT_MIX
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX
 
 ORACLE = "demo-oracle"
 """The campaign that is distilled."""
@@ -147,10 +147,10 @@ class Demo(Demonstration):
 
     async def _dataset(self, session: Session) -> int:
         """Dataset and tokenizer; how many examples."""
-        from pipelines.datasets.build import build
-        from pipelines.datasets.corpus import log_texts
-        from pipelines.datasets.settings import DatasetSettings, Source, Values
-        from pipelines.datasets.tokenizer import train_tokenizer
+        from orchard.pipelines.datasets.build import build
+        from orchard.pipelines.datasets.corpus import log_texts
+        from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
+        from orchard.pipelines.datasets.tokenizer import train_tokenizer
 
         tokenizer, out = self.directory / "tokenizer", self.directory / "dataset"
         if not tokenizer.is_dir():
@@ -172,8 +172,8 @@ class Demo(Demonstration):
         """The model as it is before any training, to be measured like the trained one."""
         from transformers import AutoTokenizer
 
-        from pipelines.models.directories import save_model
-        from pipelines.models.tiny import new_model
+        from orchard.pipelines.models.directories import save_model
+        from orchard.pipelines.models.tiny import new_model
 
         out = self.directory / "untrained"
         if not out.is_dir():

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
 from orchard.config import Config, ConfigError, load
+from orchard.pipelines.campaigns import OtherPlan
+from orchard.pipelines.scores import Score, Tally, score
+from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.pipelines.tasks.repairs import SOURCE, Split
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
 from orchard.up import die_with_parent
-from pipelines.campaigns import OtherPlan
-from pipelines.scores import Score, Tally, score
-from pipelines.tasks.registry import read_task_refs
-from pipelines.tasks.repairs import SOURCE, Split
-from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
-from storage.reader import open_tables
-from workers.llm.oracle.behaviours import DEFAULT_MIX
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX
 
 HARNESS = "mini-swe-agent-compact"
 ENDPOINT = "policy"
@@ -98,7 +98,7 @@ class Demonstration:
         port_file = self.directory / "policy.port"
         port_file.unlink(missing_ok=True)
         options = ["--port", str(self.port), "--port-file", str(port_file)]
-        command = [sys.executable, "-m", "pipelines.policy", str(model), *options]
+        command = [sys.executable, "-m", "orchard.pipelines.policy", str(model), *options]
         with (self.directory / "policy.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command, stderr=log, stdout=log, preexec_fn=die_with_parent

@@ -13,8 +13,8 @@ import duckdb
 from aiohttp import web
 
 from orchard.config import ConfigError, load
-from storage.errors import StorageError
-from storage.reader import open_tables
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import open_tables
 
 FAMILIES = {
     "orchard_rollouts": (

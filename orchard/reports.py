@@ -10,10 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from schemas.campaigns import CampaignRecord
-from streams import names
-from streams.connection import Connection
-from streams.settings import Queue
+from orchard.schemas.campaigns import CampaignRecord
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.settings import Queue
 
 RATE_WINDOW_SECONDS = 300
 

@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from orchard.config import ConfigError
+from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import NEWEST, read_newest
+from orchard.pipelines.rl.runs import choose_tasks, make_plan, planned, same_but_tasks
+from orchard.pipelines.rl.settings import RlSettings
 from orchard.session import Session
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import die_with_parent
-from pipelines.rl.coordinator import RunError, begin
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.policies import NEWEST, read_newest
-from pipelines.rl.runs import choose_tasks, make_plan, planned, same_but_tasks
-from pipelines.rl.settings import RlSettings
-from streams.settings import Queue
-from streams.topology import declare
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0
@@ -86,7 +86,7 @@ class Processes:
         address = urlsplit(server)
         self._port = address.port
         if address.hostname in _LOOPBACK:
-            self._commands["server"] = [sys.executable, "-m", "pipelines.policy"]
+            self._commands["server"] = [sys.executable, "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
         """Until coordinator and trainer are through; raises RunError for one that cannot go on."""

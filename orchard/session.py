@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from injector.client import AsyncSandboxClient
 from orchard.config import Config, ConfigError
+from orchard.injector.client import AsyncSandboxClient
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import position
+from orchard.streams import names
+from orchard.streams.connection import Connection, connect
+from orchard.streams.reading import bounds
+from orchard.streams.server import EmbeddedServer
 from orchard.up import UNSAFE_HOST, RunFiles, UpRecord, running
-from storage.blobs import BlobStore
-from storage.reader import position
-from streams import names
-from streams.connection import Connection, connect
-from streams.reading import bounds
-from streams.server import EmbeddedServer
-from workers.llm.settings import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 
 COMMIT_WAIT_SECONDS = 60.0
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from orchard.config import ConfigError, load
+from orchard.pipelines.rl.exchange import slime_samples
+from orchard.pipelines.rl.handing import Handed, Handing
+from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.rl_run import enter
+from orchard.schemas.groups import GroupOutcome
 from orchard.session import Session
-from pipelines.rl.exchange import slime_samples
-from pipelines.rl.handing import Handed, Handing
-from pipelines.rl.settings import RlSettings, read_settings
-from schemas.groups import GroupOutcome
 
 _runs: dict[str, Handing] = {}
 """By name: what this process has handed out. All of it is in the log as well."""

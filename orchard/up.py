@@ -21,7 +21,7 @@ from typing import IO
 import msgspec
 
 from orchard.config import Config, ConfigError
-from streams.server import EmbeddedServer
+from orchard.streams.server import EmbeddedServer
 
 UNSAFE_HOST = "unsafe-host"
 """As `--sandbox`: commands run on this machine with no isolation at all."""
@@ -173,11 +173,15 @@ class Supervisor:
             plan += [
                 Child(
                     "agent",
-                    [*python, "injector.agent", *where, "--parent-pid", str(os.getpid())],
+                    [*python, "orchard.injector.agent", *where, "--parent-pid", str(os.getpid())],
                     stop_seconds=60.0,
                     cleans_up_alone=True,
                 ),
-                Child("orchestrator", [*python, "injector.orchestrator", *where, *serve], stop_seconds=10.0),
+                Child(
+                    "orchestrator",
+                    [*python, "orchard.injector.orchestrator", *where, *serve],
+                    stop_seconds=10.0,
+                ),
             ]
         if self.config.up.oracle:
             plan.append(

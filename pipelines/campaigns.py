@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from schemas.campaigns import (
+from orchard.schemas.campaigns import (
     CAMPAIGN_MOVES,
     CampaignRecord,
     CampaignSpec,
@@ -21,7 +21,7 @@ from schemas.campaigns import (
     rollout_requests,
     spec_hash,
 )
-from schemas.events import (
+from orchard.schemas.events import (
     TERMINAL_TYPES,
     CampaignStateChanged,
     CampaignSubmitted,
@@ -31,12 +31,12 @@ from schemas.events import (
     make_event,
     payload,
 )
-from storage.blobs import BlobStore
-from streams.campaigns import CampaignBook
-from streams.connection import Connection
-from streams.errors import QueueFull
-from streams.publisher import Publisher
-from streams.settings import Queue
+from orchard.storage.blobs import BlobStore
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.errors import QueueFull
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
 
 BATCH = 500
 SOURCE = "orchard/campaigns"

@@ -8,9 +8,9 @@ import duckdb
 import msgspec
 import pyarrow as pa
 
-from schemas.blobs import BlobRef
-from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
-from storage.blobs import BlobStore
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
+from orchard.storage.blobs import BlobStore
 
 LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
 """Infrastructure errors that the released rows show as observations (exporters.md)."""

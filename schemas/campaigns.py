@@ -6,9 +6,9 @@ from itertools import islice, product
 
 import msgspec
 
-from schemas.blobs import BlobRef
-from schemas.identity import check_name, digest, rollout_id
-from schemas.llm_calls import ModelKind
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.identity import check_name, digest, rollout_id
+from orchard.schemas.llm_calls import ModelKind
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""JSON Schema and AsyncAPI 3 documents, generated from the structs: `python -m schemas.documents DIR`."""
+"""JSON Schema and AsyncAPI 3 documents, from the structs: `python -m orchard.schemas.documents DIR`."""
 
 import json
 import sys
@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from schemas.campaigns import CampaignRecord, CampaignSpec
-from schemas.events import DONE_TYPES, EVENT_TYPES, EVENTS_PREFIX, STARTED_TYPE, Event
-from schemas.tasks import Task
-from schemas.values import VERDICT_TYPES, AnnotationRequest
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
+from orchard.schemas.events import DONE_TYPES, EVENT_TYPES, EVENTS_PREFIX, STARTED_TYPE, Event
+from orchard.schemas.tasks import Task
+from orchard.schemas.values import VERDICT_TYPES, AnnotationRequest
 
 DOCUMENTS = ("asyncapi.json", "schema.json")
 _STRUCTS: list[Any] = [Event, Task, CampaignSpec, CampaignRecord, AnnotationRequest, *EVENT_TYPES.values()]

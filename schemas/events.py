@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from schemas.blobs import BlobRef
-from schemas.campaigns import CampaignState, RolloutRequest
-from schemas.datasets import DatasetBuilt, TrajectoryImported
-from schemas.groups import (
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignState, RolloutRequest
+from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
+from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
@@ -22,12 +22,12 @@ from schemas.groups import (
     PromptFailed,
     RunStarted,
 )
-from schemas.identity import shard
-from schemas.llm_calls import LLMCall, ModelKind
-from schemas.messages import MessageNode
-from schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from schemas.values import VERDICT_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.identity import shard
+from orchard.schemas.llm_calls import LLMCall, ModelKind
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
+from orchard.schemas.values import VERDICT_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
 
 EVENTS_PREFIX = "orchard.events"
 

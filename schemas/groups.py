@@ -4,8 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.blobs import BlobRef
-from schemas.outcomes import RolloutStatus
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.outcomes import RolloutStatus
 
 
 class GroupOutcome(StrEnum):

@@ -4,8 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.blobs import BlobRef
-from schemas.identity import digest
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.identity import digest
 
 
 class Role(StrEnum):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.blobs import BlobRef
+from orchard.schemas.blobs import BlobRef
 
 
 class RolloutStatus(StrEnum):

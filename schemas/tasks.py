@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.identity import digest
+from orchard.schemas.identity import digest
 
 
 class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_field="kind"):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.blobs import BlobRef
+from orchard.schemas.blobs import BlobRef
 
 
 class TrainingStarted(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ after the result of action t has been seen (learning.md, section 2).
 
 import msgspec
 
-from schemas.campaigns import ModelSpec
-from schemas.llm_calls import ModelKind
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
 
 
 class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
     """No reply kept the rules; nothing of this trajectory trains by this annotator."""
 
     fault: str
-    """The rule that the last reply broke, as `pipelines.values.replies` names it, or `context_exceeded`."""
+    """The rule that the last reply broke, named in `pipelines/values/replies.py`, or `context_exceeded`."""
     detail: str = ""
 
 

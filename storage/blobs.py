@@ -11,10 +11,10 @@ import secrets
 
 import pyarrow.fs as pafs
 
-from schemas.blobs import BlobRef
-from storage.durable import sync
-from storage.errors import BlobCorrupt, BlobMissing, store_errors
-from storage.location import Location
+from orchard.schemas.blobs import BlobRef
+from orchard.storage.durable import sync
+from orchard.storage.errors import BlobCorrupt, BlobMissing, store_errors
+from orchard.storage.location import Location
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from storage.delta import (
+from orchard.storage.delta import (
     COMPACT_LEVEL,
     GROUP_BYTES,
     GROUP_ROWS,
@@ -19,10 +19,10 @@ from storage.delta import (
     swap_files,
     write_file,
 )
-from storage.derived import read_rows
-from storage.errors import StorageError, store_errors
-from storage.location import Location
-from storage.tables import SCHEMAS
+from orchard.storage.derived import read_rows
+from orchard.storage.errors import StorageError, store_errors
+from orchard.storage.location import Location
+from orchard.storage.tables import SCHEMAS
 
 TARGET_BYTES = 128 * 1024 * 1024
 """Compressed size that files are merged towards; from half of it on a file is left alone."""

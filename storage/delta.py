@@ -20,10 +20,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from storage.durable import sync
-from storage.errors import StoreBusy, store_errors
-from storage.location import Location
-from storage.tables import SCHEMAS
+from orchard.storage.durable import sync
+from orchard.storage.errors import StoreBusy, store_errors
+from orchard.storage.location import Location
+from orchard.storage.tables import SCHEMAS
 
 LIVE_LEVEL = 3
 """zstd level of files as they are first written."""

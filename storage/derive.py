@@ -1,7 +1,7 @@
 """From an event to its row in a derived table: pure, one event at a time, with no memory of others.
 
 What needs several events (the accepted outcome, the state of a task, conservation) is a view
-(`storage.views`). An event that cannot be read gives a row of `unreadable_all`, never silence.
+(`orchard.storage.views`). An event that cannot be read gives a row of `unreadable_all`, never silence.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from schemas import events as e
-from schemas.blobs import BlobRef
-from schemas.campaigns import RolloutRequest
-from schemas.datasets import DatasetBuilt, TrajectoryImported
-from schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
-from schemas.llm_calls import LLMCall
-from schemas.messages import MessageNode
-from schemas.outcomes import Reward
-from schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
-from storage.log import Fact
-from storage.tables import SCHEMAS
+from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
+from orchard.schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
+from orchard.schemas.llm_calls import LLMCall
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
+from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.storage.log import Fact
+from orchard.storage.tables import SCHEMAS
 
 Row = dict[str, Any]
 

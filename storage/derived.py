@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.delta import DataFile, Table, snapshot
-from storage.derive import derive_tables
-from storage.errors import store_errors
-from storage.location import Location
-from storage.log import Fact, facts
-from storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
+from orchard.storage.delta import DataFile, Table, snapshot
+from orchard.storage.derive import derive_tables
+from orchard.storage.errors import store_errors
+from orchard.storage.location import Location
+from orchard.storage.log import Fact, facts
+from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
 
 _SLICE_ROWS = 128
 """Rows that are in memory at once when a file is read."""

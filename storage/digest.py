@@ -5,9 +5,9 @@ import hashlib
 import duckdb
 import msgspec
 
-from storage.errors import StorageError
-from storage.reader import open_tables
-from storage.tables import TABLES
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import TABLES
 
 _BATCH_ROWS = 1000
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from storage.errors import StorageError, store_errors
+from orchard.storage.errors import StorageError, store_errors
 
 _S3_VARIABLES = (
     "AWS_ACCESS_KEY_ID",

@@ -1,7 +1,7 @@
 """At most one writer on a store: a lock that the operating system takes back when its holder dies.
 
 It works for directories. On S3, and for writers that a network file system does not show each other, the
-table commits themselves are the fence (`storage.delta`): the later writer is refused at its first commit.
+table commits themselves are the fence (`storage/delta.py`): the later writer is refused at its first commit.
 """
 
 import fcntl
@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage.errors import StoreBusy, store_errors
-from storage.location import Location
+from orchard.storage.errors import StoreBusy, store_errors
+from orchard.storage.location import Location
 
 
 @contextmanager

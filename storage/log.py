@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from schemas.events import Event
-from storage.tables import BASE64, EVENTS, MALFORMED, SCHEMAS
-from streams.records import StoredEvent
+from orchard.schemas.events import Event
+from orchard.storage.tables import BASE64, EVENTS, MALFORMED, SCHEMAS
+from orchard.streams.records import StoredEvent
 
 _SCHEMA = SCHEMAS[EVENTS]
 _REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)

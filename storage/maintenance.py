@@ -11,21 +11,21 @@ from contextlib import aclosing
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from storage import compaction
-from storage.delta import VACUUM_HOURS, DataFile, Table, write_file
-from storage.derive import derive_tables
-from storage.derived import read_events
-from storage.errors import EventsLost, store_errors
-from storage.location import Location
-from storage.lock import writer_lock
-from storage.log import facts, log_batch
-from storage.reader import open_tables
-from storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
-from streams import names
-from streams.connection import Connection
-from streams.reading import bounds
-from streams.records import StoredEvent
-from streams.replay import replay_batches
+from orchard.storage import compaction
+from orchard.storage.delta import VACUUM_HOURS, DataFile, Table, write_file
+from orchard.storage.derive import derive_tables
+from orchard.storage.derived import read_events
+from orchard.storage.errors import EventsLost, store_errors
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
+from orchard.storage.log import facts, log_batch
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.reading import bounds
+from orchard.streams.records import StoredEvent
+from orchard.streams.replay import replay_batches
 
 _FILE_BYTES = 32 * 1024 * 1024
 """Bytes of rows in memory at which a rebuild writes a file."""

@@ -11,11 +11,11 @@ import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from storage.delta import EVOLVED, list_files, watermark_of
-from storage.errors import StorageError, store_errors
-from storage.location import Location
-from storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
-from storage.views import VIEWS
+from orchard.storage.delta import EVOLVED, list_files, watermark_of
+from orchard.storage.errors import StorageError, store_errors
+from orchard.storage.location import Location
+from orchard.storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
+from orchard.storage.views import VIEWS
 
 _SETTINGS = (
     "set autoinstall_known_extensions = false",
@@ -25,7 +25,7 @@ _SETTINGS = (
 
 
 def open_tables(store_url: str, *, as_of: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection with every view of `storage.views` and, as `tables.<name>`, the tables as stored.
+    """A connection with every view of `orchard.storage.views` and, as `tables.<name>`, the tables as stored.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
     manager). With `as_of` it shows what the log said up to that sequence and nothing later. Raises

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from storage.errors import EventsLost, OtherStream
-from streams.connection import Connection
-from streams.names import EVENTS
-from streams.reading import bounds, message_at
-from streams.records import StoredEvent, stored_event
-from streams.replay import replay_batches
+from orchard.storage.errors import EventsLost, OtherStream
+from orchard.streams.connection import Connection
+from orchard.streams.names import EVENTS
+from orchard.streams.reading import bounds, message_at
+from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.replay import replay_batches
 
 IDLE_SECONDS = 0.2
 """How long a quiet stream may keep a reader from looking at the clock and at its stop event."""

@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from storage.compaction import CompactionCancelled, compact, vacuum
-from storage.delta import Table
-from storage.derived import Committed, DerivedTables, last_event_id
-from storage.errors import StoreFull
-from storage.location import Location
-from storage.lock import writer_lock
-from storage.log import log_batch
-from storage.source import batches, check_position
-from storage.tables import EVENTS, TABLES
-from streams.connection import Connection
-from streams.records import StoredEvent
+from orchard.storage.compaction import CompactionCancelled, compact, vacuum
+from orchard.storage.delta import Table
+from orchard.storage.derived import Committed, DerivedTables, last_event_id
+from orchard.storage.errors import StoreFull
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
+from orchard.storage.log import log_batch
+from orchard.storage.source import batches, check_position
+from orchard.storage.tables import EVENTS, TABLES
+from orchard.streams.connection import Connection
+from orchard.streams.records import StoredEvent
 
 log = logging.getLogger(__name__)
 

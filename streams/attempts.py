@@ -6,7 +6,7 @@ entry, so its request carries the numbers that earlier entries may have used.
 
 import msgspec
 
-from schemas.campaigns import RolloutRequest
+from orchard.schemas.campaigns import RolloutRequest
 
 
 def attempt_number(attempt_base: int, deliveries: int) -> int:

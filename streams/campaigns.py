@@ -5,14 +5,14 @@ from uuid import uuid4
 
 import msgspec
 
-from schemas.campaigns import CampaignRecord
-from schemas.identity import check_name
-from streams import names
-from streams.confirmed import Message, store
-from streams.connection import Connection
-from streams.errors import CampaignConflict, WrongSequence
-from streams.reader import Reader
-from streams.reading import last_message, subjects
+from orchard.schemas.campaigns import CampaignRecord
+from orchard.schemas.identity import check_name
+from orchard.streams import names
+from orchard.streams.confirmed import Message, store
+from orchard.streams.connection import Connection
+from orchard.streams.errors import CampaignConflict, WrongSequence
+from orchard.streams.reader import Reader
+from orchard.streams.reading import last_message, subjects
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -8,19 +8,19 @@ from typing import Self
 import msgspec
 from nats.aio.msg import Msg
 
-from schemas.campaigns import RolloutRequest
-from streams import names
-from streams.attempts import renewed
-from streams.confirmed import store
-from streams.connection import Connection
-from streams.heartbeats import Heartbeats, Lease, check_alive
-from streams.later import delayed
-from streams.letters import letter
-from streams.publisher import Publisher
-from streams.pull import ACK, NAK, TERM, Puller, settle
-from streams.reading import delete_message
-from streams.records import Delivery
-from streams.settings import Queue
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.streams import names
+from orchard.streams.attempts import renewed
+from orchard.streams.confirmed import store
+from orchard.streams.connection import Connection
+from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
+from orchard.streams.later import delayed
+from orchard.streams.letters import letter
+from orchard.streams.publisher import Publisher
+from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
+from orchard.streams.reading import delete_message
+from orchard.streams.records import Delivery
+from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 from nats.aio.msg import Msg
 
-from streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
-from streams.errors import (
+from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
+from orchard.streams.errors import (
     NatsUnreachable,
     QueueFull,
     StoreRefused,
@@ -16,7 +16,7 @@ from streams.errors import (
     TopologyError,
     WrongSequence,
 )
-from streams.names import EXPECTED, MESSAGE_ID
+from orchard.streams.names import EXPECTED, MESSAGE_ID
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from nats.errors import BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamsError
-from streams.settings import NatsSettings
+from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamsError
+from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 import msgspec
 from nats.js.api import ConsumerInfo
 
-from schemas.campaigns import RolloutRequest
-from schemas.events import (
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import (
     Event,
     RequestDeadLettered,
     RequestRequeued,
@@ -23,17 +23,17 @@ from schemas.events import (
     make_event,
     payload,
 )
-from schemas.outcomes import AbortCause
-from streams import names
-from streams.attempts import attempt_number, reopened
-from streams.confirmed import store
-from streams.connection import Connection
-from streams.errors import NotRequeued, OutcomeRefused
-from streams.letters import DeadLetter, letter, read_letter
-from streams.publisher import Publisher
-from streams.pull import ACK, Puller, settle
-from streams.reading import delete_message, last_message, message_at, next_message, subjects
-from streams.settings import Queue
+from orchard.schemas.outcomes import AbortCause
+from orchard.streams import names
+from orchard.streams.attempts import attempt_number, reopened
+from orchard.streams.confirmed import store
+from orchard.streams.connection import Connection
+from orchard.streams.errors import NotRequeued, OutcomeRefused
+from orchard.streams.letters import DeadLetter, letter, read_letter
+from orchard.streams.publisher import Publisher
+from orchard.streams.pull import ACK, Puller, settle
+from orchard.streams.reading import delete_message, last_message, message_at, next_message, subjects
+from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What can go wrong on the wire, each as one sentence that names the fix."""
 
-from streams.records import StoredEvent
+from orchard.streams.records import StoredEvent
 
 
 class StreamsError(Exception):

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from streams.connection import Connection, ConnectionLost, connect, status_of
-from streams.errors import StreamsError
-from streams.pull import PROGRESS
-from streams.settings import NatsSettings
+from orchard.streams.connection import Connection, ConnectionLost, connect, status_of
+from orchard.streams.errors import StreamsError
+from orchard.streams.pull import PROGRESS
+from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from streams.connection import Connection
-from streams.deadletters import DeadLetters
-from streams.later import Later
+from orchard.streams.connection import Connection
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.later import Later
 
 
 async def keep(connection: Connection) -> None:

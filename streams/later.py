@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.msg import Msg
 
-from schemas.identity import digest
-from streams import names
-from streams.confirmed import Message, store
-from streams.connection import Connection
-from streams.errors import QueueFull
-from streams.pull import ACK, PROGRESS, Puller, settle
-from streams.settings import Queue
+from orchard.schemas.identity import digest
+from orchard.streams import names
+from orchard.streams.confirmed import Message, store
+from orchard.streams.connection import Connection
+from orchard.streams.errors import QueueFull
+from orchard.streams.pull import ACK, PROGRESS, Puller, settle
+from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 

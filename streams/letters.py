@@ -4,9 +4,9 @@ from datetime import datetime
 
 import msgspec
 
-from streams import names
-from streams.confirmed import Message
-from streams.records import StoredMessage
+from orchard.streams import names
+from orchard.streams.confirmed import Message
+from orchard.streams.records import StoredMessage
 
 _STREAM = "Orchard-Stream"
 _SEQUENCE = "Orchard-Sequence"

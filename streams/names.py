@@ -1,6 +1,6 @@
 """Names of streams, consumers and subjects (streams-and-storage.md, section 1)."""
 
-from schemas.events import EVENTS_PREFIX
+from orchard.schemas.events import EVENTS_PREFIX
 
 WORK = "ORCHARD_WORK"
 """Requests that can be claimed now."""

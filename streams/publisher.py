@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from schemas.events import (
+from orchard.schemas.events import (
     Event,
     annotated_subject,
     done_subject,
@@ -11,14 +11,14 @@ from schemas.events import (
     event_subject,
     started_subject,
 )
-from streams import names
-from streams.confirmed import Message, store, store_all
-from streams.connection import Connection
-from streams.errors import OutcomeRefused, StreamsError, WrongSequence
-from streams.later import delayed
-from streams.reading import last_message, next_message
-from streams.records import StoredEvent, StoredMessage, stored_event
-from streams.settings import Queue
+from orchard.streams import names
+from orchard.streams.confirmed import Message, store, store_all
+from orchard.streams.connection import Connection
+from orchard.streams.errors import OutcomeRefused, StreamsError, WrongSequence
+from orchard.streams.later import delayed
+from orchard.streams.reading import last_message, next_message
+from orchard.streams.records import StoredEvent, StoredMessage, stored_event
+from orchard.streams.settings import Queue
 
 
 class Publisher:

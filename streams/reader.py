@@ -15,9 +15,9 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import api
 
-from streams.confirmed import Trial, Unavailable
-from streams.connection import Connection, ConnectionLost, status_of
-from streams.records import Delivery
+from orchard.streams.confirmed import Trial, Unavailable
+from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.records import Delivery
 
 log = logging.getLogger(__name__)
 

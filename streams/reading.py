@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streams.confirmed import NobodyListens, Trial, Unavailable
-from streams.connection import Connection, ConnectionLost, status_of
-from streams.errors import StreamsError, TopologyError
-from streams.records import StoredMessage, parse_headers
+from orchard.streams.confirmed import NobodyListens, Trial, Unavailable
+from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.errors import StreamsError, TopologyError
+from orchard.streams.records import StoredMessage, parse_headers
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from schemas.events import Event, MalformedEvent, decode_event
+from orchard.schemas.events import Event, MalformedEvent, decode_event
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from streams import names
-from streams.connection import Connection
-from streams.reader import Reader
-from streams.reading import bounds
-from streams.records import StoredEvent, from_nanoseconds, stored_event
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.reader import Reader
+from orchard.streams.reading import bounds
+from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 
 
 async def replay(

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from streams.errors import ServerFailed
+from orchard.streams.errors import ServerFailed
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.identity import check_name
+from orchard.schemas.identity import check_name
 
 
 class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -7,10 +7,10 @@ from nats.errors import Error as NatsError
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
-from streams import names
-from streams.connection import Connection
-from streams.errors import TopologyError
-from streams.settings import NatsSettings, Queue
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.errors import TopologyError
+from orchard.streams.settings import NatsSettings, Queue
 
 log = logging.getLogger(__name__)
 

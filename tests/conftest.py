@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.server import EmbeddedServer
+from orchard.streams.server import EmbeddedServer
 
 # A shell's background job ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

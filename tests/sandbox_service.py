@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from injector.agent.local.cgroups import cgroup_name, layout
+from orchard.injector.agent.local.cgroups import cgroup_name, layout
 
 DEADLINE = 60.0
 """Seconds a process may take to start or to end."""
@@ -50,7 +50,7 @@ class LocalService:
         """Start an orchestrator, on the port of the last one; returns when it serves."""
         port_file = self.state.with_name(f"{self.state.name}.port")
         port_file.unlink(missing_ok=True)
-        line = [sys.executable, "-m", "injector.orchestrator", "--state", str(self.state)]
+        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--state", str(self.state)]
         line += ["--port", str(self.port), "--port-file", str(port_file), *self._arguments]
         with self.state.with_name(f"{self.state.name}.log").open("ab") as log:
             self.orchestrator = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -89,7 +89,7 @@ class LocalService:
         """End both in order."""
         self.orchestrator.terminate()
         self.orchestrator.wait()
-        line = [sys.executable, "-m", "injector.agent", "--state", str(self.state), "--stop"]
+        line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(self.state), "--stop"]
         subprocess.run(line, check=True)
 
     def processes(self) -> dict[str, psutil.Process]:

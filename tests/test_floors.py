@@ -1,6 +1,9 @@
 """The import floors of the architecture: imports between rooms point one way only."""
 
 import ast
+import importlib.machinery
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,15 +22,26 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of the modules a file imports, wherever in the file."""
+    """Rooms and top-level packages that a file imports, wherever in the file."""
+    return {room_of(module) for module in modules(path)}
+
+
+def modules(path: Path) -> set[str]:
+    """Dotted names of what a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add((node.module or "").split(".")[0])
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def room_of(module: str) -> str:
+    """`streams` for `orchard.streams.pull`; the first part of what is not in a room."""
+    first, second = (*module.split("."), "")[:2]
+    return second if first == "orchard" and second in MAY_IMPORT else first
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -40,24 +54,24 @@ def test_a_room_imports_only_rooms_above_it(room: str) -> None:
 
 
 def test_workers_take_only_blobs_from_storage() -> None:
-    modules = {
-        node.module
+    taken = {
+        module.rpartition(".")[0]
         for path in (ROOT / "workers").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("storage")
+        for module in modules(path)
+        if room_of(module) == "storage"
     }
-    assert modules <= {"storage.blobs", "storage.errors"}
+    assert taken <= {"orchard.storage.blobs", "orchard.storage.errors"}
 
 
 def test_the_agent_imports_only_the_standard_library_and_aiohttp() -> None:
     ours = set(MAY_IMPORT) - {"injector"}
     for path in (ROOT / "injector" / "agent").rglob("*.py"):
-        third_party = imported(path) - set(__import__("sys").stdlib_module_names) - {"aiohttp", "injector"}
+        third_party = imported(path) - set(sys.stdlib_module_names) - {"aiohttp", "injector"}
         assert third_party == set(), f"{path} imports {third_party}"
         assert imported(path) & ours == set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("injector"):
-                assert (node.module or "").startswith("injector.agent"), f"{path} imports {node.module}"
+        for module in modules(path):
+            if room_of(module) == "injector":
+                assert module.startswith("orchard.injector.agent"), f"{path} imports {module}"
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -69,3 +83,11 @@ def test_every_room_says_what_it_is_for(room: str) -> None:
 def test_no_file_has_a_name_that_says_nothing() -> None:
     nothing = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
     assert [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py") if path.stem in nothing] == []
+
+
+@pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - {"orchard"}))
+def test_every_room_is_importable_below_orchard_alone(room: str) -> None:
+    assert (ROOT / "orchard" / room).resolve() == ROOT / room
+    assert importlib.util.find_spec(f"orchard.{room}") is not None
+    elsewhere = [path for path in sys.path if Path(path).resolve() != ROOT]
+    assert importlib.machinery.PathFinder.find_spec(room, elsewhere) is None

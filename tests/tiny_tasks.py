@@ -6,8 +6,8 @@ in it, a snapshot.
 
 import difflib
 
-from injector.client import AsyncSandboxClient
-from schemas.tasks import SWETests, Task
+from orchard.injector.client import AsyncSandboxClient
+from orchard.schemas.tasks import SWETests, Task
 
 IMAGE = "tests/tiny:1"
 WORKDIR = "/testbed"

@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pipelines.values.curves import interpolate
-from schemas import events as e
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.identity import rollout_id
-from schemas.llm_calls import ModelKind
-from schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
-from schemas.outcomes import ExitStatus, Reward
-from schemas.values import KeyStep, ValueAnnotated
+from orchard.pipelines.values.curves import interpolate
+from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
+from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.values import KeyStep, ValueAnnotated
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 CAMPAIGN = "demo"

@@ -4,7 +4,7 @@ Whatever a model does ends in an ExitStatus. Whatever our side does wrong raises
 typed cause, at the boundary where it happened, and passes untouched through harness and grader.
 """
 
-from schemas.outcomes import AbortCause
+from orchard.schemas.outcomes import AbortCause
 
 RETRYABLE = frozenset(
     {

@@ -1,9 +1,9 @@
 """Bringing a new sandbox to the state in which a task starts."""
 
-from schemas.outcomes import AbortCause
-from schemas.tasks import Task
-from workers.failures import InfrastructureError
-from workers.machine import Machine
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import Task
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.machine import Machine
 
 
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:

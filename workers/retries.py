@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from schemas.outcomes import AbortCause
-from schemas.quantities import format_bytes, parse_bytes
-from workers.failures import InfrastructureError
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.quantities import format_bytes, parse_bytes
+from orchard.workers.failures import InfrastructureError
 
 FIRST_DELAY = 5.0
 LONGEST_DELAY = 300.0

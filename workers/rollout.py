@@ -10,25 +10,25 @@ from typing import Any
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from schemas.blobs import INLINE_LIMIT, BlobRef
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
-from schemas.messages import MessageNode
-from schemas.outcomes import AbortCause, Reward, RolloutStatus
-from schemas.tasks import Task, graded_in_place
-from storage.blobs import BlobStore
-from storage.errors import StorageError
-from streams.attempts import attempt_number
-from streams.publisher import Publisher
-from workers.failures import InfrastructureError
-from workers.graders import grade
-from workers.harnesses import get_harness
-from workers.harnesses.interface import Episode, HarnessResult
-from workers.llm.client import ModelClient
-from workers.preparation import prepare
-from workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
-from workers.trace import Totals, Trace
+from orchard.injector.client import AsyncSandboxClient
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.tasks import Task, graded_in_place
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.streams.attempts import attempt_number
+from orchard.streams.publisher import Publisher
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders import grade
+from orchard.workers.harnesses import get_harness
+from orchard.workers.harnesses.interface import Episode, HarnessResult
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.preparation import prepare
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
+from orchard.workers.trace import Totals, Trace
 
 
 @dataclass(frozen=True, kw_only=True)

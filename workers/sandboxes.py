@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import (
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
     SandboxFileMissing,
@@ -21,12 +21,12 @@ from injector.errors import (
     SandboxUnsupported,
     SandboxWaitTimeout,
 )
-from schemas.events import SandboxCreated, SandboxDeleted
-from schemas.events import SandboxFailed as SandboxFailedEvent
-from schemas.outcomes import AbortCause
-from schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
-from workers.failures import InfrastructureError
-from workers.machine import CommandOutcome
+from orchard.schemas.events import SandboxCreated, SandboxDeleted
+from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.machine import CommandOutcome
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 Create = Callable[[float, str], Awaitable[AsyncSandbox]]

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from schemas.blobs import INLINE_LIMIT, BlobRef
-from schemas.llm_calls import LLMCall, ModelKind
-from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall, ToolResult, node_id
-from schemas.outcomes import AbortCause
-from storage.blobs import BlobStore
-from storage.errors import StorageError
-from workers.failures import InfrastructureError
-from workers.llm.answers import Completion
-from workers.machine import CommandOutcome
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.llm_calls import LLMCall, ModelKind
+from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall, ToolResult, node_id
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.answers import Completion
+from orchard.workers.machine import CommandOutcome
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemas.campaigns import CampaignState, RolloutRequest
-from schemas.events import AttemptReleased, AttemptSuperseded
-from schemas.outcomes import AbortCause
-from streams.attempts import renewed
-from streams.campaigns import CampaignBook
-from streams.claims import Claim, Claims
-from streams.errors import OutcomeRefused
-from workers.failures import InfrastructureError
-from workers.retries import Abort, Retry, after_failure
-from workers.rollout import Attempt, Workplace
+from orchard.schemas.campaigns import CampaignState, RolloutRequest
+from orchard.schemas.events import AttemptReleased, AttemptSuperseded
+from orchard.schemas.outcomes import AbortCause
+from orchard.streams.attempts import renewed
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.errors import OutcomeRefused
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.retries import Abort, Retry, after_failure
+from orchard.workers.rollout import Attempt, Workplace
 
 log = logging.getLogger("orchard.worker")
 

@@ -1,4 +1,4 @@
-"""`python -m injector.agent --state DIR`: the agent of one state directory, until it is told to stop."""
+"""`python -m orchard.injector.agent --state DIR`: the agent of a state directory, until told to stop."""
 
 import argparse
 import fcntl
@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from injector.agent import kernel, spawner
-from injector.agent.errors import AgentError
-from injector.agent.local import user_namespace
+from orchard.injector.agent import kernel, spawner
+from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.local import user_namespace
 
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
@@ -32,7 +32,7 @@ def main() -> int:
         if isolated and os.geteuid() != 0:
             user_namespace.enter()
         if options.import_image is not None:
-            from injector.agent.local.archives import import_image
+            from orchard.injector.agent.local.archives import import_image
 
             print(import_image(state, options.import_image, options.name).name)  # noqa: T201
             return 0
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m injector.agent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.injector.agent", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="directory of sandboxes and images")
     parser.add_argument("--backend", choices=("local", "unsafe-host"), default="local")
     parser.add_argument(
@@ -92,8 +92,8 @@ def _run(state: Path, options: argparse.Namespace) -> int:
     # Only now, because every fork of the spawner pays for what is in memory at its own.
     import asyncio
 
-    from injector.agent.local.requirements import inspect
-    from injector.agent.service import serve
+    from orchard.injector.agent.local.requirements import inspect
+    from orchard.injector.agent.service import serve
 
     requirements = inspect(state)
     if isolated:
@@ -118,7 +118,7 @@ def _run(state: Path, options: argparse.Namespace) -> int:
 
 
 def _bytes(text: str) -> int:
-    from injector.agent.machine import quantity
+    from orchard.injector.agent.machine import quantity
 
     try:
         return int(quantity(text))

@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from injector.agent import directories
-from injector.agent.files import CHUNK, opened_directory
+from orchard.injector.agent import directories
+from orchard.injector.agent.files import CHUNK, opened_directory
 
 _GONE = (BrokenPipeError, ConnectionResetError)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from injector.agent.errors import AgentError, RequestInvalid
-from injector.agent.files import CHUNK, KERNEL_INTERFACES, make_directory, opened_directory
-from injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, filesystem_type, open_at
+from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.files import CHUNK, KERNEL_INTERFACES, make_directory, opened_directory
+from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, filesystem_type, open_at
 
 _HEADER_LIMIT = 1 << 20
 """Bytes of one entry's extended header, which has to be read into memory."""

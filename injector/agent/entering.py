@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from injector.agent import kernel, seccomp
-from injector.agent.tape import NOT_FOUND, Tape
+from orchard.injector.agent import kernel, seccomp
+from orchard.injector.agent.tape import NOT_FOUND, Tape
 
 TARGET, TOLD = 4, 5
 """Descriptors besides the tape: the pidfd of the sandbox's first process; a pipe that gets a byte when the

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from injector.agent.errors import NotFound, RequestInvalid
-from injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
+from orchard.injector.agent.errors import NotFound, RequestInvalid
+from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
 CHUNK = 1 << 20
 

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from injector.agent.errors import Conflict, NotFound
-from injector.agent.kernel import sealed_file
-from injector.agent.machine import Machine
-from injector.agent.output import BoundedOutput, PipeReader
-from injector.agent.spawning import Spawner, exit_code
+from orchard.injector.agent.errors import Conflict, NotFound
+from orchard.injector.agent.kernel import sealed_file
+from orchard.injector.agent.machine import Machine
+from orchard.injector.agent.output import BoundedOutput, PipeReader
+from orchard.injector.agent.spawning import Spawner, exit_code
 
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024

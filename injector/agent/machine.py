@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from injector.agent.errors import RequestInvalid
-from injector.agent.spawning import Entry
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.spawning import Entry
 
 Died = Callable[[str, str], None]
 """Called when a machine ends without having been asked to: reason (a word), sentence."""

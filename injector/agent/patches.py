@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from injector.agent.jobs import Job, Jobs
+from orchard.injector.agent.jobs import Job, Jobs
 
 # Outside a repository, so that nothing is left out silently because it lies beside the current directory,
 # and no configuration of the repository has a say. All or nothing: git writes no file unless every hunk

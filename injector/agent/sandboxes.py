@@ -11,10 +11,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from injector.agent.errors import AgentError, Conflict, NotFound, RequestInvalid, SandboxGone, TimeIsUp
-from injector.agent.jobs import Jobs
-from injector.agent.machine import Died, Host, Machine, SandboxSpec
-from injector.agent.spawning import Spawner
+from orchard.injector.agent.errors import (
+    AgentError,
+    Conflict,
+    NotFound,
+    RequestInvalid,
+    SandboxGone,
+    TimeIsUp,
+)
+from orchard.injector.agent.jobs import Jobs
+from orchard.injector.agent.machine import Died, Host, Machine, SandboxSpec
+from orchard.injector.agent.spawning import Spawner
 
 NAMESPACE = "local"
 RECORD = "record.json"

@@ -7,7 +7,7 @@ dropped as well; the filter also holds for what needs none.
 
 import struct
 
-from injector.agent.kernel import CLONE_NEWUSER
+from orchard.injector.agent.kernel import CLONE_NEWUSER
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_FIRST_ARGUMENT = 0, 4, 16

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from injector.agent import archives, bodies, files, patches
-from injector.agent.errors import AgentError, RequestInvalid, SandboxGone
-from injector.agent.jobs import Job
-from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from injector.agent.machine import Host, Machine, SandboxSpec
-from injector.agent.sandboxes import Sandbox, Sandboxes, matching
-from injector.agent.terminal_sessions import TerminalSession
-from injector.agent.uploads import Upload, discarded
-from injector.agent.version import VERSION, VERSION_HEADER
+from orchard.injector.agent import archives, bodies, files, patches
+from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
+from orchard.injector.agent.jobs import Job
+from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.machine import Host, Machine, SandboxSpec
+from orchard.injector.agent.sandboxes import Sandbox, Sandboxes, matching
+from orchard.injector.agent.terminal_sessions import TerminalSession
+from orchard.injector.agent.uploads import Upload, discarded
+from orchard.injector.agent.version import VERSION, VERSION_HEADER
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from aiohttp import web
 
-from injector.agent import kernel, logs
-from injector.agent.local.host import LocalHost
-from injector.agent.local.requirements import Requirements
-from injector.agent.sandboxes import Sandboxes
-from injector.agent.server import AgentServer
-from injector.agent.spawning import Spawner
-from injector.agent.unsafe import UnsafeHost
+from orchard.injector.agent import kernel, logs
+from orchard.injector.agent.local.host import LocalHost
+from orchard.injector.agent.local.requirements import Requirements
+from orchard.injector.agent.sandboxes import Sandboxes
+from orchard.injector.agent.server import AgentServer
+from orchard.injector.agent.spawning import Spawner
+from orchard.injector.agent.unsafe import UnsafeHost
 
 SOCKET = "agent.sock"
 TRIM_INTERVAL = 20.0

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from injector.agent import entering, kernel, tape
+from orchard.injector.agent import entering, kernel, tape
 
 HEADER = struct.Struct("!II")
 """Length of the JSON that follows; number of file descriptors attached."""

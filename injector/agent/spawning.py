@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from injector.agent.spawner import HEADER
+from orchard.injector.agent.spawner import HEADER
 
 Report = Callable[[int, str | None], None]
 """Called once with the wait status (`os.WIFEXITED` ...) and why the process never ran, if it did not."""

@@ -15,8 +15,8 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
 
-from injector.agent.executables import elf
-from injector.agent.kernel import sealed_file
+from orchard.injector.agent.executables import elf
+from orchard.injector.agent.kernel import sealed_file
 
 DESCRIPTOR = 3
 """Where the program expects the tape."""

@@ -22,10 +22,10 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from injector.agent.errors import AgentError, RequestInvalid
-from injector.agent.machine import Machine
-from injector.agent.spawning import Spawner
-from injector.agent.terminals import Session, open_pair, resize, signal_number
+from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.machine import Machine
+from orchard.injector.agent.spawning import Spawner
+from orchard.injector.agent.terminals import Session, open_pair, resize, signal_number
 
 CHUNK = 64 * 1024
 TAIL = 256 * 1024

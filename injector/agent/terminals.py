@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from injector.agent import kernel
-from injector.agent.errors import AgentError
-from injector.agent.spawning import Entry
+from orchard.injector.agent import kernel
+from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.spawning import Entry
 
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from injector.agent import files
-from injector.agent.errors import NotFound, RequestInvalid, Unsupported
-from injector.agent.machine import Died, SandboxSpec, Template
-from injector.agent.spawning import Entry
+from orchard.injector.agent import files
+from orchard.injector.agent.errors import NotFound, RequestInvalid, Unsupported
+from orchard.injector.agent.machine import Died, SandboxSpec, Template
+from orchard.injector.agent.spawning import Entry
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 

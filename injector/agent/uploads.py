@@ -16,8 +16,8 @@ import stat
 import threading
 from contextlib import suppress
 
-from injector.agent.files import check_regular, explained, make_directories
-from injector.agent.kernel import open_beneath
+from orchard.injector.agent.files import check_regular, explained, make_directories
+from orchard.injector.agent.kernel import open_beneath
 
 _MODE = 0o644
 _MOST_LINKS = 40

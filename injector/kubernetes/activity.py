@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 
 import aiohttp
 
-from injector.errors import SandboxError
-from injector.kubernetes import marks
-from injector.kubernetes.api import ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.objects import Pod
+from orchard.injector.errors import SandboxError
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
 """Of its time to live: how late the written time may be."""

@@ -7,23 +7,23 @@ from typing import TypeVar
 
 import aiohttp
 
-from injector.agent.seal import Seal, sandbox_key
-from injector.agent_connection import AGENT_REPLACED, AgentConnection, AgentUnreachable
-from injector.errors import (
+from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent_connection import AGENT_REPLACED, AgentConnection, AgentUnreachable
+from orchard.injector.errors import (
     SandboxConflict,
     SandboxError,
     SandboxFailed,
     SandboxNotFound,
     SandboxUnavailable,
 )
-from injector.kubernetes import marks
-from injector.kubernetes.activity import Activity
-from injector.kubernetes.api import ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.failures import mark_failed
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.settings import KubernetesSettings
-from injector.kubernetes.status import Verdict, judge
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.activity import Activity
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.failures import mark_failed
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import Verdict, judge
 
 VERDICT_GRACE = 5.0
 """Seconds that a silent agent's Pod gets to say why: the kubelet reports a container's end that late."""

@@ -21,8 +21,8 @@ import kubernetes_asyncio.config
 import msgspec
 from kubernetes_asyncio.config.config_exception import ConfigException
 
-from injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable
-from injector.kubernetes.objects import Manifest, Status
+from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable
+from orchard.injector.kubernetes.objects import Manifest, Status
 
 REQUEST_TIMEOUT = 15.0
 """Seconds for one request; a watch has its own."""

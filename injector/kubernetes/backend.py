@@ -13,27 +13,27 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from injector.errors import (
+from orchard.injector.errors import (
     SandboxNotFound,
     SandboxUnavailable,
     SandboxUnsupported,
     SandboxWaitTimeout,
 )
-from injector.kubernetes import marks, pods
-from injector.kubernetes.activity import Activity
-from injector.kubernetes.agents import Agents, Work
-from injector.kubernetes.api import ClusterApi, selector
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.caretaker import Caretaker
-from injector.kubernetes.creation import Creation
-from injector.kubernetes.introductions import Introductions
-from injector.kubernetes.leadership import Leadership
-from injector.kubernetes.objects import NodeList, Pod, PodList
-from injector.kubernetes.reservations import Reservations
-from injector.kubernetes.resources import resources
-from injector.kubernetes.settings import KubernetesSettings
-from injector.kubernetes.status import judge
-from schemas.sandboxes import (
+from orchard.injector.kubernetes import marks, pods
+from orchard.injector.kubernetes.activity import Activity
+from orchard.injector.kubernetes.agents import Agents, Work
+from orchard.injector.kubernetes.api import ClusterApi, selector
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.caretaker import Caretaker
+from orchard.injector.kubernetes.creation import Creation
+from orchard.injector.kubernetes.introductions import Introductions
+from orchard.injector.kubernetes.leadership import Leadership
+from orchard.injector.kubernetes.objects import NodeList, Pod, PodList
+from orchard.injector.kubernetes.reservations import Reservations
+from orchard.injector.kubernetes.resources import resources
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import judge
+from orchard.schemas.sandboxes import (
     ApplyPatch,
     CreateSandbox,
     ExecRequest,

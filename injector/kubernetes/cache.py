@@ -14,11 +14,11 @@ from contextlib import suppress
 
 import msgspec
 
-from injector.errors import SandboxError, SandboxUnavailable
-from injector.kubernetes import marks
-from injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, selector
-from injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
-from schemas.sandboxes import SANDBOX_ID
+from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, selector
+from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
+from orchard.schemas.sandboxes import SANDBOX_ID
 
 PAGE = 500
 """Pods in one answer to a LIST."""

@@ -5,15 +5,15 @@ import logging
 import time
 from contextlib import suppress
 
-from injector.errors import SandboxError
-from injector.kubernetes import marks, policies, reconcile, warm
-from injector.kubernetes.api import ApiRefused, ClusterApi, selector
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.failures import mark_failed
-from injector.kubernetes.leadership import Leadership, leases
-from injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
-from injector.kubernetes.reservations import RESERVED
-from injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.errors import SandboxError
+from orchard.injector.kubernetes import marks, policies, reconcile, warm
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi, selector
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.failures import mark_failed
+from orchard.injector.kubernetes.leadership import Leadership, leases
+from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
+from orchard.injector.kubernetes.reservations import RESERVED
+from orchard.injector.kubernetes.settings import KubernetesSettings
 
 SWEEP = 60.0
 """Seconds between searches for what was left behind."""

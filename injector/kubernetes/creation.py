@@ -11,14 +11,14 @@ import random
 import time
 import uuid
 
-from injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
-from injector.kubernetes import marks, pods, warm
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.reservations import Reservations
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
+from orchard.injector.kubernetes import marks, pods, warm
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.reservations import Reservations
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import CreateSandbox
 
 IDS = 16
 """Ids that are tried for a request that names none."""

@@ -1,9 +1,9 @@
 """Writes on a Pod that its sandbox has failed, so that it stays failed whatever becomes of the Pod."""
 
-from injector.kubernetes import marks
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.objects import Pod
 
 PROMPTLY = 1
 """Seconds that a failed Pod may still run: the least that Kubernetes knows."""

@@ -19,15 +19,15 @@ import random
 import time
 from typing import Any
 
-from injector.agent_connection import AGENT_REPLACED
-from injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
-from injector.kubernetes import marks, policies
-from injector.kubernetes.agents import Agents
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.settings import KubernetesSettings
-from injector.kubernetes.status import judge
+from orchard.injector.agent_connection import AGENT_REPLACED
+from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
+from orchard.injector.kubernetes import marks, policies
+from orchard.injector.kubernetes.agents import Agents
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import judge
 
 TAKEOVER = 20.0
 """Seconds after which a mark without a successor is another orchestrator's last."""

@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from enum import StrEnum
 
-from injector.errors import SandboxError
-from injector.kubernetes import marks
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.objects import Lease, Manifest, microtime
+from orchard.injector.errors import SandboxError
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
 
 NAME = "orchard-orchestrator"
 RENEWALS = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from injector.kubernetes.objects import Manifest, Pod
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.kubernetes.objects import Manifest, Pod
+from orchard.schemas.sandboxes import CreateSandbox
 
 APP = {"app": "sandbox"}
 SANDBOX = "sandbox-id"

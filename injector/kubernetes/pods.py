@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
-from injector.agent.machine import quantity
-from injector.errors import SandboxRequestInvalid
-from injector.kubernetes import marks
-from injector.kubernetes.objects import Manifest, Pod
-from injector.kubernetes.settings import KubernetesSettings
-from injector.kubernetes.status import Verdict
-from injector.payload import launch
-from schemas.sandboxes import SandboxInfo
+from orchard.injector.agent.machine import quantity
+from orchard.injector.errors import SandboxRequestInvalid
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.objects import Manifest, Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import Verdict
+from orchard.injector.payload import launch
+from orchard.schemas.sandboxes import SandboxInfo
 
 CONTAINER = "sandbox"
 INSTALLER = "agent"

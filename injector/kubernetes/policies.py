@@ -2,10 +2,10 @@
 
 import ipaddress
 
-from injector.kubernetes import marks
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.objects import Manifest, Named, Pod
-from injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.objects import Manifest, Named, Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
 
 DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 

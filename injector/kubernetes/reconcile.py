@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from injector.kubernetes import marks, warm
-from injector.kubernetes.activity import DUE
-from injector.kubernetes.objects import Lease, Named, Pod
-from injector.kubernetes.reservations import is_stale
-from injector.kubernetes.settings import KubernetesSettings, WarmPool
-from injector.kubernetes.status import judge
+from orchard.injector.kubernetes import marks, warm
+from orchard.injector.kubernetes.activity import DUE
+from orchard.injector.kubernetes.objects import Lease, Named, Pod
+from orchard.injector.kubernetes.reservations import is_stale
+from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.injector.kubernetes.status import judge
 
 RETENTION = 3600.0
 """Seconds that a sandbox which reached its greatest age can still be asked why it ended."""

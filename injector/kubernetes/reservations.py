@@ -8,12 +8,12 @@ for the sandbox to come up, and takes the lease over when its holder must have d
 import asyncio
 import time
 
-from injector.errors import SandboxUnavailable
-from injector.kubernetes import marks
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.leadership import leases
-from injector.kubernetes.objects import Lease, Manifest, Pod, microtime
+from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.leadership import leases
+from orchard.injector.kubernetes.objects import Lease, Manifest, Pod, microtime
 
 RESERVED = {"orchard/reserved": "true"}
 """Label of these leases."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from injector.agent.machine import quantity
-from injector.kubernetes.objects import Node as ClusterNode
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import Amounts, Node, Resources, SandboxPod
+from orchard.injector.agent.machine import quantity
+from orchard.injector.kubernetes.objects import Node as ClusterNode
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import Amounts, Node, Resources, SandboxPod
 
 
 def resources(nodes: Iterable[ClusterNode], pods: Iterable[Pod], settings: KubernetesSettings) -> Resources:

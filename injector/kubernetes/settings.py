@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from injector.agent.machine import quantity
-from injector.errors import SandboxRequestInvalid
+from orchard.injector.agent.machine import quantity
+from orchard.injector.errors import SandboxRequestInvalid
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -35,7 +35,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Times in seconds, sizes as Kubernetes quantities."""
 
     agent_image: str
-    """Holds the agent's payload in /payload (`python -m injector.payload`)."""
+    """Holds the agent's payload in /payload (`python -m orchard.injector.payload`)."""
     agent_pull_policy: PullPolicy = "IfNotPresent"
     namespace: str = "orchard-sandboxes"
     kubeconfig: str | None = None

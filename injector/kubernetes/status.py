@@ -2,10 +2,10 @@
 
 import msgspec
 
-from injector.kubernetes import marks
-from injector.kubernetes.objects import ContainerStatus, Pod
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import SandboxStatus
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.objects import ContainerStatus, Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import SandboxStatus
 
 IMAGE_REASONS = frozenset(
     {

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from injector.agent.machine import quantity
-from injector.kubernetes import marks, pods
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.objects import Manifest, Pod
-from injector.kubernetes.settings import KubernetesSettings, WarmPool
-from injector.kubernetes.status import judge
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.agent.machine import quantity
+from orchard.injector.kubernetes import marks, pods
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.objects import Manifest, Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.injector.kubernetes.status import judge
+from orchard.schemas.sandboxes import CreateSandbox
 
 
 def mark_of(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> str:

@@ -5,14 +5,14 @@ import os
 import sys
 from pathlib import Path
 
-from injector.errors import SandboxUnavailable
+from orchard.injector.errors import SandboxUnavailable
 
 LOG = "agent.log"
 
 
 def command(state: Path, *, backend: str = "local", parent_pid: int | None = None) -> list[str]:
     """The command line of an agent; with `parent_pid` it ends, in order, when that process ends."""
-    line = [sys.executable, "-m", "injector.agent", "--state", str(state), "--backend", backend]
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(state), "--backend", backend]
     return line if parent_pid is None else [*line, "--parent-pid", str(parent_pid)]
 
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from injector.agent.machine import quantity
-from injector.agent_connection import AgentConnection, AgentUnreachable
-from injector.errors import SandboxUnavailable
-from injector.local import agent_process
-from schemas.sandboxes import (
+from orchard.injector.agent.machine import quantity
+from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
+from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.local import agent_process
+from orchard.schemas.sandboxes import (
     Acknowledgement,
     Amounts,
     ApplyPatch,

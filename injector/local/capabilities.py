@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from injector.agent.local.cgroups import LIMIT_NAMES, Cgroups
-from injector.agent.local.requirements import inspect
+from orchard.injector.agent.local.cgroups import LIMIT_NAMES, Cgroups
+from orchard.injector.agent.local.requirements import inspect
 
 
 class Capability(NamedTuple):

@@ -1,4 +1,4 @@
-"""`python -m injector.orchestrator`: the sandbox service, over this machine or a Kubernetes cluster."""
+"""`python -m orchard.injector.orchestrator`: the sandbox service, on this machine or a Kubernetes cluster."""
 
 import argparse
 import asyncio
@@ -16,12 +16,12 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from injector.agent import logs
-from injector.backend import Backend
-from injector.errors import SandboxError, SandboxRequestInvalid
-from injector.local.backend import LocalBackend
-from injector.orchestrator import limits
-from injector.orchestrator.app import Orchestrator
+from orchard.injector.agent import logs
+from orchard.injector.backend import Backend
+from orchard.injector.errors import SandboxError, SandboxRequestInvalid
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator import limits
+from orchard.injector.orchestrator.app import Orchestrator
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m injector.orchestrator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.injector.orchestrator", description=__doc__)
     parser.add_argument("--state", type=Path, default=None, help="state directory of the local agent")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free port, see --port-file")
@@ -112,8 +112,8 @@ def _backend(options: argparse.Namespace) -> Backend:
             " `openssl rand -hex 32`"
         )
     # Here, because its client takes a second to import.
-    from injector.kubernetes.backend import KubernetesBackend
-    from injector.kubernetes.settings import load
+    from orchard.injector.kubernetes.backend import KubernetesBackend
+    from orchard.injector.kubernetes.settings import load
 
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     return KubernetesBackend(load(options.kubernetes_settings), secret.encode(), identity)

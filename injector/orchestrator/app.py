@@ -7,17 +7,17 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 from aiohttp import web
 
-from injector.agent.machine import quantity
-from injector.backend import Backend
-from injector.errors import SandboxUnavailable
-from injector.orchestrator import openapi
-from injector.orchestrator.drain import Drain
-from injector.orchestrator.keys import offered_protocols
-from injector.orchestrator.limits import Admission, Limits
-from injector.orchestrator.metrics import MEDIA_TYPE, Metrics
-from injector.orchestrator.ownership import Ownership, without_owner
-from injector.orchestrator.relay import relay
-from injector.orchestrator.replies import (
+from orchard.injector.agent.machine import quantity
+from orchard.injector.backend import Backend
+from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.orchestrator import openapi
+from orchard.injector.orchestrator.drain import Drain
+from orchard.injector.orchestrator.keys import offered_protocols
+from orchard.injector.orchestrator.limits import Admission, Limits
+from orchard.injector.orchestrator.metrics import MEDIA_TYPE, Metrics
+from orchard.injector.orchestrator.ownership import Ownership, without_owner
+from orchard.injector.orchestrator.relay import relay
+from orchard.injector.orchestrator.replies import (
     KEY_NAME,
     Invalid,
     add_request_id,
@@ -26,8 +26,8 @@ from injector.orchestrator.replies import (
     middleware,
     streamed,
 )
-from injector.orchestrator.routes import RAW, ROUTES, TAR
-from schemas.sandboxes import (
+from orchard.injector.orchestrator.routes import RAW, ROUTES, TAR
+from orchard.schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
     CreateSandbox,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
-from injector.orchestrator.limits import OPEN
+from orchard.injector.orchestrator.limits import OPEN
 
 KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from injector.errors import SandboxRequestInvalid
+from orchard.injector.errors import SandboxRequestInvalid
 
 OPEN = "open"
 """Stands for the key where none is asked for."""

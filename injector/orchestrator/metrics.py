@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from injector.backend import Backend
-from injector.errors import SandboxError
-from schemas.sandboxes import Job, SandboxStatus
+from orchard.injector.backend import Backend
+from orchard.injector.errors import SandboxError
+from orchard.schemas.sandboxes import Job, SandboxStatus
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)

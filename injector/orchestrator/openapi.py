@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the service: `python -m injector.orchestrator.openapi FILE` writes it."""
+"""The OpenAPI 3.1 document of the service: `python -m orchard.injector.orchestrator.openapi FILE`."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from injector.orchestrator.keys import KEY_HEADER
-from injector.orchestrator.routes import ROUTES, Parameter, Problem, Route, ValidationProblem
+from orchard.injector.orchestrator.keys import KEY_HEADER
+from orchard.injector.orchestrator.routes import ROUTES, Parameter, Problem, Route, ValidationProblem
 
 API_VERSION = "1.0"
 ANY_ROUTE = (500, 503)
@@ -117,7 +117,7 @@ def _content(schema: dict[str, Any] | None, other: str | None) -> dict[str, Any]
 def main() -> int:
     """Write the document to the file named by the one argument."""
     if len(sys.argv) != 2:
-        print("usage: python -m injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
+        print("usage: python -m orchard.injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
         return 2
     Path(sys.argv[1]).write_text(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
     return 0

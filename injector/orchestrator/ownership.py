@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from injector.backend import Backend
-from injector.orchestrator.limits import Admission, sandboxes_excess
-from injector.orchestrator.replies import Invalid, OverLimit
-from schemas.sandboxes import SandboxStatus
+from orchard.injector.backend import Backend
+from orchard.injector.orchestrator.limits import Admission, sandboxes_excess
+from orchard.injector.orchestrator.replies import Invalid, OverLimit
+from orchard.schemas.sandboxes import SandboxStatus
 
 RESERVED = "orchard."
 """Labels of requests may not begin with it."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from injector.keepalive import keep_alive
+from orchard.injector.keepalive import keep_alive
 
 Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 

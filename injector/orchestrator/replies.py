@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from injector.errors import SandboxError, SandboxUnavailable
-from injector.orchestrator.drain import Drain
-from injector.orchestrator.keys import Refusal, caller
-from injector.orchestrator.limits import OPEN, Admission, Excess, name_of
-from injector.orchestrator.metrics import Metrics
-from injector.orchestrator.routes import ROUTES
+from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.orchestrator.drain import Drain
+from orchard.injector.orchestrator.keys import Refusal, caller
+from orchard.injector.orchestrator.limits import OPEN, Admission, Excess, name_of
+from orchard.injector.orchestrator.metrics import Metrics
+from orchard.injector.orchestrator.routes import ROUTES
 
 REASON_HEADER = "X-Error-Reason"
 OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)

@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from schemas.sandboxes import (
+from orchard.schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
     CreateSandbox,

@@ -5,5 +5,5 @@ no part of the payload shows in the environment of the commands that the agent r
 
     bin/python3, lib/    CPython, its standard library as far as an agent needs it, and all shared libraries
     lib/ld.so            their loader
-    agent/               a directory that the interpreter executes: entry.py, injector.agent, aiohttp
+    agent/               a directory that the interpreter executes: entry.py, orchard.injector.agent, aiohttp
 """

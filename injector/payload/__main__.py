@@ -1,16 +1,16 @@
-"""`python -m injector.payload build OUT.tar`: make the agent's payload."""
+"""`python -m orchard.injector.payload build OUT.tar`: make the agent's payload."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from injector.payload.build import build
-from injector.payload.errors import PayloadError
+from orchard.injector.payload.build import build
+from orchard.injector.payload.errors import PayloadError
 
 
 def main() -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m injector.payload", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.injector.payload", description=__doc__)
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("build", help="build it from this Python, for machines of this kind")
     make.add_argument("archive", type=Path, metavar="OUT.tar", help="tar archive to be written")

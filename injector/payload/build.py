@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import injector
-from injector.payload import elf, launch, libraries
-from injector.payload.errors import PayloadError
+from orchard import injector
+from orchard.injector.payload import elf, launch, libraries
+from orchard.injector.payload.errors import PayloadError
 
 # fmt: off
 LEFT_OUT = frozenset({
@@ -87,10 +87,10 @@ def _agent(target: Path) -> None:
     """Put there, as a directory to be executed, the agent and the packages that it needs."""
     target.mkdir()
     source = Path(injector.__file__).parent
-    shutil.copytree(
-        source / "agent", target / "injector/agent", ignore=_ignored, copy_function=shutil.copyfile
-    )
-    shutil.copyfile(source / "__init__.py", target / "injector/__init__.py")
+    copy = target / "orchard/injector"
+    shutil.copytree(source / "agent", copy / "agent", ignore=_ignored, copy_function=shutil.copyfile)
+    shutil.copyfile(source / "__init__.py", copy / "__init__.py")
+    shutil.copyfile(source.parent / "__init__.py", copy.parent / "__init__.py")
     shutil.copyfile(source / "payload/entry.py", target / "__main__.py")
     for package in sorted(_with_requirements("aiohttp")):
         files = importlib.metadata.files(package)

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-from injector.payload.errors import PayloadError
+from orchard.injector.payload.errors import PayloadError
 
 MAGIC = b"\x7fELF"
 _CLASS_AND_ORDER = b"\x02\x01"

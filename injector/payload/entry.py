@@ -1,6 +1,6 @@
 """What the payload executes: says what it is, puts itself elsewhere, or serves the container it is in.
 
-Standard library, aiohttp and `injector.agent` only: nothing else is in the payload.
+Standard library, aiohttp and `orchard.injector.agent` only: nothing else is in the payload.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import injector.agent
-from injector.agent.pod import start
+from orchard.injector import agent
+from orchard.injector.agent.pod import start
 
 ROOT = Path(__file__).resolve().parent.parent
 """The payload's directory."""
@@ -51,7 +51,7 @@ def main() -> int:
 
 def _versions() -> dict[str, str]:
     """Found by importing all of the agent: what a module lacks shows now and not at the first command."""
-    for module in pkgutil.walk_packages(injector.agent.__path__, "injector.agent."):
+    for module in pkgutil.walk_packages(agent.__path__, "orchard.injector.agent."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     aiohttp = importlib.import_module("aiohttp")

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from injector.errors import SandboxError
 from orchard import config as configuration
 from orchard.cli import (
     campaigns,
@@ -29,20 +28,21 @@ from orchard.cli import (
     tasks,
     values,
 )
+from orchard.injector.errors import SandboxError
+from orchard.pipelines.campaigns import CampaignError
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.sft.settings import TrainingError
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.values.recorded import UnknownRollout
+from orchard.schemas.identity import InvalidName
+from orchard.schemas.quantities import InvalidQuantity
 from orchard.session import Session
-from pipelines.campaigns import CampaignError
-from pipelines.datasets.errors import DatasetError
-from pipelines.models.errors import ModelError
-from pipelines.rl.coordinator import RunError
-from pipelines.sft.settings import TrainingError
-from pipelines.tasks.errors import TaskError
-from pipelines.values.recorded import UnknownRollout
-from schemas.identity import InvalidName
-from schemas.quantities import InvalidQuantity
-from storage.errors import StorageError
-from streams.errors import StreamsError
-from workers.failures import InfrastructureError
-from workers.harnesses import UnknownHarness
+from orchard.storage.errors import StorageError
+from orchard.streams.errors import StreamsError
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.harnesses import UnknownHarness
 
 USER_ERRORS = (
     configuration.ConfigError,

@@ -11,20 +11,20 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.config import ConfigError
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns import Progress as Step
+from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.reports import CampaignView, QueueDepth, campaign_table, campaign_view, queue_depth, status_table
+from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
 from orchard.terminal import console
-from pipelines.campaigns import Campaigns
-from pipelines.campaigns import Progress as Step
-from pipelines.tasks.registry import read_task_refs
-from schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
-from streams import names
-from streams.campaigns import CampaignBook
-from streams.settings import Queue
-from streams.topology import declare
-from workers.harnesses import get_harness
+from orchard.workers.harnesses import get_harness
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from orchard.config import ConfigError
+from orchard.pipelines.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
 from orchard.terminal import console
-from pipelines.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
 
 
 def register(app: typer.Typer) -> None:

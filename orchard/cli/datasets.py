@@ -11,19 +11,19 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchard.cli.reading import rows_table
+from orchard.pipelines.datasets.comparison import compare, find_row, origin
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.importing import import_released, read_released
+from orchard.pipelines.datasets.manifest import Manifest, read_manifest
+from orchard.pipelines.datasets.settings import read_settings
+from orchard.schemas.datasets import DatasetBuilt
+from orchard.schemas.events import make_event
+from orchard.schemas.identity import digest
 from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
 from orchard.terminal import console
-from pipelines.datasets.comparison import compare, find_row, origin
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.importing import import_released, read_released
-from pipelines.datasets.manifest import Manifest, read_manifest
-from pipelines.datasets.settings import read_settings
-from schemas.datasets import DatasetBuilt
-from schemas.events import make_event
-from schemas.identity import digest
-from storage.reader import open_tables
-from streams.publisher import Publisher
-from streams.topology import declare
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
 
@@ -42,7 +42,9 @@ def build(
     processes: Annotated[int, typer.Option(help="Processes that make shards.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Build a dataset. Equal log, code and configuration give equal bytes; a stopped build goes on."""
-    from pipelines.datasets.build import build as build_dataset  # it brings `transformers`, slow to import
+    from orchard.pipelines.datasets.build import (
+        build as build_dataset,  # it brings `transformers`, slow to import
+    )
 
     session: Session = context.obj
     settings = read_settings(config)
@@ -153,8 +155,8 @@ def tokenizer(
     limit: Annotated[int, typer.Option(help="Messages to learn from, at most.", min=1)] = 100_000,
 ) -> None:
     """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""
-    from pipelines.datasets.corpus import log_texts
-    from pipelines.datasets.tokenizer import train_tokenizer
+    from orchard.pipelines.datasets.corpus import log_texts
+    from orchard.pipelines.datasets.tokenizer import train_tokenizer
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
@@ -194,8 +196,8 @@ def export(
     out: Annotated[Path, typer.Option(help="Directory that the export is written to.")] = Path("export"),
 ) -> None:
     """Write a dataset for another program, and say what its layout cannot express."""
-    from pipelines.datasets.exporters.write import EXPORTERS
-    from pipelines.datasets.exporters.write import export as write_export
+    from orchard.pipelines.datasets.exporters.write import EXPORTERS
+    from orchard.pipelines.datasets.exporters.write import export as write_export
 
     if layout == "list":
         console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in EXPORTERS.values()]))
@@ -242,6 +244,6 @@ async def _import(session: Session, files: list[Path], campaign: str, name: str,
 @app.command()
 def card(dataset: Dataset) -> None:
     """Write the dataset's card, Markdown with plots, beside its rows."""
-    from pipelines.datasets.card import write_card  # it brings `matplotlib`
+    from orchard.pipelines.datasets.card import write_card  # it brings `matplotlib`
 
     console.print(f"[bold green]written[/] {write_card(dataset)}", highlight=False)

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
         Needs no model, no key and no GPU. Stopped in the middle it goes on where it was.
         """
         from orchard.demo_sft import Demo, DemoSettings, show
-        from pipelines.models.errors import require_torch
+        from orchard.pipelines.models.errors import require_torch
 
         require_torch("orchard demo-sft")
         session: Session = context.obj
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
         Needs no model, no key and no GPU. Stopped in the middle it goes on where it was.
         """
         from orchard.demo_rl import RlDemo, demo_settings, show
-        from pipelines.models.errors import require_torch
+        from orchard.pipelines.models.errors import require_torch
 
         require_torch("orchard demo-rl")
         session: Session = context.obj

@@ -11,10 +11,10 @@ import psutil
 import typer
 from rich.table import Table
 
-from injector.local.capabilities import capabilities
+from orchard.injector.local.capabilities import capabilities
 from orchard.session import Session
+from orchard.streams.server import find_binary
 from orchard.terminal import console
-from streams.server import find_binary
 
 LOW_DISK_BYTES = 5 * 2**30
 

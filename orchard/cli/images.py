@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from injector.agent.errors import AgentError
-from injector.agent.local.archives import import_image
-from injector.agent.local.images import ImageStore
 from orchard.config import ConfigError
+from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.local.archives import import_image
+from orchard.injector.agent.local.images import ImageStore
 from orchard.session import Session
 from orchard.terminal import console
 

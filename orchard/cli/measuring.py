@@ -17,23 +17,23 @@ from rich.markup import escape
 
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
+from orchard.pipelines.values.calibration import FEW, agreement, plot
+from orchard.pipelines.values.calibration import Point as Calibrated
+from orchard.pipelines.values.comparison import Pair, compared
+from orchard.pipelines.values.continuations import Point
+from orchard.pipelines.values.measure import Measurement, PointRefused
+from orchard.pipelines.values.measure import measure as measure_point
+from orchard.pipelines.values.recorded import read_recorded
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
 from orchard.terminal import console, progress
-from pipelines.values.calibration import FEW, agreement, plot
-from pipelines.values.calibration import Point as Calibrated
-from pipelines.values.comparison import Pair, compared
-from pipelines.values.continuations import Point
-from pipelines.values.measure import Measurement, PointRefused
-from pipelines.values.measure import measure as measure_point
-from pipelines.values.recorded import read_recorded
-from schemas.campaigns import ModelSpec
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
-from streams.publisher import Publisher
-from streams.topology import declare
-from workers.failures import InfrastructureError
-from workers.llm.client import ModelClient
-from workers.rollout import Workplace
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.rollout import Workplace
 
 _WORST = 20
 _AGREEMENT = [

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchard.cli.processes import start_logging
-from pipelines.policy.serving import ServingSettings, serve
+from orchard.pipelines.policy.serving import ServingSettings, serve
 
 
 def register(app: typer.Typer) -> None:

@@ -16,21 +16,21 @@ import typer
 import uvloop
 
 from orchard.config import Config
+from orchard.pipelines.tasks.registry import read_tasks
 from orchard.session import Session
+from orchard.storage.writer import Writer
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claims
+from orchard.streams.keeper import keep
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import Supervisor
-from pipelines.tasks.registry import read_tasks
-from storage.writer import Writer
-from streams.campaigns import CampaignBook
-from streams.claims import Claims
-from streams.keeper import keep
-from streams.publisher import Publisher
-from streams.settings import Queue
-from streams.topology import declare
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.llm.oracle.server import OracleServer
-from workers.rollout import Workplace
-from workers.worker import Worker
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.rollout import Workplace
+from orchard.workers.worker import Worker
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:

@@ -15,14 +15,14 @@ from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, stop_on_signals,
 from orchard.cli.reading import rows_table
 from orchard.cli.tasks import synthesize_tasks, validate_tasks
 from orchard.config import Config, ConfigError
+from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.reports import duration
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
 from orchard.up import Supervisor
-from pipelines.tasks.registry import read_task_refs
-from schemas.campaigns import Budget, CampaignSpec, ModelSpec
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
 
 RESULTS = """
 select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.config import ConfigError
+from orchard.schemas.blobs import BlobRef
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
-from schemas.blobs import BlobRef
-from storage.reader import open_tables
 
 SHOWN_ROWS = 200
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -13,17 +13,17 @@ from typer.core import TyperGroup
 from orchard.cli.processes import start_logging
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
+from orchard.pipelines.models.errors import require_installed, require_torch
+from orchard.pipelines.rl.coordinator import Coordinator, RunError
+from orchard.pipelines.rl.settings import read_settings
+from orchard.pipelines.rl.what_if import grid, what_if
+from orchard.schemas.events import EVENTS_PREFIX, payload
+from orchard.schemas.groups import GroupAssembled
+from orchard.schemas.training import PolicyStep
 from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.streams.replay import replay, replay_batches
 from orchard.terminal import console
-from pipelines.models.errors import require_installed, require_torch
-from pipelines.rl.coordinator import Coordinator, RunError
-from pipelines.rl.settings import read_settings
-from pipelines.rl.what_if import grid, what_if
-from schemas.events import EVENTS_PREFIX, payload
-from schemas.groups import GroupAssembled
-from schemas.training import PolicyStep
-from storage.reader import open_tables
-from streams.replay import replay, replay_batches
 
 
 class DefaultRun(TyperGroup):
@@ -77,7 +77,7 @@ async def _run(session: Session, config: Path) -> None:
         await showing
     finally:
         showing.cancel()
-    from pipelines.rl.curves import plot_curves
+    from orchard.pipelines.rl.curves import plot_curves
 
     async with session.connection("rl") as connection:
         await session.committed(connection)
@@ -128,9 +128,9 @@ def trainer(context: typer.Context, config: Config) -> None:
 
 
 async def _trainer(session: Session, config: Path) -> None:
+    from orchard.pipelines.rl.trainer import Trainer
+    from orchard.pipelines.sft.processes import joined
     from orchard.rl_run import enter, server_address, server_key
-    from pipelines.rl.trainer import Trainer
-    from pipelines.sft.processes import joined
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)
@@ -194,9 +194,9 @@ def export(
 
 
 async def _export(session: Session, run: str, out: Path, layout: str) -> int:
-    from pipelines.rl.exchange import LAYOUTS
-    from pipelines.rl.feed import Feed, feed_subjects
-    from pipelines.rl.runs import planned
+    from orchard.pipelines.rl.exchange import LAYOUTS
+    from orchard.pipelines.rl.feed import Feed, feed_subjects
+    from orchard.pipelines.rl.runs import planned
 
     if layout not in LAYOUTS:
         raise ConfigError(f"no layout is named {layout!r}: choose one of {', '.join(LAYOUTS)}")
@@ -240,7 +240,7 @@ def what_if_command(
 
     orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16 --interval 0.375:0.625,0.25:0.75
     """
-    from pipelines.rl.log_pools import graded_pools
+    from orchard.pipelines.rl.log_pools import graded_pools
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
@@ -284,7 +284,7 @@ def what_if_command(
     ]
     console.print(rows_table([*names, "positive", "rollouts", "tokens", "dropped"], rows))
     if plot is not None:
-        from pipelines.rl.curves import plot_what_if
+        from orchard.pipelines.rl.curves import plot_what_if
 
         plot_what_if(found, plot)
         console.print(f"{plot}", highlight=False)

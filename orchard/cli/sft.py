@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.pipelines.models.errors import require_torch
+from orchard.pipelines.sft.events import EventSink
+from orchard.pipelines.sft.metrics import Fact, Sink
+from orchard.pipelines.sft.settings import read_settings
+from orchard.schemas.training import TrainingStarted, TrainingStep
 from orchard.session import Session
 from orchard.terminal import console
-from pipelines.models.errors import require_torch
-from pipelines.sft.events import EventSink
-from pipelines.sft.metrics import Fact, Sink
-from pipelines.sft.settings import read_settings
-from schemas.training import TrainingStarted, TrainingStep
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         session: Session = context.obj
         settings = read_settings(config)
         require_torch("orchard sft")
-        from pipelines.sft.trainer import train
+        from orchard.pipelines.sft.trainer import train
 
         with ExitStack() as stack:
 

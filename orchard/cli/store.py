@@ -7,9 +7,9 @@ import typer
 
 from orchard.cli.reading import rows_table
 from orchard.session import Session
+from orchard.storage import maintenance
+from orchard.storage.digest import store_digests
 from orchard.terminal import console
-from storage import maintenance
-from storage.digest import store_digests
 
 app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, made again from the log.")
 

@@ -11,19 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from orchard.config import ConfigError
+from orchard.pipelines.tasks.catalogue import catalogue
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
+from orchard.pipelines.tasks.releases import Pair, choose_pairs
+from orchard.pipelines.tasks.swe_files import check_rows
+from orchard.pipelines.tasks.swe_rows import Family
+from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.schemas.events import TaskValidated
+from orchard.schemas.tasks import Task, task_hash
 from orchard.session import Session
+from orchard.streams.publisher import Publisher
 from orchard.terminal import console
-from pipelines.tasks.catalogue import catalogue
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
-from pipelines.tasks.releases import Pair, choose_pairs
-from pipelines.tasks.swe_files import check_rows
-from pipelines.tasks.swe_rows import Family
-from pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
-from pipelines.tasks.validate import ValidationSettings, Validator
-from schemas.events import TaskValidated
-from schemas.tasks import Task, task_hash
-from streams.publisher import Publisher
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""

@@ -13,17 +13,17 @@ from orchard.cli import measuring
 from orchard.cli.processes import stop_on_signals
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
+from orchard.pipelines.values.annotator import Annotator, Cases
+from orchard.pipelines.values.curves import Curve, shape_statistics
+from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from orchard.schemas.events import Event
 from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.streams.claims import Claims
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
 from orchard.terminal import console, progress
-from pipelines.values.annotator import Annotator, Cases
-from pipelines.values.curves import Curve, shape_statistics
-from pipelines.values.requests import QUEUE, Asking, offer, open_requests
-from schemas.events import Event
-from storage.reader import open_tables
-from streams.claims import Claims
-from streams.publisher import Publisher
-from streams.topology import declare
-from workers.llm.client import ModelClient
+from orchard.workers.llm.client import ModelClient
 
 app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
 

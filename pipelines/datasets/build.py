@@ -13,13 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from pipelines.datasets.candidates import candidates
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.examples import Candidate
-from pipelines.datasets.manifest import MANIFEST, Manifest, Range, Shard, read_manifest, write_manifest
-from pipelines.datasets.rows import rows_sha256
-from pipelines.datasets.settings import DatasetSettings, config_hash
-from pipelines.datasets.shards import (
+from orchard.pipelines.datasets.candidates import candidates
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.examples import Candidate
+from orchard.pipelines.datasets.manifest import (
+    MANIFEST,
+    Manifest,
+    Range,
+    Shard,
+    read_manifest,
+    write_manifest,
+)
+from orchard.pipelines.datasets.rows import rows_sha256
+from orchard.pipelines.datasets.settings import DatasetSettings, config_hash
+from orchard.pipelines.datasets.shards import (
     Job,
     ShardMaker,
     ShardReport,
@@ -27,9 +34,9 @@ from pipelines.datasets.shards import (
     shard_path,
     start_process,
 )
-from pipelines.datasets.tokenization import ChatTokenizer
-from pipelines.datasets.version import code_version
-from storage.reader import open_tables, position
+from orchard.pipelines.datasets.tokenization import ChatTokenizer
+from orchard.pipelines.datasets.version import code_version
+from orchard.storage.reader import open_tables, position
 
 SHARD_TRAJECTORIES = 500
 _STATE = ".build.json"

@@ -7,10 +7,10 @@ from typing import Any
 import duckdb
 import msgspec
 
-from pipelines.datasets.examples import Candidate, segments_of
-from pipelines.datasets.selection import Choice, select
-from pipelines.datasets.settings import DatasetSettings
-from schemas.values import MEASURED_CAMPAIGN
+from orchard.pipelines.datasets.examples import Candidate, segments_of
+from orchard.pipelines.datasets.selection import Choice, select
+from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.schemas.values import MEASURED_CAMPAIGN
 
 _QUERY = """
 select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.harness, r.model,

@@ -9,8 +9,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pipelines.datasets.manifest import Manifest, read_manifest
-from pipelines.datasets.rows import read_rows
+from orchard.pipelines.datasets.manifest import Manifest, read_manifest
+from orchard.pipelines.datasets.rows import read_rows
 
 CARD = "README.md"
 _SHOWN = 12

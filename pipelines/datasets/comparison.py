@@ -7,9 +7,9 @@ from typing import Any
 import duckdb
 import msgspec
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.manifest import Manifest, read_manifest
-from pipelines.datasets.rows import Row, read_rows, row_digest
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.manifest import Manifest, read_manifest
+from orchard.pipelines.datasets.rows import Row, read_rows, row_digest
 
 
 @dataclass(frozen=True)

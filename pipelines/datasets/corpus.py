@@ -11,9 +11,9 @@ from typing import Any
 import duckdb
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pipelines.datasets.tokenizer import CONTROL, chat_template
-from pipelines.datasets.tools import harness_tools
-from schemas.values import MEASURED_CAMPAIGN
+from orchard.pipelines.datasets.tokenizer import CONTROL, chat_template
+from orchard.pipelines.datasets.tools import harness_tools
+from orchard.schemas.values import MEASURED_CAMPAIGN
 
 _QUERY = f"""
 select m.role, m.content, m.reasoning, m.tool_calls, case when m.parent is null then r.harness end

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelines.datasets.rows import Ids, Mask
+from orchard.pipelines.datasets.rows import Ids, Mask
 
 Message = dict[str, Any]
 WEBSITE_TASKS = 20

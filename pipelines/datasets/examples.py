@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelines.datasets.rows import Row, Segment
-from pipelines.datasets.settings import DatasetSettings
-from pipelines.datasets.tokenization import Conversation, Encoded
-from pipelines.trajectories import LEAKED_ERRORS, assistants
-from pipelines.values.curves import rise_segments
-from schemas.messages import MessageNode, Role
-from schemas.outcomes import ExitStatus
-from workers.trace import chat_messages
+from orchard.pipelines.datasets.rows import Row, Segment
+from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.pipelines.datasets.tokenization import Conversation, Encoded
+from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants
+from orchard.pipelines.values.curves import rise_segments
+from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.outcomes import ExitStatus
+from orchard.workers.trace import chat_messages
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

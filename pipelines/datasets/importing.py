@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.trajectories import LEAKED_ERRORS
-from schemas import events as e
-from schemas.blobs import INLINE_LIMIT, BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.datasets import TrajectoryImported
-from schemas.identity import check_name, rollout_id
-from schemas.llm_calls import ModelKind
-from schemas.messages import MessageNode, Role, ToolCall, node_id
-from schemas.outcomes import ExitStatus, Reward
-from schemas.tasks import SWETests, Task
-from storage.blobs import BlobStore
-from streams.publisher import Publisher
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.trajectories import LEAKED_ERRORS
+from orchard.schemas import events as e
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.datasets import TrajectoryImported
+from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
+from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
+from orchard.streams.publisher import Publisher
 
 LAYOUT = "orchard-swe"
 SOURCE = "orchard/dataset/import"

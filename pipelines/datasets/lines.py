@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from pipelines.datasets.rows import Ids
+from orchard.pipelines.datasets.rows import Ids
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _GPT4 = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.errors import DatasetError
 
 MANIFEST = "manifest.json"
 

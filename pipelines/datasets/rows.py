@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.datasets.manifest import read_manifest
-from schemas.identity import canonical
+from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.schemas.identity import canonical
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.int8]

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipelines.datasets.settings import Strategy
+from orchard.pipelines.datasets.settings import Strategy
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.values.curves import EPS, Convention
-from schemas.identity import check_name, digest
-from schemas.llm_calls import ModelKind
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.values.curves import EPS, Convention
+from orchard.schemas.identity import check_name, digest
+from orchard.schemas.llm_calls import ModelKind
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal["random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite"]

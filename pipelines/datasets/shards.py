@@ -11,14 +11,14 @@ from pathlib import Path
 import duckdb
 import msgspec
 
-from pipelines.datasets.examples import Candidate, Draft, Dropped, draft, finish
-from pipelines.datasets.rows import Row, row_digest, write_rows
-from pipelines.datasets.settings import DatasetSettings
-from pipelines.datasets.tokenization import ChatTokenizer
-from pipelines.datasets.tools import harness_tools, tool_names
-from pipelines.trajectories import Place, read_paths
-from storage.blobs import BlobStore
-from storage.reader import open_tables
+from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, finish
+from orchard.pipelines.datasets.rows import Row, row_digest, write_rows
+from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.pipelines.datasets.tokenization import ChatTokenizer
+from orchard.pipelines.datasets.tools import harness_tools, tool_names
+from orchard.pipelines.trajectories import Place, read_paths
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
 
 MEMORY_LIMIT = "700MB"
 """Of DuckDB, in each process."""

@@ -23,9 +23,9 @@ from transformers.utils.chat_template_utils import (
     render_jinja_template,
 )
 
-from pipelines.datasets.errors import DatasetError, MaskError
-from pipelines.datasets.lines import LineCutter
-from pipelines.datasets.rows import Ids
+from orchard.pipelines.datasets.errors import DatasetError, MaskError
+from orchard.pipelines.datasets.lines import LineCutter
+from orchard.pipelines.datasets.rows import Ids
 
 CACHED_CHARACTERS = 10_000_000
 """After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""

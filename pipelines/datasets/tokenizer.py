@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.datasets.lines import OURS
+from orchard.pipelines.datasets.lines import OURS
 
 END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
@@ -25,7 +25,10 @@ CONTROL = (END_OF_TEXT, START, END, *MARKS)
 def chat_template() -> str:
     """The Jinja text of the template."""
     return (
-        files("pipelines.datasets").joinpath("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
+        files("orchard.pipelines.datasets")
+        .joinpath("chat_template.jinja")
+        .read_text(encoding="utf-8")
+        .rstrip("\n")
     )
 
 

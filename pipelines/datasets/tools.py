@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pipelines.datasets.errors import DatasetError
-from workers.harnesses import UnknownHarness, get_harness
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.workers.harnesses import UnknownHarness, get_harness
 
 
 def harness_tools(harness: str) -> tuple[dict[str, Any], ...]:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipelines.models.errors import ModelError
+from orchard.pipelines.models.errors import ModelError
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -6,7 +6,7 @@ import msgspec
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from pipelines.models.errors import ModelError
+from orchard.pipelines.models.errors import ModelError
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):

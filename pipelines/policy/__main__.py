@@ -1,19 +1,19 @@
-"""`python -m pipelines.policy MODEL_DIR`: the policy server alone; `orchard serve-policy` is the same."""
+"""`python -m orchard.pipelines.policy MODEL_DIR`: the same as `orchard serve-policy`."""
 
 import argparse
 import logging
 import sys
 from pathlib import Path
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.models.errors import ModelError
-from pipelines.policy.serving import ServingSettings, serve
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.policy.serving import ServingSettings, serve
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run with arguments, the process's own by default. What a user can mend is one sentence, exit code 1."""
     defaults = {name: value for name, value in _defaults().items() if name != "model"}
-    parser = argparse.ArgumentParser(prog="python -m pipelines.policy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.pipelines.policy", description=__doc__)
     parser.add_argument("model", type=Path)
     for name, value in defaults.items():
         flag = f"--{name.replace('_', '-')}"

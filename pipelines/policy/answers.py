@@ -8,8 +8,8 @@ import re
 
 import msgspec
 
-from schemas.identity import digest
-from schemas.messages import ToolCall
+from orchard.schemas.identity import digest
+from orchard.schemas.messages import ToolCall
 
 _THINKING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*(.*)", re.DOTALL)
 _CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)

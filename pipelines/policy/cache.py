@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as functional
 
-from pipelines.policy.weights import ROWS, Attend, Qwen3
+from orchard.pipelines.policy.weights import ROWS, Attend, Qwen3
 
 _FINE, _COARSE = 64, 256
 

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.datasets.tokenization import ChatTokenizer, Conversation
-from pipelines.policy.answers import Message, read_message
-from schemas.identity import digest
+from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from orchard.pipelines.policy.answers import Message, read_message
+from orchard.schemas.identity import digest
 
 _REMEMBERED = 100_000
 

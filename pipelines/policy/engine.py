@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import torch
 
-from pipelines.policy.cache import Cache
-from pipelines.policy.sampling import Draws, Sampling, choose
-from pipelines.policy.weights import ROWS, Qwen3
-from schemas.messages import VersionRun
+from orchard.pipelines.policy.cache import Cache
+from orchard.pipelines.policy.sampling import Draws, Sampling, choose
+from orchard.pipelines.policy.weights import ROWS, Qwen3
+from orchard.schemas.messages import VersionRun
 
 
 class Overloaded(Exception):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pipelines.policy.answers import Message
-from pipelines.policy.conversations import Prompts
-from pipelines.policy.engine import Generated
-from pipelines.policy.requests import ChatRequest, CompletionRequest
+from orchard.pipelines.policy.answers import Message
+from orchard.pipelines.policy.conversations import Prompts
+from orchard.pipelines.policy.engine import Generated
+from orchard.pipelines.policy.requests import ChatRequest, CompletionRequest
 
 
 def chat_reply(

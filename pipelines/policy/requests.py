@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from pipelines.policy.sampling import Sampling
+from orchard.pipelines.policy.sampling import Sampling
 
 
 class BadRequest(ValueError):

@@ -13,15 +13,21 @@ import msgspec
 import torch
 from aiohttp import web
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.tokenization import ChatTokenizer
-from pipelines.models.errors import ModelError
-from pipelines.policy.conversations import Prompts
-from pipelines.policy.engine import Ends, Engine, EngineSettings, Generated, Overloaded, Stopping
-from pipelines.policy.replies import chat_reply, completion_reply
-from pipelines.policy.requests import BadRequest, ChatRequest, CompletionRequest, ReloadRequest, read_body
-from pipelines.policy.sampling import Sampling
-from pipelines.policy.weights import load_weights
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.tokenization import ChatTokenizer
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.policy.conversations import Prompts
+from orchard.pipelines.policy.engine import Ends, Engine, EngineSettings, Generated, Overloaded, Stopping
+from orchard.pipelines.policy.replies import chat_reply, completion_reply
+from orchard.pipelines.policy.requests import (
+    BadRequest,
+    ChatRequest,
+    CompletionRequest,
+    ReloadRequest,
+    read_body,
+)
+from orchard.pipelines.policy.sampling import Sampling
+from orchard.pipelines.policy.weights import load_weights
 
 BODY_LIMIT = 64 * 2**20
 RETRY_SECONDS = 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from pipelines.models.errors import ModelError, require_torch
+from orchard.pipelines.models.errors import ModelError, require_torch
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ def serve(settings: ServingSettings) -> int:
 async def _serve(settings: ServingSettings, key: str | None) -> int:
     import torch
 
-    from pipelines.policy.engine import EngineSettings
-    from pipelines.policy.requests import ReloadRequest, read_body
-    from pipelines.policy.server import PolicyServer
+    from orchard.pipelines.policy.engine import EngineSettings
+    from orchard.pipelines.policy.requests import ReloadRequest, read_body
+    from orchard.pipelines.policy.server import PolicyServer
 
     if settings.threads:
         torch.set_num_threads(settings.threads)

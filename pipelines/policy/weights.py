@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from pipelines.models.directories import load_model
-from pipelines.models.errors import ModelError
+from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.models.errors import ModelError
 
 ROWS = 8
 """Products of few rows take another path, with other rounding: batches are padded to a multiple of this."""

@@ -11,8 +11,8 @@ from math import ceil, floor
 
 import msgspec
 
-from schemas.groups import GroupOutcome
-from schemas.outcomes import RolloutStatus
+from orchard.schemas.groups import GroupOutcome
+from orchard.schemas.outcomes import RolloutStatus
 
 
 class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
-from pipelines.campaigns import requested_event
-from pipelines.rl.bar import Assemble, Generate, GiveUp, decide
-from pipelines.rl.plan import RunPlan, plan_hash
-from pipelines.rl.progress import Place, Progress
-from schemas.events import (
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp, decide
+from orchard.pipelines.rl.plan import RunPlan, plan_hash
+from orchard.pipelines.rl.progress import Place, Progress
+from orchard.schemas.events import (
     EVENTS_PREFIX,
     Event,
     RolloutReopened,
@@ -24,17 +24,17 @@ from schemas.events import (
     make_event,
     payload,
 )
-from schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed, RunStarted
-from schemas.outcomes import AbortCause
-from storage.blobs import BlobStore
-from streams import names
-from streams.connection import Connection
-from streams.errors import OutcomeRefused, QueueFull
-from streams.publisher import Publisher
-from streams.reading import bounds, next_message
-from streams.records import StoredEvent, stored_event
-from streams.replay import replay_batches
-from streams.settings import Queue
+from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed, RunStarted
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.blobs import BlobStore
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.errors import OutcomeRefused, QueueFull
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds, next_message
+from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.replay import replay_batches
+from orchard.streams.settings import Queue
 
 SOURCE = "orchard/rl"
 FULL_QUEUE_PAUSE = 1.0

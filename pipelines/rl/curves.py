@@ -6,8 +6,8 @@ from typing import Any
 
 import duckdb
 
-from pipelines.rl.what_if import Yield
-from pipelines.scores import Score
+from orchard.pipelines.rl.what_if import Yield
+from orchard.pipelines.scores import Score
 
 _PANELS = (
     ("pass_rate", "pass rate of all rollouts"),

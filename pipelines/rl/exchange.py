@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.rl.losses import advantages
-from pipelines.rl.sequences import Sequence as TokenSequence
-from schemas.groups import GroupAssembled
-from schemas.outcomes import RolloutStatus
+from orchard.pipelines.rl.losses import advantages
+from orchard.pipelines.rl.sequences import Sequence as TokenSequence
+from orchard.schemas.groups import GroupAssembled
+from orchard.schemas.outcomes import RolloutStatus
 
 Record = dict[str, Any]
 Members = Sequence[Sequence[TokenSequence]]

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pipelines.rl.coordinator import subjects
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.progress import Progress
-from pipelines.rl.sequences import NotSampled, Sequence, sequences
-from schemas.events import EVENTS_PREFIX, Event, payload
-from schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
-from schemas.messages import MessageNode, NodeRest, Role, TokenRecord
-from storage.blobs import BlobStore
-from streams.records import StoredEvent
+from orchard.pipelines.rl.coordinator import subjects
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.sequences import NotSampled, Sequence, sequences
+from orchard.schemas.events import EVENTS_PREFIX, Event, payload
+from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
+from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord
+from orchard.storage.blobs import BlobStore
+from orchard.streams.records import StoredEvent
 
 Attempt = tuple[str, int]
 """Rollout id and attempt."""

@@ -7,19 +7,19 @@ are used. A trainer that goes back to a checkpoint and asks again is given the s
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from pipelines.rl.coordinator import RunError
-from pipelines.rl.feed import Feed, feed_subjects, refusal
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.sequences import NotSampled, Sequence
-from schemas.events import make_event, payload
-from schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
-from storage.blobs import BlobStore
-from streams import names
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.records import StoredEvent
-from streams.replay import replay_batches
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.feed import Feed, feed_subjects, refusal
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.sequences import NotSampled, Sequence
+from orchard.schemas.events import make_event, payload
+from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
+from orchard.storage.blobs import BlobStore
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.records import StoredEvent
+from orchard.streams.replay import replay_batches
 
 SOURCE = "orchard/rl/handing"
 

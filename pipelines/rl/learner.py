@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipelines.datasets.rows import TokenRow
-from pipelines.rl.losses import LossFigures, Tokens, advantages, policy_loss, rollout_weights
-from pipelines.rl.sequences import Sequence
-from pipelines.rl.settings import RlSettings
-from pipelines.sft.attention import packs_examples, use_packed_attention
-from pipelines.sft.loss import Pack, make_pack
-from pipelines.sft.preparation import adam
-from pipelines.sft.processes import Processes, autocast, clipped, last_backward, shard
-from pipelines.sft.schedule import learning_rate, packs, shares
+from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, policy_loss, rollout_weights
+from orchard.pipelines.rl.sequences import Sequence
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.sft.attention import packs_examples, use_packed_attention
+from orchard.pipelines.sft.loss import Pack, make_pack
+from orchard.pipelines.sft.preparation import adam
+from orchard.pipelines.sft.processes import Processes, autocast, clipped, last_backward, shard
+from orchard.pipelines.sft.schedule import learning_rate, packs, shares
 
 
 @dataclass(frozen=True)

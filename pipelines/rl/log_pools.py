@@ -2,8 +2,8 @@
 
 import duckdb
 
-from pipelines.rl.bar import Rollout
-from schemas.outcomes import RolloutStatus
+from orchard.pipelines.rl.bar import Rollout
+from orchard.schemas.outcomes import RolloutStatus
 
 _QUERY = """
 select task_id, status, completion_tokens, reward from rollouts

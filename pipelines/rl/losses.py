@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 import msgspec
 import torch
 
-from pipelines.rl.settings import LossSettings, Ratio, Reduction
+from orchard.pipelines.rl.settings import LossSettings, Ratio, Reduction
 
 STD_EPSILON = 1e-6
 _LOG_RATIO_LIMIT = 20.0

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.curriculum import StepCurriculum
-from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
-from schemas.identity import check_name, digest, rollout_id
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.curriculum import StepCurriculum
+from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from orchard.schemas.identity import check_name, digest, rollout_id
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pipelines.rl.bar import Rollout, Slot
-from pipelines.rl.curriculum import stopped_rising
-from pipelines.rl.plan import RunPlan
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
-from schemas.groups import (
+from orchard.pipelines.rl.bar import Rollout, Slot
+from orchard.pipelines.rl.curriculum import stopped_rising
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
+from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
@@ -17,7 +17,7 @@ from schemas.groups import (
     PolicyUpdated,
     PromptFailed,
 )
-from schemas.outcomes import RolloutStatus
+from orchard.schemas.outcomes import RolloutStatus
 
 
 @dataclass

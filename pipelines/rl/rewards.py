@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.outcomes import ExitStatus
+from orchard.schemas.outcomes import ExitStatus
 
 CLAW_WALL_SECONDS = 600.0
 CLAW_PASS = 0.75

@@ -6,20 +6,20 @@ from fnmatch import fnmatchcase
 import duckdb
 import msgspec
 
-from pipelines.rl.coordinator import RunError
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.settings import RlSettings, TaskPool
-from pipelines.tasks.registry import read_task_refs
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, TaskRef
-from schemas.events import event_subject, make_event, payload
-from schemas.groups import RunStarted
-from storage.blobs import BlobStore
-from storage.reader import open_tables
-from streams import names
-from streams.connection import Connection
-from streams.reading import next_message
-from streams.records import stored_event
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.settings import RlSettings, TaskPool
+from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, TaskRef
+from orchard.schemas.events import event_subject, make_event, payload
+from orchard.schemas.groups import RunStarted
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.reading import next_message
+from orchard.streams.records import stored_event
 
 _PASS_RATES = """
 select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts

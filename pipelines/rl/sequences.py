@@ -7,7 +7,7 @@ tail, the sequence goes on; where a harness rewrote history, a new one begins, a
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.messages import TokenRecord
+from orchard.schemas.messages import TokenRecord
 
 
 class NotSampled(ValueError):

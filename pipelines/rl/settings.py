@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.curriculum import StepCurriculum
-from pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
-from schemas.campaigns import Budget, Timeouts
-from schemas.identity import digest
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.curriculum import StepCurriculum
+from orchard.pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
+from orchard.schemas.campaigns import Budget, Timeouts
+from orchard.schemas.identity import digest
 
 
 class Ratio(StrEnum):

@@ -14,26 +14,26 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from pipelines.models.directories import load_model, load_tokenizer, save_model
-from pipelines.rl.coordinator import RunError
-from pipelines.rl.feed import Feed, feed_subjects, oldest_version, refusal
-from pipelines.rl.learner import Learner, StepFigures, Trained
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
-from pipelines.rl.sequences import NotSampled
-from pipelines.rl.settings import RlSettings, settings_hash
-from pipelines.sft.checkpoints import Checkpoints, whole_weights
-from pipelines.sft.processes import Processes
-from schemas.events import Event, make_event
-from schemas.groups import DropReason, GroupAssembled, GroupDropped, GroupOutcome, PolicyUpdated
-from schemas.training import PolicyStep
-from storage.blobs import BlobStore
-from streams import names
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.records import StoredEvent
-from streams.replay import replay_batches
+from orchard.pipelines.models.directories import load_model, load_tokenizer, save_model
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.feed import Feed, feed_subjects, oldest_version, refusal
+from orchard.pipelines.rl.learner import Learner, StepFigures, Trained
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
+from orchard.pipelines.rl.sequences import NotSampled
+from orchard.pipelines.rl.settings import RlSettings, settings_hash
+from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
+from orchard.pipelines.sft.processes import Processes
+from orchard.schemas.events import Event, make_event
+from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, GroupOutcome, PolicyUpdated
+from orchard.schemas.training import PolicyStep
+from orchard.storage.blobs import BlobStore
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.records import StoredEvent
+from orchard.streams.replay import replay_batches
 
 SOURCE = "orchard/rl/trainer"
 RELOAD_SECONDS = 60.0

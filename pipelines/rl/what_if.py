@@ -10,8 +10,8 @@ from itertools import product
 
 import msgspec
 
-from pipelines.rl.bar import Assemble, BarSettings, GiveUp, Rollout, Slot, decide
-from schemas.groups import GroupOutcome
+from orchard.pipelines.rl.bar import Assemble, BarSettings, GiveUp, Rollout, Slot, decide
+from orchard.schemas.groups import GroupOutcome
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from pipelines.models.errors import ModelError
+from orchard.pipelines.models.errors import ModelError
 
 PACKED = "orchard_packed"
 _SEPARABLE = {"full_attention", "sliding_attention"}

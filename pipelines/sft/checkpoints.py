@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from pipelines.sft.processes import Processes
-from pipelines.sft.settings import TrainingError
-from schemas.training import TrainingStep
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.sft.settings import TrainingError
+from orchard.schemas.training import TrainingStep
 
 _POSITION = "position.json"
 _PREFIX = "step-"

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
-from pipelines.sft.metrics import Fact
-from schemas.events import Event, make_event
-from schemas.identity import digest
-from schemas.training import TrainingStarted, TrainingStep
-from streams.connection import Connection
-from streams.publisher import Publisher
+from orchard.pipelines.sft.metrics import Fact
+from orchard.schemas.events import Event, make_event
+from orchard.schemas.identity import digest
+from orchard.schemas.training import TrainingStarted, TrainingStep
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
 
 CAMPAIGN = "training"
 """Training events belong to no campaign of rollouts: this name is reserved for them."""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.datasets.rows import TokenRow
-from pipelines.sft.attention import packs_examples
+from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.sft.attention import packs_examples
 
 _LOGIT_ROWS = 8192
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 
 Fact = TrainingStarted | TrainingStep | TrainingFinished
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipelines.datasets.rows import TokenRow
-from pipelines.models.directories import load_model, load_tokenizer
-from pipelines.models.tiny import new_model
-from pipelines.sft.loss import trained_tokens
-from pipelines.sft.settings import Optimizer, SftSettings, TrainingError
+from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.models.directories import load_model, load_tokenizer
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.sft.loss import trained_tokens
+from orchard.pipelines.sft.settings import Optimizer, SftSettings, TrainingError
 
 
 def starting_point(settings: SftSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from pipelines.sft.settings import Precision
+from orchard.pipelines.sft.settings import Precision
 
 
 class Processes(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from schemas.identity import digest
+from orchard.schemas.identity import digest
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -46,7 +46,7 @@ class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str | None = None
     """Hugging Face directory or Hub name to start from."""
     shape: str | None = None
-    """Preset of `pipelines.models.tiny.SHAPES`: a model from scratch, of the tokenizer's vocabulary."""
+    """Preset of `pipelines/models/tiny.py`: a model from scratch, of the tokenizer's vocabulary."""
     tokenizer: str | None = None
     """Directory or Hub name that is saved beside the weights; default: the model's own."""
     seed: int = 0

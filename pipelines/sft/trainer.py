@@ -8,19 +8,25 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from pipelines.datasets.manifest import read_manifest
-from pipelines.datasets.rows import TokenRow, read_tokens
-from pipelines.models.directories import save_model
-from pipelines.models.tiny import parameters
-from pipelines.sft.attention import use_packed_attention
-from pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
-from pipelines.sft.loss import make_pack, summed_loss, trained_tokens
-from pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
-from pipelines.sft.preparation import check_rows, freeze, make_optimizers, starting_point, weights_sha256
-from pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
-from pipelines.sft.schedule import Plan, learning_rate, packs, shares
-from pipelines.sft.settings import SftSettings, TrainingError, settings_hash
-from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.pipelines.datasets.rows import TokenRow, read_tokens
+from orchard.pipelines.models.directories import save_model
+from orchard.pipelines.models.tiny import parameters
+from orchard.pipelines.sft.attention import use_packed_attention
+from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
+from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
+from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
+from orchard.pipelines.sft.preparation import (
+    check_rows,
+    freeze,
+    make_optimizers,
+    starting_point,
+    weights_sha256,
+)
+from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
+from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, shares
+from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
+from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 
 METRICS = "metrics.jsonl"
 PLOT = "loss.png"

@@ -6,8 +6,8 @@ from importlib import resources
 
 import msgspec
 
-from pipelines.tasks.errors import TaskError
-from pipelines.tasks.releases import Pair
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.releases import Pair
 
 
 class _Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import shlex
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
 
-from pipelines.tasks.trees import Tree, text_of
+from orchard.pipelines.tasks.trees import Tree, text_of
 
 WORKDIR = "/testbed"
 VENV = "/opt/env"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from workers.graders.verdict import FAILING, PASSING
+from orchard.workers.graders.verdict import FAILING, PASSING
 
 _UNSTABLE = re.compile(r"\b0x[0-9a-f]{6,}", re.I)
 """Ids that hold an address differ in every run; of a module that did not load nothing can be compared."""

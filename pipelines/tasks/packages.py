@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.tasks.errors import IndexFailed
-from pipelines.tasks.pip_index import SUFFIXES
-from schemas.identity import digest
+from orchard.pipelines.tasks.errors import IndexFailed
+from orchard.pipelines.tasks.pip_index import SUFFIXES
+from orchard.schemas.identity import digest
 
 _ARCHIVES = "sdists"
 _ENVIRONMENTS = "environments"
@@ -87,7 +87,7 @@ class PackageCache:
     async def _ask(self, **request: Any) -> list[dict[str, Any]]:
         self._archives().mkdir(parents=True, exist_ok=True)
         text = json.dumps({"directory": str(self._archives()), **request})
-        code, output, errors = await self._run("-m", "pipelines.tasks.pip_index", text=text)
+        code, output, errors = await self._run("-m", "orchard.pipelines.tasks.pip_index", text=text)
         if code != 0:
             raise IndexFailed(
                 f"pip of {self._python} could not be used to fetch packages ({_last_line(errors)}): "

@@ -1,4 +1,4 @@
-"""A program: asks the package index for sdists with pip's own machinery. Run by `pipelines.tasks.packages`.
+"""A program: asks the package index for sdists with pip's machinery. Run by `pipelines/tasks/packages.py`.
 
 `pip download` would run the build back-end of every sdist for its metadata, which is somebody else's code on
 this machine and seconds each. Here pip only finds the file and fetches it, so every setting of the machine

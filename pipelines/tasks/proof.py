@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemas.outcomes import Reward
-from schemas.tasks import SWETests, Task
-from workers.graders.verdict import MISSING, PASSING
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.verdict import MISSING, PASSING
 
 KEPT_SHARE = 0.5
 """Of the tests of a task, that must be steady for the rest to be a task."""

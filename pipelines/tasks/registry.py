@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from pipelines.tasks.errors import TaskError
-from pipelines.tasks.validate import Validation
-from schemas.blobs import BlobRef
-from schemas.campaigns import TaskRef
-from schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
-from schemas.identity import digest
-from schemas.tasks import SWETests, Task, task_hash
-from storage.blobs import BlobStore
-from storage.reader import open_tables
-from streams.publisher import Publisher
-from workers.graders.diffs import parse_diff
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.validate import Validation
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import TaskRef
+from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
+from orchard.schemas.identity import digest
+from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from orchard.workers.graders.diffs import parse_diff
 
 CAMPAIGN = "tasks"
 SOURCE = "orchard/tasks"

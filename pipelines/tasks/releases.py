@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from pipelines.tasks.errors import NotATask
-from pipelines.tasks.trees import Tree, changed_paths, diff, lines_of, text_of
+from orchard.pipelines.tasks.errors import NotATask
+from orchard.pipelines.tasks.trees import Tree, changed_paths, diff, lines_of, text_of
 
 SOURCE = "pypi-releases"
 EXCERPT_LIMIT = 4000

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from injector.client import AsyncSandboxClient
-from pipelines.tasks import layout
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.repairs import IMAGE, repair_files
-from pipelines.tasks.synthesize import pack_directory
-from pipelines.tasks.trees import pack
-from pipelines.tasks.workshop import open_sandbox
-from schemas.tasks import Task
-from workers.sandboxes import SandboxMachine, classified
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks import layout
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.repairs import IMAGE, repair_files
+from orchard.pipelines.tasks.synthesize import pack_directory
+from orchard.pipelines.tasks.trees import pack
+from orchard.pipelines.tasks.workshop import open_sandbox
+from orchard.schemas.tasks import Task
+from orchard.workers.sandboxes import SandboxMachine, classified
 
 PYTEST = "pytest==9.2.0"
 _REPOSITORY = f"""\

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pipelines.tasks import layout
-from schemas.identity import digest
-from schemas.tasks import SWETests, Task
-from workers.graders.diffs import parse_diff
+from orchard.pipelines.tasks import layout
+from orchard.schemas.identity import digest
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.diffs import parse_diff
 
 SOURCE = "repairs"
 IMAGE = "orchard/repairs:1"

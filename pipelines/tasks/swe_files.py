@@ -9,9 +9,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
-from pipelines.tasks.swe_rows import Family, task_from_row
-from schemas.tasks import Task
+from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
+from orchard.pipelines.tasks.swe_rows import Family, task_from_row
+from orchard.schemas.tasks import Task
 
 BATCH_ROWS = 64
 """Rows decoded at once: a row may hold megabytes of patches and test names."""

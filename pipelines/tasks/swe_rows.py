@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from pipelines.tasks.errors import MalformedRow
-from pipelines.tasks.swe_repositories import pytest_command, repository
-from pipelines.tasks.trees import diff
-from schemas.tasks import SWETests, Task
-from workers.graders.diffs import parse_diff
-from workers.graders.parsers import PARSERS
+from orchard.pipelines.tasks.errors import MalformedRow
+from orchard.pipelines.tasks.swe_repositories import pytest_command, repository
+from orchard.pipelines.tasks.trees import diff
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.graders.parsers import PARSERS
 
 Row = Mapping[str, Any]
 

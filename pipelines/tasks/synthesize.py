@@ -14,19 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from pipelines.tasks import layout, outcomes, releases
-from pipelines.tasks.errors import IndexFailed, NotATask, TaskError
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.releases import Change, Pair
-from pipelines.tasks.trees import Tree, pack, read_sdist
-from pipelines.tasks.workshop import as_ready, open_sandbox
-from schemas.identity import digest
-from schemas.outcomes import AbortCause
-from schemas.tasks import SWETests, Task
-from workers.failures import InfrastructureError
-from workers.graders.parsers import parse
-from workers.sandboxes import SandboxMachine, classified
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks import layout, outcomes, releases
+from orchard.pipelines.tasks.errors import IndexFailed, NotATask, TaskError
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.releases import Change, Pair
+from orchard.pipelines.tasks.trees import Tree, pack, read_sdist
+from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
+from orchard.schemas.identity import digest
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.parsers import parse
+from orchard.workers.sandboxes import SandboxMachine, classified
 
 PASS_TO_PASS_LIMIT = 300
 """Tests that must keep passing, at most: every graded rollout reports each of them."""

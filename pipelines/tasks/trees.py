@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.errors import TaskError
 
 Tree = Mapping[str, bytes]
 """Path relative to the root, with `/`, to content. Directories exist by their files."""

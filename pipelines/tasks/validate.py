@@ -6,16 +6,16 @@ from functools import partial
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from pipelines.tasks.errors import TaskError
-from pipelines.tasks.proof import Proven, prove
-from pipelines.tasks.workshop import as_ready, open_sandbox
-from schemas.events import TaskRejected, TaskValidated
-from schemas.outcomes import AbortCause, Reward
-from schemas.tasks import SWETests, Task, task_hash
-from storage.blobs import BlobStore
-from workers.failures import InfrastructureError
-from workers.graders import grade
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.proof import Proven, prove
+from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders import grade
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",

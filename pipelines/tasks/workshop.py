@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
+from orchard.injector.client import AsyncSandboxClient
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -13,23 +13,23 @@ from collections.abc import Callable
 import duckdb
 import msgspec
 
-from pipelines.trajectories import Place
-from pipelines.values.cases import Case, read_case
-from pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
-from pipelines.values.replies import BadReply, Reading, read_reply
-from schemas.events import Event, make_event
-from schemas.identity import digest
-from schemas.llm_calls import ModelKind
-from schemas.outcomes import AbortCause
-from schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
-from storage.blobs import BlobStore
-from storage.errors import StorageError
-from storage.reader import open_tables, refresh
-from streams.claims import Claim, Claims
-from streams.errors import StreamsError
-from streams.publisher import Publisher
-from workers.failures import InfrastructureError
-from workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.pipelines.trajectories import Place
+from orchard.pipelines.values.cases import Case, read_case
+from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
+from orchard.pipelines.values.replies import BadReply, Reading, read_reply
+from orchard.schemas.events import Event, make_event
+from orchard.schemas.identity import digest
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import open_tables, refresh
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.errors import StreamsError
+from orchard.streams.publisher import Publisher
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
 
 log = logging.getLogger("orchard.annotator")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from pipelines.trajectories import Place, read_paths
-from schemas.blobs import BlobRef
-from schemas.messages import MessageNode, Role
-from schemas.tasks import SWETests, Task
-from storage.blobs import BlobStore
+from orchard.pipelines.trajectories import Place, read_paths
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
 
 PASSING = frozenset({"PASSED", "XFAIL", "SKIPPED"})
 

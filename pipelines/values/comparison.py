@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from pipelines.values.calibration import Point
+from orchard.pipelines.values.calibration import Point
 
 _QUERY = """
 with newest as (

@@ -15,10 +15,10 @@ from functools import cached_property
 
 import msgspec
 
-from pipelines.campaigns import requested_event
-from pipelines.values.recorded import Recorded
-from schemas.campaigns import ModelSpec, RolloutRequest
-from schemas.events import (
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.values.recorded import Recorded
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest
+from orchard.schemas.events import (
     AttemptReleased,
     Event,
     RolloutAborted,
@@ -27,15 +27,15 @@ from schemas.events import (
     make_event,
     payload,
 )
-from schemas.identity import digest
-from schemas.messages import MessageNode
-from schemas.tasks import Task
-from schemas.values import MEASURED_CAMPAIGN
-from streams.errors import OutcomeRefused
-from workers.failures import InfrastructureError
-from workers.retries import Abort, after_failure
-from workers.rollout import Attempt, Beginning, Workplace
-from workers.sandboxes import SandboxFactory, SandboxMachine
+from orchard.schemas.identity import digest
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.tasks import Task
+from orchard.schemas.values import MEASURED_CAMPAIGN
+from orchard.streams.errors import OutcomeRefused
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.retries import Abort, after_failure
+from orchard.workers.rollout import Attempt, Beginning, Workplace
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 Outcome = RolloutFinished | RolloutAborted
 Machines = Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]

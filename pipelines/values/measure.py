@@ -16,19 +16,19 @@ from uuid import uuid4
 
 import msgspec
 
-from injector.errors import SandboxUnsupported
-from pipelines.values.calibration import wilson
-from pipelines.values.continuations import SOURCE, Outcome, Point, continuation
-from pipelines.values.recorded import BEFORE
-from pipelines.values.replaying import Divergence, Replay, replay
-from schemas.events import RolloutAborted, RolloutFinished, make_event, payload
-from schemas.llm_calls import ModelKind
-from schemas.tasks import Task
-from schemas.values import MEASURED_CAMPAIGN, ValueMeasured
-from workers.harnesses import get_harness
-from workers.preparation import prepare
-from workers.rollout import Workplace
-from workers.sandboxes import SandboxFactory, SandboxMachine
+from orchard.injector.errors import SandboxUnsupported
+from orchard.pipelines.values.calibration import wilson
+from orchard.pipelines.values.continuations import SOURCE, Outcome, Point, continuation
+from orchard.pipelines.values.recorded import BEFORE
+from orchard.pipelines.values.replaying import Divergence, Replay, replay
+from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.tasks import Task
+from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
+from orchard.workers.harnesses import get_harness
+from orchard.workers.preparation import prepare
+from orchard.workers.rollout import Workplace
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 COUNT_SECONDS = 20.0
 Told = Callable[[Point, Outcome], None]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.values.cases import Case, Step
-from pipelines.values.replies import FINAL_LIMIT, needed_key_steps
+from orchard.pipelines.values.cases import Case, Step
+from orchard.pipelines.values.replies import FINAL_LIMIT, needed_key_steps
 
 PROMPT_VERSION = "1"
 OBSERVATION_LIMIT = 5_000

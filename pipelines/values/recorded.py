@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from pipelines.trajectories import path
-from schemas.blobs import BlobRef
-from schemas.campaigns import RolloutRequest
-from schemas.events import SandboxCreated
-from schemas.llm_calls import LLMCall
-from schemas.messages import MessageNode, NodeRest, Role, ToolCall
-from schemas.outcomes import ExitStatus
-from schemas.tasks import Task
-from storage.blobs import BlobStore
-from workers.trace import Totals
+from orchard.pipelines.trajectories import path
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import SandboxCreated
+from orchard.schemas.llm_calls import LLMCall
+from orchard.schemas.messages import MessageNode, NodeRest, Role, ToolCall
+from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.tasks import Task
+from orchard.storage.blobs import BlobStore
+from orchard.workers.trace import Totals
 
 BEFORE = -1
 """The step of the state before any action."""

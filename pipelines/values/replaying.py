@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.values.recorded import Executed
-from schemas.campaigns import Timeouts
-from schemas.messages import MessageNode
-from schemas.tasks import Task
-from workers.harnesses.interface import Harness
-from workers.machine import CommandOutcome, Machine
-from workers.trace import output_sha256
+from orchard.pipelines.values.recorded import Executed
+from orchard.schemas.campaigns import Timeouts
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.tasks import Task
+from orchard.workers.harnesses.interface import Harness
+from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.trace import output_sha256
 
 _DURATION = re.compile(r"\b(?:\d+m ?)?\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?)\b")
 _LISTED = re.compile(

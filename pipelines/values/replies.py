@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pipelines.values.curves import DEFAULT_BASE, TOLERANCE, interpolate
-from schemas.values import KeyStep
+from orchard.pipelines.values.curves import DEFAULT_BASE, TOLERANCE, interpolate
+from orchard.schemas.values import KeyStep
 
 FINAL_LIMIT = 0.2
 """p at the end of a failed trajectory must be below; after the last try it is set to this and flagged."""

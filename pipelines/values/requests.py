@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from pipelines.values.prompt import PROMPT_VERSION
-from schemas.campaigns import ModelSpec
-from schemas.llm_calls import ModelKind
-from schemas.values import AnnotationRequest
-from streams.publisher import Publisher
-from streams.settings import Queue
+from orchard.pipelines.values.prompt import PROMPT_VERSION
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.values import AnnotationRequest
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
 
 QUEUE = Queue(kind="annotate", domain="values")
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
-from pipelines.datasets.build import build
-from pipelines.datasets.settings import DatasetSettings, Values
-from pipelines.datasets.tokenizer import train_tokenizer
+from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.workers.harnesses.mini_swe_agent_prompts import TASK
 from tests.benchmarks.dataset_store import ANNOTATOR, Texts, make_store
-from workers.harnesses.mini_swe_agent_prompts import TASK
 
 TRAJECTORIES = 107_000
 GOAL_SECONDS = 300.0

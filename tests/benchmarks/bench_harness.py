@@ -20,15 +20,15 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from schemas.campaigns import Budget, ModelSpec, Timeouts
-from schemas.tasks import SWETests, Task
-from storage.blobs import BlobStore
-from workers.harnesses.interface import Episode
-from workers.harnesses.mini_swe_agent import SUBMIT_LINE, MiniSweAgent
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.machine import CommandOutcome
-from workers.trace import Trace
+from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
+from orchard.workers.harnesses.interface import Episode
+from orchard.workers.harnesses.mini_swe_agent import SUBMIT_LINE, MiniSweAgent
+from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.machine import CommandOutcome
+from orchard.workers.trace import Trace
 
 ROUNDS = 7
 TURNS = 100

@@ -18,13 +18,13 @@ from statistics import median
 import aiohttp
 import torch
 
-from pipelines.datasets.tokenizer import train_tokenizer
-from pipelines.models.directories import save_model
-from pipelines.models.tiny import new_model
-from pipelines.policy.engine import Engine, EngineSettings
-from pipelines.policy.sampling import Sampling
-from pipelines.policy.server import PolicyServer
-from pipelines.policy.weights import load_weights
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.pipelines.models.directories import save_model
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.policy.engine import Engine, EngineSettings
+from orchard.pipelines.policy.sampling import Sampling
+from orchard.pipelines.policy.server import PolicyServer
+from orchard.pipelines.policy.weights import load_weights
 from tests.benchmarks.bench_sft import figure
 
 ROUNDS = 3

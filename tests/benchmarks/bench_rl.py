@@ -24,26 +24,26 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
-from pipelines.models.tiny import new_model
-from pipelines.rl.coordinator import Coordinator, begin
-from pipelines.rl.feed import Feed, feed_subjects
-from pipelines.rl.learner import Learner, Trained
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.sequences import Sequence
-from pipelines.rl.settings import RlSettings
-from pipelines.sft.processes import Processes
-from schemas.campaigns import RolloutRequest
-from schemas.events import make_event
-from schemas.groups import PolicyUpdated
-from storage.blobs import BlobStore
-from storage.reader import open_tables
-from streams.claims import Claims
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.replay import replay_batches
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.rl.coordinator import Coordinator, begin
+from orchard.pipelines.rl.feed import Feed, feed_subjects
+from orchard.pipelines.rl.learner import Learner, Trained
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.sequences import Sequence
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.sft.processes import Processes
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import make_event
+from orchard.schemas.groups import PolicyUpdated
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay_batches
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 from tests.benchmarks.bench_sft import figure
 from tests.pipelines.rl.written_log import conversation, finished, message, plan_of, run_settings
 

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from injector.agent import kernel
-from injector.agent.local import overlay
-from injector.agent.local.cgroups import Cgroups, Group
-from injector.agent.local.first_process import open_program
-from injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.agent import kernel
+from orchard.injector.agent.local import overlay
+from orchard.injector.agent.local.cgroups import Cgroups, Group
+from orchard.injector.agent.local.first_process import open_program
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
 CYCLES = 40
 EXECS = 200
@@ -195,7 +195,7 @@ def main() -> None:
     cgroups = Cgroups(place)
     state, port_file = place / "state", place / "port"
     _base(place)
-    line = ["-m", "injector.orchestrator", "--state", str(state), "--port-file", str(port_file)]
+    line = ["-m", "orchard.injector.orchestrator", "--state", str(state), "--port-file", str(port_file)]
     service = subprocess.Popen([sys.executable, *line], stderr=subprocess.DEVNULL)
     try:
         while not port_file.exists():
@@ -205,7 +205,9 @@ def main() -> None:
     finally:
         service.terminate()
         service.wait()
-        subprocess.run([sys.executable, "-m", "injector.agent", "--state", str(state), "--stop"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "orchard.injector.agent", "--state", str(state), "--stop"], check=True
+        )
         cgroups.close()
         shutil.rmtree(place)
 

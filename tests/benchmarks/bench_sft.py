@@ -21,11 +21,11 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Qwen3ForCausalLM, Trainer, TrainingArguments
 
-from pipelines.datasets.rows import TokenRow
-from pipelines.models.tiny import new_model
-from pipelines.sft import trainer as ours
-from pipelines.sft.processes import Processes
-from pipelines.sft.settings import settings_from
+from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.sft import trainer as ours
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.sft.settings import settings_from
 
 ROUNDS = 3
 EXAMPLES = 96

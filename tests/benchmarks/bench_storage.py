@@ -30,25 +30,25 @@ import uvloop
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from schemas import events as e
-from schemas.identity import rollout_id
-from schemas.llm_calls import LLMCall, ModelKind, Usage
-from schemas.messages import MessageNode, Role, ToolCall, ToolResult
-from schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
-from storage.delta import Table
-from storage.derive import derive_tables
-from storage.location import Location
-from storage.log import Fact
-from storage.reader import open_tables
-from storage.tables import PROGRESS, SCHEMAS
-from storage.writer import Writer
-from streams import names
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.schemas import events as e
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
+from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.storage.delta import Table
+from orchard.storage.derive import derive_tables
+from orchard.storage.location import Location
+from orchard.storage.log import Fact
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import PROGRESS, SCHEMAS
+from orchard.storage.writer import Writer
+from orchard.streams import names
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 EVENTS = 20_000
 ROUNDS = 3

@@ -17,17 +17,17 @@ import uvloop
 from nats.aio.msg import Msg
 from nats.js import api
 
-from schemas.events import Event, encode_event, event_subject, make_event
-from schemas.messages import MessageNode, Role
-from streams import names
-from streams.claims import Claims
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.replay import replay_batches
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.schemas.events import Event, encode_event, event_subject, make_event
+from orchard.schemas.messages import MessageNode, Role
+from orchard.streams import names
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay_batches
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 ROUNDS = 7
 EVENTS = 20_000

@@ -26,13 +26,13 @@ from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.demo_sft import Demo, DemoSettings
 from orchard.demonstrations import campaign_score
+from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
+from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
+from orchard.pipelines.scores import Score, paired_difference
+from orchard.schemas.campaigns import TaskRef
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.terminal import console
-from pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
-from pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
-from pipelines.scores import Score, paired_difference
-from schemas.campaigns import TaskRef
-from storage.reader import open_tables
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 RESOLVED, CREDIT = ARMS = ("resolved", "credit")

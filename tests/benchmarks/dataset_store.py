@@ -21,12 +21,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.values.curves import interpolate
-from schemas.identity import digest
-from storage.delta import Table
-from storage.location import Location
-from storage.tables import PROGRESS, SCHEMAS
-from workers.harnesses.mini_swe_agent_prompts import SYSTEM, TASK
+from orchard.pipelines.values.curves import interpolate
+from orchard.schemas.identity import digest
+from orchard.storage.delta import Table
+from orchard.storage.location import Location
+from orchard.storage.tables import PROGRESS, SCHEMAS
+from orchard.workers.harnesses.mini_swe_agent_prompts import SYSTEM, TASK
 
 TURNS = 47
 BYTES = 22_000

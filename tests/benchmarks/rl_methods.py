@@ -21,13 +21,13 @@ import msgspec
 from orchard.cli.quickstart import pipeline
 from orchard.demo_rl import Method, RlDemo, RlDemoSettings, _toml
 from orchard.demonstrations import campaign_score, repair_refs
+from orchard.pipelines.rl.log_pools import graded_pools
+from orchard.pipelines.rl.policies import policy_directory
+from orchard.pipelines.rl.what_if import grid, what_if
+from orchard.pipelines.scores import Score
+from orchard.pipelines.tasks.repairs import Split
 from orchard.session import Session
-from pipelines.rl.log_pools import graded_pools
-from pipelines.rl.policies import policy_directory
-from pipelines.rl.what_if import grid, what_if
-from pipelines.scores import Score
-from pipelines.tasks.repairs import Split
-from storage.reader import open_tables
+from orchard.storage.reader import open_tables
 
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic")
 INTERVAL = (0.375, 0.625)

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import msgspec
 
-from injector.client import AsyncSandboxClient
-from injector.errors import SandboxError
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.errors import SandboxError
+from orchard.pipelines.rl.policies import read_newest
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
 from orchard.up import UpRecord, running
-from pipelines.rl.policies import read_newest
-from pipelines.tasks.registry import TaskRegistry
-from storage.reader import open_tables
-from streams.publisher import Publisher
 from tests.chaos.run import QUICK, check_processes, pipeline, session_for
 from tests.pipelines.policy.small_models import write_model
 from tests.tiny_tasks import build_tiny_image, tiny_task

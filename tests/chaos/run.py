@@ -23,24 +23,24 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from injector.agent.local.cgroups import cgroup_name
-from injector.client import AsyncSandboxClient
 from orchard.config import load
+from orchard.injector.agent.local.cgroups import cgroup_name
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from orchard.schemas.events import TERMINAL_TYPES
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.storage.digest import store_digests
+from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.reader import open_tables
+from orchard.streams.connection import connect
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
 from orchard.up import UpRecord, running
-from pipelines.campaigns import Campaigns
-from pipelines.tasks.registry import TaskRegistry
-from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
-from schemas.events import TERMINAL_TYPES
-from schemas.llm_calls import ModelKind
-from storage.digest import store_digests
-from storage.maintenance import check, rebuild_derived, rebuild_events
-from storage.reader import open_tables
-from streams.connection import connect
-from streams.deadletters import DeadLetters
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.server import EmbeddedServer
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 CAMPAIGN = "chaos"

@@ -8,8 +8,8 @@ import aiohttp
 from aiohttp import hdrs, web
 from yarl import URL
 
-from injector.event_loop import EventLoopThread
-from injector.orchestrator.relay import relay
+from orchard.injector.event_loop import EventLoopThread
+from orchard.injector.orchestrator.relay import relay
 
 FRAME_LIMIT = 16 * 1024 * 1024
 HOP_BY_HOP = {

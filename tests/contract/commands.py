@@ -5,9 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxConflict, SandboxUnavailable
-from schemas.sandboxes import OUTPUT_LIMIT
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxConflict, SandboxUnavailable
+from orchard.schemas.sandboxes import OUTPUT_LIMIT
 from tests.contract.balancer import Balancer
 from tests.contract.fixtures import LIMIT, processes
 

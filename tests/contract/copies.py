@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxUnsupported
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxUnsupported
 from tests.contract.deployment import Deployment
 from tests.contract.fixtures import create
 

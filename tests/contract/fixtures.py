@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from tests.contract.balancer import Balancer
 from tests.contract.deployment import Deployment
 

@@ -6,8 +6,8 @@ import re
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxNotFound
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxNotFound
 from tests.contract.deployment import Deployment
 from tests.contract.fixtures import LIMIT, create
 

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound
 from tests.contract.deployment import Deployment
 from tests.contract.fixtures import LIMIT, READY, create
 

@@ -8,8 +8,8 @@ import sys
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.process import AsyncContainerProcess
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.process import AsyncContainerProcess
 from tests.contract.balancer import Balancer
 from tests.contract.deployment import Deployment
 from tests.contract.fixtures import LIMIT, READY, create, processes, until_gone

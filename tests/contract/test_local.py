@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from injector.agent.local.archives import import_image
-from injector.agent.local.building import NAME
+from orchard.injector.agent.local.archives import import_image
+from orchard.injector.agent.local.building import NAME
 from tests.contract.points import *  # noqa: F403
 from tests.injector.conftest import Archives, Service
 

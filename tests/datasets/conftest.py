@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.datasets.tokenizer import train_tokenizer
-from schemas import events as e
-from storage.writer import Writer
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.schemas import events as e
+from orchard.storage.writer import Writer
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 from tests.trajectory_log import Author
 
 

@@ -9,20 +9,20 @@ import msgspec
 import psutil
 import pytest
 
-from pipelines.datasets.build import build
-from pipelines.datasets.comparison import compare, find_row, origin
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.manifest import read_manifest
-from pipelines.datasets.rows import read_rows, row_digest, rows_sha256
-from pipelines.datasets.settings import DatasetSettings, Filters, Selection, Source, Values
-from pipelines.datasets.shards import Job, ShardMaker
-from pipelines.datasets.tokenization import ChatTokenizer
-from schemas.llm_calls import ModelKind
-from schemas.messages import TokenRecord
-from schemas.outcomes import ExitStatus
-from storage.maintenance import rebuild_derived, rebuild_events
-from storage.reader import open_tables
-from streams.connection import Connection
+from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.comparison import compare, find_row, origin
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.pipelines.datasets.rows import read_rows, row_digest, rows_sha256
+from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Selection, Source, Values
+from orchard.pipelines.datasets.shards import Job, ShardMaker
+from orchard.pipelines.datasets.tokenization import ChatTokenizer
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import TokenRecord
+from orchard.schemas.outcomes import ExitStatus
+from orchard.storage.maintenance import rebuild_derived, rebuild_events
+from orchard.storage.reader import open_tables
+from orchard.streams.connection import Connection
 
 
 def settings(tokenizer: str, **changes: object) -> DatasetSettings:
@@ -251,7 +251,7 @@ BUILDER = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
 import msgspec
-from pipelines.datasets.shards import Job, start_process
+from orchard.pipelines.datasets.shards import Job, start_process
 
 if __name__ == "__main__":
     job = msgspec.json.decode(sys.argv[1], type=Job, dec_hook=lambda kind, value: kind(value))

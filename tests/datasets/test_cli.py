@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.manifest import read_manifest
-from pipelines.datasets.settings import read_settings
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.pipelines.datasets.settings import read_settings
 
 TOML = """
 name = "mine"

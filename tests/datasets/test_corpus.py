@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pipelines.datasets.corpus import log_texts
-from pipelines.datasets.tokenizer import CONTROL, train_tokenizer
-from storage.reader import open_tables
+from orchard.pipelines.datasets.corpus import log_texts
+from orchard.pipelines.datasets.tokenizer import CONTROL, train_tokenizer
+from orchard.storage.reader import open_tables
 
 
 async def test_texts_are_the_templates_and_hold_no_control_token(keep, author) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.datasets.domains import Browsed, browsing_examples, choose_browsed, tool_use_example
+from orchard.pipelines.datasets.domains import Browsed, browsing_examples, choose_browsed, tool_use_example
 
 
 def rollout(task, turns, *, success=True, website="a.com", name=""):

@@ -9,15 +9,15 @@ import pytest
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from pipelines.datasets.build import build
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.exporters.write import EXPORTERS, export
-from pipelines.datasets.importing import import_released, read_released
-from pipelines.datasets.rows import Row, read_rows
-from pipelines.datasets.settings import DatasetSettings, Values
-from storage.blobs import BlobStore
-from storage.reader import open_tables
-from streams.publisher import Publisher
+from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.exporters.write import EXPORTERS, export
+from orchard.pipelines.datasets.importing import import_released, read_released
+from orchard.pipelines.datasets.rows import Row, read_rows
+from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
 
 COMMANDS = ["ls", "cat a.py", "sed -i s/a/b/ a.py", "submit"]
 

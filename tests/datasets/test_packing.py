@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.datasets.packing import balance, pack, pack_in_order
+from orchard.pipelines.datasets.packing import balance, pack, pack_in_order
 
 LENGTHS = st.lists(st.integers(1, 100), max_size=60)
 

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from pipelines.datasets.selection import Choice, select
-from pipelines.datasets.settings import Strategy
+from orchard.pipelines.datasets.selection import Choice, select
+from orchard.pipelines.datasets.settings import Strategy
 
 POOL = [
     Choice(f"r{number:03}", f"repo{number % 20 if number < 100 else 0}", number % 5, (number * 37) % 211)

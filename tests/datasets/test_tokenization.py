@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from pipelines.datasets import tokenization
-from pipelines.datasets.errors import DatasetError, MaskError
-from pipelines.datasets.lines import PATTERNS, LineCutter, ascii_pattern
-from pipelines.datasets.tokenization import ChatTokenizer, Conversation
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
+from orchard.pipelines.datasets import tokenization
+from orchard.pipelines.datasets.errors import DatasetError, MaskError
+from orchard.pipelines.datasets.lines import PATTERNS, LineCutter, ascii_pattern
+from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 
 PLAIN = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from injector.orchestrator.routes import ROUTES
+from orchard.injector.orchestrator.routes import ROUTES
 from tests.fuzz.conftest import EXAMPLES, KEY, LIMIT, Target
 
 fuzzed = settings(

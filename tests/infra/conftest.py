@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from streams.server import find_binary
+from orchard.streams.server import find_binary
 
 INFRA = Path(__file__).parents[2] / "infra"
 OVERLAYS = ("kind", "cloud", "spot")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from injector.kubernetes import pods
-from injector.kubernetes.settings import KubernetesSettings
-from injector.orchestrator import limits
+from orchard.injector.kubernetes import pods
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.orchestrator import limits
 from tests.infra.conftest import INFRA, WORKLOADS, Manifest, Manifests, containers
 
 OPTIONAL_SECRETS = {("orchard", "store-s3"), ("orchard", "model-keys")}

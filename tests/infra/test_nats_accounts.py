@@ -11,24 +11,24 @@ import aiohttp
 import msgspec
 import pytest
 
-from pipelines.scaling import Trigger, lag
-from pipelines.values import requests
-from schemas.blobs import BlobRef
-from schemas.campaigns import CampaignRecord, ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, SandboxDeleted, make_event
-from schemas.identity import rollout_id
-from streams import names
-from streams.campaigns import CampaignBook
-from streams.claims import Claims
-from streams.connection import Connection, connect
-from streams.deadletters import DeadLetters
-from streams.errors import NatsRefused, StreamsError
-from streams.keeper import keep
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.server import find_binary
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.scaling import Trigger, lag
+from orchard.pipelines.values import requests
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import Event, SandboxDeleted, make_event
+from orchard.schemas.identity import rollout_id
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.errors import NatsRefused, StreamsError
+from orchard.streams.keeper import keep
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.server import find_binary
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 from tests.infra.conftest import Manifests, Server, password_variables
 
 QUEUE = Queue()

@@ -15,14 +15,14 @@ import aiohttp
 import msgspec
 import pytest
 
-from pipelines.scaling import Trigger, lag
-from streams import names
-from streams.claims import Claims
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.server import find_binary
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.scaling import Trigger, lag
+from orchard.streams import names
+from orchard.streams.claims import Claims
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import find_binary
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 from tests.infra.conftest import Manifests, free_ports
 
 QUEUE = Queue()

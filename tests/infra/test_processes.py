@@ -13,18 +13,18 @@ import pytest
 import typer.main
 from jsonschema import Draft202012Validator
 
-from injector.local.backend import LocalBackend
-from injector.orchestrator.metrics import Metrics
 from orchard.cli.app import app
 from orchard.config import Config, load
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator.metrics import Metrics
 from orchard.metrics import FAMILIES
-from pipelines.scaling import Trigger
-from pipelines.values import requests
-from schemas.campaigns import Timeouts
-from schemas.identity import check_name
-from streams import names
-from streams.server import MAX_PAYLOAD
-from streams.settings import Queue
+from orchard.pipelines.scaling import Trigger
+from orchard.pipelines.values import requests
+from orchard.schemas.campaigns import Timeouts
+from orchard.schemas.identity import check_name
+from orchard.streams import names
+from orchard.streams.server import MAX_PAYLOAD
+from orchard.streams.settings import Queue
 from tests.infra.conftest import INFRA, Manifest, Manifests, containers
 
 ROOT = INFRA.parent
@@ -264,7 +264,8 @@ class TestCommands:
             group.commands[command].make_context(command, list(arguments))
 
     @pytest.mark.parametrize(
-        ("deployment", "module"), [("orchestrator", "injector.orchestrator"), ("metrics", "orchard.metrics")]
+        ("deployment", "module"),
+        [("orchestrator", "orchard.injector.orchestrator"), ("metrics", "orchard.metrics")],
     )
     def test_other_programs_understand_their_arguments(
         self, built: dict[str, Manifests], deployment: str, module: str

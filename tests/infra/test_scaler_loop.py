@@ -1,8 +1,8 @@
 """The closed loop of queue, KEDA and workers: a real server's queue and monitoring port, simulated time.
 
 A step is one poll of the scaler. Requests are published, claimed and acknowledged for real; the only models
-are KEDA, which is `pipelines.scaling`, and a worker's Pod: it takes a step to start, claims one request after
-the other, works on each for some steps, and ends after IDLE_STEPS without one.
+are KEDA, which is `pipelines/scaling.py`, and a worker's Pod: it takes a step to start, claims one request
+after the other, works on each for some steps, and ends after IDLE_STEPS without one.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pipelines.scaling import Strategy, Trigger, jobs_to_create, lag
-from streams import names
-from streams.claims import Claim, Claims
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.scaling import Strategy, Trigger, jobs_to_create, lag
+from orchard.streams import names
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 QUEUE = Queue()
 MAX_REPLICAS = 8

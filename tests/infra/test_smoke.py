@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from injector.client import AsyncSandboxClient
-from pipelines.tasks.registry import TaskRegistry, stored_tasks
-from storage.blobs import BlobStore
-from storage.reader import open_tables
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.settings import NatsSettings
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.registry import TaskRegistry, stored_tasks
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import NatsSettings
 from tests.chaos.run import until
 from tests.infra.conftest import Manifest, Manifests, Server, containers, free_ports, pod_template
 from tests.infra.test_processes import environment, worker_of
@@ -107,10 +107,10 @@ async def place(
     place = Place(built["kind"], secrets, server, store)
     async with AsyncExitStack() as stack:
         orchestrator = place.container("Deployment", "orchestrator")
-        assert orchestrator["command"][1:] == ["-m", "injector.orchestrator"]
+        assert orchestrator["command"][1:] == ["-m", "orchard.injector.orchestrator"]
         port_file = tmp_path / "port"
         state = ["--state", str(store / "sandboxes")]
-        stack.push_async_callback(finished, PYTHON, "-m", "injector.agent", *state, "--stop")
+        stack.push_async_callback(finished, PYTHON, "-m", "orchard.injector.agent", *state, "--stop")
         await stack.enter_async_context(
             place.running(
                 orchestrator,

@@ -4,8 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pipelines.tasks.swe_files import check_rows
-from schemas.tasks import SWETests
+from orchard.pipelines.tasks.swe_files import check_rows
+from orchard.schemas.tasks import SWETests
 from tests.infra.conftest import INFRA
 
 SMOKE = INFRA / "smoke"

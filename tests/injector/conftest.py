@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from tests.injector.in_pod import busybox_root
 
 DEADLINE = 30.0
@@ -57,7 +57,7 @@ class Service:
         port_file = self.state.parent / f"{self.state.name}.port"
         port_file.parent.mkdir(exist_ok=True)
         port_file.unlink(missing_ok=True)
-        line = ["-m", "injector.orchestrator", "--state", str(self.state), "--port", str(self.port)]
+        line = ["-m", "orchard.injector.orchestrator", "--state", str(self.state), "--port", str(self.port)]
         self.process = subprocess.Popen(
             [sys.executable, *line, "--port-file", str(port_file), *self._arguments], env=self._env
         )
@@ -85,7 +85,7 @@ class Service:
         self.stop_agent()
 
     def stop_agent(self) -> None:
-        command = [sys.executable, "-m", "injector.agent", "--state", str(self.state), "--stop"]
+        command = [sys.executable, "-m", "orchard.injector.agent", "--state", str(self.state), "--stop"]
         subprocess.run(command, check=True)
 
     def cgroups(self) -> list[Path]:
@@ -254,7 +254,7 @@ def archives(tmp_path: Path) -> Archives:
 def payload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The agent's payload, unpacked in a directory that everybody may enter."""
     archive = tmp_path_factory.mktemp("payload") / "payload.tar"
-    subprocess.run([sys.executable, "-m", "injector.payload", "build", str(archive)], check=True)
+    subprocess.run([sys.executable, "-m", "orchard.injector.payload", "build", str(archive)], check=True)
     with tempfile.TemporaryDirectory(prefix="payload-test-") as place:
         Path(place).chmod(0o755)
         with tarfile.open(archive) as tar:

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from injector.agent.seal import Seal, sandbox_key
-from injector.agent_connection import AgentConnection
-from injector.payload import launch
-from schemas.sandboxes import Job, JobQueued
+from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent_connection import AgentConnection
+from orchard.injector.payload import launch
+from orchard.schemas.sandboxes import Job, JobQueued
 
 DEADLINE = 30.0
 PLACE = "/orchard"

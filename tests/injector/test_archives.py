@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.errors import SandboxFileMissing, SandboxRequestInvalid
-from injector.local.backend import LocalBackend
-from schemas.sandboxes import CreateSandbox, ExecRequest, Job
+from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
+from orchard.injector.local.backend import LocalBackend
+from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

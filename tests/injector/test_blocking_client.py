@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.blocking import Sandbox, SandboxClient
-from injector.errors import SandboxFailed, SandboxFileMissing, SandboxNotFound, SandboxRequestInvalid
 from orchard import AsyncSandboxClient, JobResult
 from orchard import SandboxClient as PublicClient
+from orchard.injector.blocking import Sandbox, SandboxClient
+from orchard.injector.errors import SandboxFailed, SandboxFileMissing, SandboxNotFound, SandboxRequestInvalid
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -34,7 +34,7 @@ def box(blocking: SandboxClient) -> Sandbox:
 
 def test_the_public_names_are_these_classes() -> None:
     assert PublicClient is SandboxClient
-    assert AsyncSandboxClient.__module__ == "injector.client"
+    assert AsyncSandboxClient.__module__ == "orchard.injector.client"
 
 
 def test_a_command(box: Sandbox) -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxConflict
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxConflict
 
 
 async def test_a_background_child_lives_on_and_may_go_on_printing(sandbox: AsyncSandbox) -> None:

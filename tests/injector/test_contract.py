@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox
-from injector.errors import SandboxRequestInvalid
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxRequestInvalid
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -133,7 +133,15 @@ async def test_the_client_sends_its_key(guarded: "Service") -> None:
 
 
 def test_no_keys_beyond_loopback_is_refused(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "injector.orchestrator", "--state", str(tmp_path), "--host", "0.0.0.0"]
+    line = [
+        sys.executable,
+        "-m",
+        "orchard.injector.orchestrator",
+        "--state",
+        str(tmp_path),
+        "--host",
+        "0.0.0.0",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, env={"PATH": "/usr/bin"})
     assert done.returncode == 2
     assert "SANDBOX_API_KEY" in done.stderr

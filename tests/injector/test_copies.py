@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from injector import directories
-from injector.blocking import SandboxClient
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxConflict, SandboxFileMissing, SandboxNotFound, SandboxRequestInvalid
+from orchard.injector import directories
+from orchard.injector.blocking import SandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import (
+    SandboxConflict,
+    SandboxFileMissing,
+    SandboxNotFound,
+    SandboxRequestInvalid,
+)
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from injector.agent.local.cgroups import Cgroups, cgroup_name
+from orchard.injector.agent.local.cgroups import Cgroups, cgroup_name
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

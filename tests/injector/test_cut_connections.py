@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from injector.agent import kernel, seccomp
-from injector.agent.local.cgroups import Cgroups, layout, oom_kills
-from injector.agent.local.first_process import image
-from injector.agent.local.host_image import relocated
-from injector.agent.machine import quantity
-from injector.agent.output import BoundedOutput
-from injector.orchestrator.replies import steps
+from orchard.injector.agent import kernel, seccomp
+from orchard.injector.agent.local.cgroups import Cgroups, layout, oom_kills
+from orchard.injector.agent.local.first_process import image
+from orchard.injector.agent.local.host_image import relocated
+from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.output import BoundedOutput
+from orchard.injector.orchestrator.replies import steps
 
 
 @given(st.lists(st.binary(max_size=300), max_size=40), st.integers(2, 500))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.agent.local.disk import RESERVE, SMALL, Space, excess, scarce
-from injector.client import AsyncSandbox
-from injector.errors import SandboxFailed
+from orchard.injector.agent.local.disk import RESERVE, SMALL, Space, excess, scarce
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxFailed
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -91,7 +91,7 @@ def test_bytes_and_files_can_both_run_out() -> None:
 
 
 def test_a_limit_that_is_no_size_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "injector.agent", "--state", str(tmp_path / "s")]
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(tmp_path / "s")]
     done = subprocess.run([*line, "--disk-limit", "much"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "--disk-limit" in done.stderr and "`much` is not a quantity" in done.stderr

@@ -14,9 +14,9 @@ import aiohttp
 import psutil
 import pytest
 
-from injector.agent.uploads import Upload, discarded
-from injector.client import AsyncSandbox
-from injector.errors import SandboxFileMissing, SandboxRequestInvalid
+from orchard.injector.agent.uploads import Upload, discarded
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.agent.local.machine import OURS
-from injector.agent.local.overlay import MAX_LAYERS
-from injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxRequestInvalid
-from injector.local.backend import LocalBackend
-from schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job, SandboxInfo
+from orchard.injector.agent.local.machine import OURS
+from orchard.injector.agent.local.overlay import MAX_LAYERS
+from orchard.injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxRequestInvalid
+from orchard.injector.local.backend import LocalBackend
+from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job, SandboxInfo
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from injector.agent.local.first_process import open_program
+from orchard.injector.agent.local.first_process import open_program
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from injector.agent.local.cgroups import Cgroups, cgroup_name
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxError, SandboxUnavailable
-from injector.local.backend import LocalBackend
+from orchard.injector.agent.local.cgroups import Cgroups, cgroup_name
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.local.backend import LocalBackend
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.agent.errors import RequestInvalid
-from injector.agent.local.archives import import_image
-from injector.agent.local.images import ImageStore
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxFailed, SandboxRequestInvalid
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.local.archives import import_image
+from orchard.injector.agent.local.images import ImageStore
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxFailed, SandboxRequestInvalid
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
@@ -198,7 +198,14 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_import_by_command_and_a_missing_archive(tmp_path: Path, archives: "Archives") -> None:
-    line = [sys.executable, "-m", "injector.agent", "--state", str(tmp_path / "state"), "--import-image"]
+    line = [
+        sys.executable,
+        "-m",
+        "orchard.injector.agent",
+        "--state",
+        str(tmp_path / "state"),
+        "--import-image",
+    ]
     path = archives.docker("named:1", archives.layer(("x", b"", 0o644)))
     done = subprocess.run(
         [*line, str(path), "--name", "other:2"], capture_output=True, text=True, check=False
@@ -217,7 +224,15 @@ def test_a_killed_import_leaves_nothing_visible(
     layer = archives.layer(("x", os.urandom(8_000_000), 0o644))
     layout = archives.oci("slow:1", layer)
     blob = max((layout / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
-    line = [sys.executable, "-m", "injector.agent", "--state", str(state), "--import-image", str(layout)]
+    line = [
+        sys.executable,
+        "-m",
+        "orchard.injector.agent",
+        "--state",
+        str(state),
+        "--import-image",
+        str(layout),
+    ]
     content = blob.read_bytes()
     blob.write_bytes(content * 50)
     process = subprocess.Popen(line, stderr=subprocess.DEVNULL)

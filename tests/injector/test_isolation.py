@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxError
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxError
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

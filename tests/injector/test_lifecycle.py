@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.agent.local.building import NAME
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import (
+from orchard.injector.agent.local.building import NAME
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
     SandboxNotFound,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from injector.errors import SandboxOverLimit, SandboxRequestInvalid
-from injector.orchestrator.limits import OVERLOAD, Admission, Bucket, KeyLimits, Limits, load, name_of
+from orchard.injector.errors import SandboxOverLimit, SandboxRequestInvalid
+from orchard.injector.orchestrator.limits import OVERLOAD, Admission, Bucket, KeyLimits, Limits, load, name_of
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

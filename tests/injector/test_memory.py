@@ -13,13 +13,13 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
-from injector.agent.errors import NotFound
-from injector.agent.jobs import RETAINED_JOBS, Job, Jobs, OutputForgotten
-from injector.agent.spawning import Entry
-from injector.client import AsyncSandbox
-from injector.errors import SandboxConflict, SandboxNotFound
-from injector.local.backend import LocalBackend
-from injector.orchestrator.app import Orchestrator
+from orchard.injector.agent.errors import NotFound
+from orchard.injector.agent.jobs import RETAINED_JOBS, Job, Jobs, OutputForgotten
+from orchard.injector.agent.spawning import Entry
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxConflict, SandboxNotFound
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator.app import Orchestrator
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.agent.local.network import prohibition
-from injector.errors import SandboxFailed
-from injector.local.backend import LocalBackend
-from schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
+from orchard.injector.agent.local.network import prohibition
+from orchard.injector.errors import SandboxFailed
+from orchard.injector.local.backend import LocalBackend
+from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -80,7 +80,7 @@ class Net:
         agent = [
             sys.executable,
             "-m",
-            "injector.agent",
+            "orchard.injector.agent",
             "--state",
             str(self.state),
             "--ready-fd",

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
-from injector.client import AsyncSandbox
-from injector.local.backend import LocalBackend
-from injector.orchestrator.app import Orchestrator
-from injector.orchestrator.openapi import document
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator.app import Orchestrator
+from orchard.injector.orchestrator.openapi import document
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -33,7 +33,7 @@ def operations(written: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
 
 
 def test_the_checked_in_document_is_current(written: dict[str, Any]) -> None:
-    remedy = "run `python -m injector.orchestrator.openapi docs/schemas/openapi.json`"
+    remedy = "run `python -m orchard.injector.orchestrator.openapi docs/schemas/openapi.json`"
     assert json.loads(CHECKED_IN.read_text()) == json.loads(json.dumps(written)), remedy
 
 

@@ -15,10 +15,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from injector.client import AsyncSandbox
-from injector.local.backend import LocalBackend
-from injector.orchestrator.app import Orchestrator as Orchestrated
-from schemas.sandboxes import Resources
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator.app import Orchestrator as Orchestrated
+from orchard.schemas.sandboxes import Resources
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -89,7 +89,7 @@ class Orchestrator:
     def __init__(self, state: Path, place: Path, *arguments: str) -> None:
         self.log = place / "log"
         port_file = place / "port"
-        line = [sys.executable, "-m", "injector.orchestrator", "--state", str(state)]
+        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--state", str(state)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*line, "--port-file", str(port_file), *arguments], stderr=log, env=os.environ

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from injector.client import AsyncSandboxClient
-from injector.local.backend import LocalBackend
-from schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.local.backend import LocalBackend
+from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
 
 Eventually = Callable[[Callable[[], bool], str], None]
 
@@ -80,7 +80,7 @@ class Account:
     def start(self) -> "subprocess.Popen[bytes]":
         """An agent that serves."""
         reader, writer = os.pipe()
-        agent = ["-m", "injector.agent", "--state", str(self.state), "--ready-fd", str(writer)]
+        agent = ["-m", "orchard.injector.agent", "--state", str(self.state), "--ready-fd", str(writer)]
         process = subprocess.Popen(self.line(*agent), pass_fds=(writer,), env=self.environment)
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
@@ -230,7 +230,9 @@ async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> 
     account = Account(user=USER + 2)
     port_file = account.state.parent / "port"
     state = ["--state", str(account.state)]
-    line = account.line("-m", "injector.orchestrator", *state, "--port", "0", "--port-file", str(port_file))
+    line = account.line(
+        "-m", "orchard.injector.orchestrator", *state, "--port", "0", "--port-file", str(port_file)
+    )
     orchestrator = await asyncio.create_subprocess_exec(*line, env=account.environment)
     eventually(port_file.exists, "the orchestrator serves")
     async with AsyncSandboxClient(f"http://127.0.0.1:{port_file.read_text()}") as client:
@@ -239,7 +241,7 @@ async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> 
         assert (await sandbox.exec("python3 x.py")).stdout == "42\n"
     orchestrator.terminate()
     assert await orchestrator.wait() == 0
-    assert account.run("-m", "injector.agent", *state, "--stop").returncode == 0
+    assert account.run("-m", "orchard.injector.agent", *state, "--stop").returncode == 0
     eventually(lambda: not processes_of(account.user), "all processes are gone")
     account.remove()
 
@@ -309,8 +311,8 @@ def test_without_user_namespaces_the_remedy_is_named() -> None:
     account = Account()
     (account.place / "forbid.py").write_text(FORBID)
     forbid = f"{sys.executable} {account.place}/forbid.py"
-    done = account.run("-m", "injector.agent", "--state", str(account.state), within=forbid)
-    script = "from injector.local.capabilities import capabilities; print(capabilities()[0])"
+    done = account.run("-m", "orchard.injector.agent", "--state", str(account.state), within=forbid)
+    script = "from orchard.injector.local.capabilities import capabilities; print(capabilities()[0])"
     told = account.run("-c", script, within=forbid)
     account.remove()
     assert done.returncode == 1 and done.stderr.count("\n") == 1

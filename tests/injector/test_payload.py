@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from injector.payload import elf, launch, libraries
-from injector.payload.errors import PayloadError
+from orchard.injector.payload import elf, launch, libraries
+from orchard.injector.payload.errors import PayloadError
 
 DEADLINE = 30.0
 PLACE = "/orchard"
@@ -37,7 +37,7 @@ OWN_MAPS = "print(open('/proc/self/maps').read())"
 
 
 def build(archive: Path, **environment: str) -> Path:
-    line = [sys.executable, "-m", "injector.payload", "build", str(archive)]
+    line = [sys.executable, "-m", "orchard.injector.payload", "build", str(archive)]
     subprocess.run(line, check=True, env={**os.environ, **environment})
     return archive
 

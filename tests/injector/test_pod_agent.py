@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from injector.agent.local.cgroups import Cgroups
-from injector.agent_connection import AgentUnreachable
-from injector.errors import SandboxConflict, SandboxFileMissing, SandboxRequestInvalid, SandboxUnavailable
-from injector.payload import launch
-from schemas.sandboxes import Health, Job, JobStatus, PatchResult, SandboxInfo
+from orchard.injector.agent.local.cgroups import Cgroups
+from orchard.injector.agent_connection import AgentUnreachable
+from orchard.injector.errors import (
+    SandboxConflict,
+    SandboxFileMissing,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+)
+from orchard.injector.payload import launch
+from orchard.schemas.sandboxes import Health, Job, JobStatus, PatchResult, SandboxInfo
 from tests.injector.in_pod import (
     DEADLINE,
     ID,

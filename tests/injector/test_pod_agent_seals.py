@@ -13,11 +13,16 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 
-from injector.agent.seal import BODY_HEADER, NONCE_HEADER, SEAL_HEADER, TIME_HEADER, Seal, sandbox_key
-from injector.agent_connection import AGENT_REPLACED, AgentUnreachable
-from injector.errors import SandboxFailed, SandboxFileMissing, SandboxRequestInvalid, SandboxUnavailable
-from injector.payload import launch
-from schemas.sandboxes import Job
+from orchard.injector.agent.seal import BODY_HEADER, NONCE_HEADER, SEAL_HEADER, TIME_HEADER, Seal, sandbox_key
+from orchard.injector.agent_connection import AGENT_REPLACED, AgentUnreachable
+from orchard.injector.errors import (
+    SandboxFailed,
+    SandboxFileMissing,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+)
+from orchard.injector.payload import launch
+from orchard.schemas.sandboxes import Job
 from tests.injector import intruder
 from tests.injector.in_pod import (
     DEADLINE,

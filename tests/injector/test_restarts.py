@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.errors import SandboxFailed, SandboxUnavailable
+from orchard.injector.errors import SandboxFailed, SandboxUnavailable
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -79,7 +79,7 @@ def test_an_agent_ends_with_its_owner(tmp_path: Path) -> None:
     """Also when the owner is killed: nothing has to be said to the agent."""
     owner = subprocess.Popen(["sleep", "1012"])
     reader, writer = os.pipe()
-    line = [sys.executable, "-m", "injector.agent", "--state", str(tmp_path / "state")]
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(tmp_path / "state")]
     agent = subprocess.Popen(
         [*line, "--parent-pid", str(owner.pid), "--ready-fd", str(writer)], pass_fds=(writer,)
     )
@@ -91,7 +91,7 @@ def test_an_agent_ends_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_a_second_agent_on_the_same_state_is_refused(own_service: "Service") -> None:
-    line = [sys.executable, "-m", "injector.agent", "--state", str(own_service.state)]
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(own_service.state)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "another agent runs" in done.stderr
@@ -110,7 +110,7 @@ async def test_an_orchestrator_with_an_external_agent_waits_for_it(
         async with orchestrator.client() as client:
             waiting = asyncio.create_task(client.create_sandbox("host"))
             agent = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "injector.agent", "--state", str(state)
+                sys.executable, "-m", "orchard.injector.agent", "--state", str(state)
             )
             assert (await (await waiting).exec("true")).succeeded
     finally:

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from injector.agent import seal
-from injector.agent.seal import Admitted, Guard, Seal, SealBroken, SealedRequest, SealRefused, sandbox_key
+from orchard.injector.agent import seal
+from orchard.injector.agent.seal import (
+    Admitted,
+    Guard,
+    Seal,
+    SealBroken,
+    SealedRequest,
+    SealRefused,
+    sandbox_key,
+)
 
 KEY = sandbox_key(b"master", "s1", "uid")
 OTHER = sandbox_key(b"master", "s1", "another uid")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from injector.agent import tape
-from injector.agent.entering import explanation
-from injector.agent.tape import Tape
+from orchard.injector.agent import tape
+from orchard.injector.agent.entering import explanation
+from orchard.injector.agent.tape import Tape
 
 MACHINE = os.uname().machine
 

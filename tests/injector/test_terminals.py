@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from injector.blocking import SandboxClient
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxError, SandboxFailed, SandboxNotFound, SandboxUnavailable
-from injector.process import AsyncContainerProcess
+from orchard.injector.blocking import SandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxError, SandboxFailed, SandboxNotFound, SandboxUnavailable
+from orchard.injector.process import AsyncContainerProcess
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from injector.errors import SandboxFailed, SandboxRequestInvalid
-from injector.local.capabilities import capabilities
+from orchard.injector.errors import SandboxFailed, SandboxRequestInvalid
+from orchard.injector.local.capabilities import capabilities
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -20,13 +20,13 @@ UNPRIVILEGED = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
 
 
 def agent(state: Path, *arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
-    line = [sys.executable, "-m", "injector.agent", "--state", str(state), *arguments]
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(state), *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def test_without_privileges(tmp_path: Path) -> None:
     """As root without capabilities, as in a container that is not privileged."""
-    line = [*UNPRIVILEGED, sys.executable, "-m", "injector.agent", "--state", str(tmp_path / "state")]
+    line = [*UNPRIVILEGED, sys.executable, "-m", "orchard.injector.agent", "--state", str(tmp_path / "state")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "--privileged" in done.stderr and "--backend unsafe-host" in done.stderr
@@ -46,7 +46,14 @@ def test_with_a_state_directory_on_an_overlay(tmp_path: Path) -> None:
 
 
 def test_the_orchestrator_ends_with_the_agents_complaint(tmp_path: Path) -> None:
-    line = [*UNPRIVILEGED, sys.executable, "-m", "injector.orchestrator", "--state", str(tmp_path / "state")]
+    line = [
+        *UNPRIVILEGED,
+        sys.executable,
+        "-m",
+        "orchard.injector.orchestrator",
+        "--state",
+        str(tmp_path / "state"),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "--backend unsafe-host" in done.stderr

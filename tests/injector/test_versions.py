@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from injector.agent.version import VERSION, VERSION_HEADER
-from injector.agent_connection import AgentConnection
-from injector.errors import SandboxError
-from schemas.sandboxes import Health, SandboxInfo
+from orchard.injector.agent.version import VERSION, VERSION_HEADER
+from orchard.injector.agent_connection import AgentConnection
+from orchard.injector.errors import SandboxError
+from orchard.schemas.sandboxes import Health, SandboxInfo
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from injector.client import AsyncSandboxClient
+from orchard.injector.client import AsyncSandboxClient
 from tests.infra.conftest import INFRA
 from tests.kubernetes import images
 
@@ -220,7 +220,7 @@ def serving(
         **(settings or {}),
     }
     (place / "kubernetes.toml").write_text(toml(given))
-    command = [sys.executable, "-m", "injector.orchestrator", "--backend", "kubernetes"]
+    command = [sys.executable, "-m", "orchard.injector.orchestrator", "--backend", "kubernetes"]
     command += ["--kubernetes-settings", str(place / "kubernetes.toml"), "--port", str(port)]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(

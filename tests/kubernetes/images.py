@@ -66,7 +66,7 @@ class Workshop:
         """The agent's payload, built from this tree; the build gives the same bytes for the same code."""
         with _scratch() as directory:
             payload = directory / "payload.tar"
-            _run(sys.executable, "-m", "injector.payload", "build", str(payload))
+            _run(sys.executable, "-m", "orchard.injector.payload", "build", str(payload))
             recipe = _digest(payload.read_bytes(), self._packer.read_bytes())
 
             def make(target: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from orchard.config import load
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.session import Session
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
 from orchard.up import UpRecord, running
-from pipelines.campaigns import Campaigns
-from pipelines.tasks.registry import TaskRegistry
-from streams.publisher import Publisher
-from streams.topology import declare
 from tests.chaos import run as chaos
 from tests.kubernetes.conftest import KEY, Cluster, Service, no_pod_left
 from tests.kubernetes.images import TINY_TASKS

@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
-from injector.errors import SandboxFailed, SandboxNotFound
-from schemas.sandboxes import SandboxStatus
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import SandboxFailed, SandboxNotFound
+from orchard.schemas.sandboxes import SandboxStatus
 from tests.kubernetes.conftest import KEY, Cluster, Service, new_namespace, serving
 
 SIZES = {"cpu_request_share": 0.02, "memory_request_share": 0.05, "ephemeral_storage_request": "1Mi"}

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound
-from schemas.sandboxes import JobStatus, SandboxStatus
+from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound
+from orchard.schemas.sandboxes import JobStatus, SandboxStatus
 from tests.kubernetes.conftest import KEY, Cluster, Service, kubeconfig_of, new_namespace, serving
 from tests.kubernetes.test_cluster_life import DEADLINE, SIZES, SMALL, eventually
 

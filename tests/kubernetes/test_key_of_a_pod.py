@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from injector.agent.seal import sandbox_key
-from injector.client import AsyncSandbox
-from injector.kubernetes.marks import AGENT
+from orchard.injector.agent.seal import sandbox_key
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.kubernetes.marks import AGENT
 from tests.injector import intruder
 from tests.kubernetes.conftest import Cluster, Service
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from injector.payload import launch
+from orchard.injector.payload import launch
 from tests.kubernetes.conftest import Cluster, Manifest
 
 COMMANDS = {

@@ -16,10 +16,10 @@ import torch
 from orchard.config import ConfigError
 from orchard.demo_rl import RlDemo, RlDemoResult, RlDemoSettings
 from orchard.demo_sft import ORACLE, Demo, DemoResult, DemoSettings
-from pipelines.models.directories import load_model
-from pipelines.sft.metrics import read_steps
-from pipelines.tasks.repairs import Split, repair_tasks
-from storage.reader import open_tables
+from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.sft.metrics import read_steps
+from orchard.pipelines.tasks.repairs import Split, repair_tasks
+from orchard.storage.reader import open_tables
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
-from pipelines.campaigns import Campaigns
-from pipelines.tasks.registry import TaskRegistry
-from schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
-from streams.publisher import Publisher
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
 from tests.chaos.run import QUICK, pipeline, session_for
 from tests.tiny_tasks import build_tiny_image, tiny_task
 

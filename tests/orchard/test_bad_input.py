@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.blobs import BlobStore
-from storage.errors import StoreFull
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StoreFull
 from tests.orchard.conftest import Command
 
 
@@ -82,7 +82,7 @@ def test_sandboxes_without_privileges_name_the_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     state = tmp_path / "state"
     done = subprocess.run(
-        [sys.executable, "-m", "injector.agent", "--state", str(state)],
+        [sys.executable, "-m", "orchard.injector.agent", "--state", str(state)],
         capture_output=True,
         text=True,
         timeout=60,

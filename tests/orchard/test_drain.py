@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.campaigns import Campaigns
-from pipelines.tasks.registry import TaskRegistry
-from storage.reader import open_tables
-from streams.publisher import Publisher
-from streams.replay import replay
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
 from tests.chaos.run import Report as Faults
 from tests.chaos.run import check_processes, pipeline, session_for, spec_of
 from tests.tiny_tasks import build_tiny_image, tiny_task

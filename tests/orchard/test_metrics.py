@@ -8,18 +8,18 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from orchard.metrics import Family, Sample, application, render
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, RolloutAborted, RolloutFinished, make_event
-from schemas.identity import rollout_id
-from schemas.llm_calls import ModelKind
-from schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
-from storage.writer import Writer, WriterSettings
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 
 def facts(sample: int, cost: float | None) -> dict[str, object]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipelines.campaigns import CampaignError, Campaigns
-from schemas.campaigns import ModelSpec
-from schemas.tasks import SWETests, Task
+from orchard.pipelines.campaigns import CampaignError, Campaigns
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.tasks import SWETests, Task
 from tests.orchard.conftest import KEY, Command, Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

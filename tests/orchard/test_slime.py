@@ -15,14 +15,14 @@ import pytest
 
 from orchard import slime
 from orchard.config import ConfigError
-from pipelines.rl.coordinator import begin
-from pipelines.rl.sequences import sequences
-from pipelines.rl.settings import read_settings
-from storage.blobs import BlobStore
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.rl.coordinator import begin
+from orchard.pipelines.rl.sequences import sequences
+from orchard.pipelines.rl.settings import read_settings
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 from tests.pipelines.rl.written_log import conversation, plan_of, whole_group
 
 

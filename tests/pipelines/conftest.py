@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from injector.client import AsyncSandboxClient
-from injector.local import agent_process
-from injector.local.backend import LocalBackend
-from injector.orchestrator.app import Orchestrator
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.local import agent_process
+from orchard.injector.local.backend import LocalBackend
+from orchard.injector.orchestrator.app import Orchestrator
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from orchard.cli.cost import register
 from orchard.config import ConfigError
-from pipelines.costs import PAPER_RATES, CostLine, RatesError, price, read_rates
+from orchard.pipelines.costs import PAPER_RATES, CostLine, RatesError, price, read_rates
 
 PRINTED = {
     "Daytona": ("0.230", "7,078", "+0%"),

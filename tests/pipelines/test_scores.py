@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.scores import Tally, paired_difference, pass_all, pass_at, score
+from orchard.pipelines.scores import Tally, paired_difference, pass_all, pass_at, score
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.tasks.errors import IndexFailed
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.trees import read_sdist
+from orchard.pipelines.tasks.errors import IndexFailed
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.trees import read_sdist
 
 
 def _sdist(version: str) -> bytes:

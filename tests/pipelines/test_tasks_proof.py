@@ -1,8 +1,8 @@
 """What repeated gradings prove: gold resolves, empty does not, unsteady tests go."""
 
-from pipelines.tasks.proof import Proven, Refuted, prove
-from schemas.outcomes import Reward
-from schemas.tasks import SWETests, Task, task_hash
+from orchard.pipelines.tasks.proof import Proven, Refuted, prove
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.tasks import SWETests, Task, task_hash
 
 GRADING = SWETests(
     test_patch="", test_command="true", fail_to_pass=("fix", "fix2"), pass_to_pass=("keep", "keep2")

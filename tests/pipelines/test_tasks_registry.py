@@ -7,18 +7,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipelines.tasks.errors import TaskError
-from pipelines.tasks.registry import TaskRegistry, known_hashes, read_task_refs, read_tasks, stored_tasks
-from pipelines.tasks.validate import Validation
-from schemas.events import TaskRejected, TaskValidated
-from schemas.tasks import SWETests, Task, task_hash
-from storage.blobs import BlobStore
-from storage.writer import Writer
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.registry import (
+    TaskRegistry,
+    known_hashes,
+    read_task_refs,
+    read_tasks,
+    stored_tasks,
+)
+from orchard.pipelines.tasks.validate import Validation
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.storage.blobs import BlobStore
+from orchard.storage.writer import Writer
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 GOLD = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a\n+b\n"
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pipelines.tasks.catalogue import catalogue
-from pipelines.tasks.errors import NotATask, TaskError
-from pipelines.tasks.layout import declared_requirements, installed_metadata, source_root
-from pipelines.tasks.outcomes import messages, sample, split
-from pipelines.tasks.releases import Kind, Pair, analyse, choose_pairs, conceal, kind_of, statement
+from orchard.pipelines.tasks.catalogue import catalogue
+from orchard.pipelines.tasks.errors import NotATask, TaskError
+from orchard.pipelines.tasks.layout import declared_requirements, installed_metadata, source_root
+from orchard.pipelines.tasks.outcomes import messages, sample, split
+from orchard.pipelines.tasks.releases import Kind, Pair, analyse, choose_pairs, conceal, kind_of, statement
 
 PAIR = Pair(package="adder", old="1.0.0", new="1.1.0")
 OLD = {

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.tasks.repairs import FUNCTIONS, HELD_OUT_FILES, KINDS, Split, repair_files, repair_tasks
-from schemas.tasks import SWETests, Task
-from workers.graders.diffs import parse_diff
+from orchard.pipelines.tasks.repairs import (
+    FUNCTIONS,
+    HELD_OUT_FILES,
+    KINDS,
+    Split,
+    repair_files,
+    repair_tasks,
+)
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.diffs import parse_diff
 
 
 def files_of(tasks: list[Task]) -> set[str]:

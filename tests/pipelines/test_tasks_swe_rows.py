@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
-from pipelines.tasks.swe_files import check_rows
-from pipelines.tasks.swe_rows import Family, family_of, task_from_row
-from schemas.tasks import SWETests, Task
+from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
+from orchard.pipelines.tasks.swe_files import check_rows
+from orchard.pipelines.tasks.swe_rows import Family, family_of, task_from_row
+from orchard.schemas.tasks import SWETests, Task
 
 
 def _patch(path: str, old: str = "a", new: str = "b") -> str:

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from injector.client import AsyncSandboxClient
-from pipelines.tasks.packages import PackageCache
-from pipelines.tasks.releases import Pair
-from pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
-from pipelines.tasks.validate import ValidationSettings, Validator
-from schemas.events import TaskRejected, TaskValidated
-from schemas.tasks import SWETests, Task, task_hash
-from storage.blobs import BlobStore
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.releases import Pair
+from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.storage.blobs import BlobStore
 
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 """The test runner and what it needs, as installed here: an environment without an index."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.tasks.trees import MalformedSdist, changed_paths, diff, pack, read_sdist
+from orchard.pipelines.tasks.trees import MalformedSdist, changed_paths, diff, pack, read_sdist
 
 LINES = st.lists(
     st.sampled_from(["a\n", "b\n", "\n", "  c\r\n", "+++ d\n", "-- e\n", "\u00e9\n"]), max_size=8

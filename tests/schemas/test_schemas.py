@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.blobs import BlobRef
-from schemas.campaigns import CampaignSpec, ModelSpec, TaskRef, rollout_requests, spec_hash
-from schemas.documents import render
-from schemas.events import (
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef, rollout_requests, spec_hash
+from orchard.schemas.documents import render
+from orchard.schemas.events import (
     EVENT_TYPES,
     MalformedEvent,
     RolloutAborted,
@@ -25,10 +25,10 @@ from schemas.events import (
     make_event,
     payload,
 )
-from schemas.identity import InvalidName, check_name, rollout_id, shard
-from schemas.messages import Role, node_id
-from schemas.outcomes import ExitStatus, RolloutStatus
-from schemas.quantities import InvalidQuantity, format_bytes, parse_bytes, parse_cores
+from orchard.schemas.identity import InvalidName, check_name, rollout_id, shard
+from orchard.schemas.messages import Role, node_id
+from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.schemas.quantities import InvalidQuantity, format_bytes, parse_bytes, parse_cores
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "schemas"
 

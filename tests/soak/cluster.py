@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from injector.client import AsyncSandboxClient
+from orchard.injector.client import AsyncSandboxClient
 from tests.kubernetes import images
 from tests.kubernetes.conftest import KEY, Cluster, Images, Service, new_namespace, serving
 from tests.sandbox_service import usage

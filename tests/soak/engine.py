@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from injector.client import AsyncSandboxClient
+from orchard.injector.client import AsyncSandboxClient
 from tests.soak import operations
 from tests.soak.operations import WEIGHTS, Place, Wrong
 from tests.soak.record import CREATE, Checkpoint, Effect, Fault, Record

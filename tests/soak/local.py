@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from injector.agent.local import building
-from injector.client import AsyncSandboxClient
+from orchard.injector.agent.local import building
+from orchard.injector.client import AsyncSandboxClient
 from tests.sandbox_service import LocalService, usage
 from tests.soak.operations import Place
 from tests.soak.proxy import CuttingProxy

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from injector.client import AsyncSandbox
-from injector.errors import SandboxFailed
-from injector.results import JobResult
+from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxFailed
+from orchard.injector.results import JobResult
 from tests.soak.record import TERMINAL
 
 TIMEOUT = 60.0

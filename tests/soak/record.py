@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from injector.errors import SandboxError
+from orchard.injector.errors import SandboxError
 
 TERMINAL = "terminal"
 """The one operation that cannot survive the loss of its line; everything else is repeated by the SDK."""

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas import events as e
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.identity import rollout_id
-from schemas.llm_calls import LLMCall, ModelKind, Usage
-from schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, VersionRun
-from schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from storage.writer import Writer, WriterSettings
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, VersionRun
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.blobs import BlobRef
-from storage.blobs import BlobStore
-from storage.errors import BlobCorrupt, BlobMissing, StoreUnreachable
+from orchard.schemas.blobs import BlobRef
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import BlobCorrupt, BlobMissing, StoreUnreachable
 
 
 def _path(store: Path, reference: BlobRef) -> Path:

@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage import compaction
-from storage.compaction import CompactionCancelled, plan
-from storage.delta import DataFile, Table, snapshot
-from storage.digest import store_digests
-from storage.errors import StorageError
-from storage.location import Location
-from storage.maintenance import check, compact, vacuum
-from storage.reader import open_tables
-from storage.tables import EVENTS
-from storage.writer import Writer, WriterSettings
-from streams.connection import Connection
-from streams.publisher import Publisher
+from orchard.storage import compaction
+from orchard.storage.compaction import CompactionCancelled, plan
+from orchard.storage.delta import DataFile, Table, snapshot
+from orchard.storage.digest import store_digests
+from orchard.storage.errors import StorageError
+from orchard.storage.location import Location
+from orchard.storage.maintenance import check, compact, vacuum
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import EVENTS
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
 
 Write = Callable[..., Awaitable[None]]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.blobs import BlobStore
-from storage.errors import StoreFull
-from storage.maintenance import check
-from storage.reader import open_tables
-from storage.writer import WriterSettings
-from streams.publisher import Publisher
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StoreFull
+from orchard.storage.maintenance import check
+from orchard.storage.reader import open_tables
+from orchard.storage.writer import WriterSettings
+from orchard.streams.publisher import Publisher
 
 Write = Callable[..., Awaitable[None]]
 

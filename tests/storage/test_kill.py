@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from storage.delta import snapshot
-from storage.digest import store_digests
-from storage.location import Location
-from storage.maintenance import check, rebuild_derived, rebuild_events
-from storage.reader import open_tables
-from storage.tables import EVENTS
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
+from orchard.storage.delta import snapshot
+from orchard.storage.digest import store_digests
+from orchard.storage.location import Location
+from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import EVENTS
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
 
 ROWS = 7
 """Small commits, so that kills fall between them."""

@@ -4,20 +4,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from schemas.events import EVENTS_PREFIX
-from storage.delta import Table
-from storage.digest import store_digests, table_digest
-from storage.errors import EventsLost, StorageError, StoreBusy
-from storage.location import Location
-from storage.lock import writer_lock
-from storage.log import log_batch
-from storage.maintenance import check, rebuild_derived, rebuild_events
-from storage.tables import EVENTS
-from storage.writer import WriterSettings
-from streams import names
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.replay import replay_batches
+from orchard.schemas.events import EVENTS_PREFIX
+from orchard.storage.delta import Table
+from orchard.storage.digest import store_digests, table_digest
+from orchard.storage.errors import EventsLost, StorageError, StoreBusy
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
+from orchard.storage.log import log_batch
+from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.tables import EVENTS
+from orchard.storage.writer import WriterSettings
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay_batches
 
 Write = Callable[..., Awaitable[None]]
 

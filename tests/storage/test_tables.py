@@ -10,16 +10,16 @@ from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import events as e
-from schemas.events import encode_event, event_subject
-from storage.delta import Table
-from storage.derive import RULES, derive, derive_tables
-from storage.errors import StorageError
-from storage.location import Location
-from storage.log import Fact, facts, log_batch
-from storage.reader import open_tables
-from storage.tables import BASE64, EVENTS, MALFORMED, PROGRESS, SCHEMAS, TABLES
-from streams.records import StoredEvent, stored_event
+from orchard.schemas import events as e
+from orchard.schemas.events import encode_event, event_subject
+from orchard.storage.delta import Table
+from orchard.storage.derive import RULES, derive, derive_tables
+from orchard.storage.errors import StorageError
+from orchard.storage.location import Location
+from orchard.storage.log import Fact, facts, log_batch
+from orchard.storage.reader import open_tables
+from orchard.storage.tables import BASE64, EVENTS, MALFORMED, PROGRESS, SCHEMAS, TABLES
+from orchard.streams.records import StoredEvent, stored_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JSON = st.recursive(

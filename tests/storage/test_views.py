@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from schemas import events as e
-from schemas.blobs import BlobRef
-from schemas.campaigns import CampaignState
-from schemas.events import encode_event, event_subject
-from storage.errors import StorageError
-from storage.reader import open_tables, refresh
-from storage.tables import SCHEMAS, TABLES
-from storage.views import VIEWS
-from streams.connection import Connection
-from streams.publisher import Publisher
+from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignState
+from orchard.schemas.events import encode_event, event_subject
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import open_tables, refresh
+from orchard.storage.tables import SCHEMAS, TABLES
+from orchard.storage.views import VIEWS
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
 
 Write = Callable[..., Awaitable[None]]
 

@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from schemas.events import EVENTS_PREFIX, encode_event, event_subject
-from storage.delta import Table
-from storage.errors import EventsLost, OtherStream, StoreBusy
-from storage.location import Location
-from storage.log import log_batch
-from storage.reader import open_tables, position
-from storage.tables import EVENTS, PROGRESS
-from storage.writer import Writer, WriterSettings
-from streams import names
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.reading import message_at
-from streams.records import stored_event
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.schemas.events import EVENTS_PREFIX, encode_event, event_subject
+from orchard.storage.delta import Table
+from orchard.storage.errors import EventsLost, OtherStream, StoreBusy
+from orchard.storage.location import Location
+from orchard.storage.log import log_batch
+from orchard.storage.reader import open_tables, position
+from orchard.storage.tables import EVENTS, PROGRESS
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import message_at
+from orchard.streams.records import stored_event
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 Write = Callable[..., Awaitable[None]]
 
@@ -99,7 +99,7 @@ async def test_derived_tables_follow_a_stream_that_never_rests(
     connection: Connection, publisher: Publisher, store: str, log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every batch is full here, so that the writer always counts as behind the stream."""
-    monkeypatch.setattr("storage.writer._LAG_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.storage.writer._LAG_SECONDS", 0.2)
     stop = asyncio.Event()
     writer = Writer(store, connection, WriterSettings(commit_rows=1, commit_seconds=1.0))
     running = asyncio.create_task(writer.run(stop))

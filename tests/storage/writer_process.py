@@ -4,10 +4,10 @@ import asyncio
 import signal
 import sys
 
-from storage.errors import StorageError
-from storage.writer import Writer, WriterSettings
-from streams.connection import connect
-from streams.settings import NatsSettings
+from orchard.storage.errors import StorageError
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams.connection import connect
+from orchard.streams.settings import NatsSettings
 
 
 async def main(store: str, url: str, rows: int) -> None:

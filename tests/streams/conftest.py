@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from schemas.blobs import BlobRef
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, RolloutAborted, SandboxDeleted, make_event
-from schemas.identity import rollout_id
-from schemas.llm_calls import ModelKind
-from schemas.outcomes import AbortCause
-from streams.connection import Connection, connect
-from streams.server import EmbeddedServer, find_binary
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import Event, RolloutAborted, SandboxDeleted, make_event
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
+from orchard.streams.connection import Connection, connect
+from orchard.streams.server import EmbeddedServer, find_binary
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 

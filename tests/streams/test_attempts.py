@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.campaigns import RolloutRequest
-from streams.attempts import attempt_number, next_attempt_base, renewed, reopened
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.streams.attempts import attempt_number, next_attempt_base, renewed, reopened
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=8))

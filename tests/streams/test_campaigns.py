@@ -6,11 +6,11 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from schemas.blobs import BlobRef
-from schemas.campaigns import CampaignRecord, CampaignState
-from streams.campaigns import CampaignBook
-from streams.connection import Connection
-from streams.errors import CampaignConflict
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.errors import CampaignConflict
 
 RECORD = CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=3)
 PAUSED = msgspec.structs.replace(RECORD, state=CampaignState.PAUSED)

@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event
-from streams import names
-from streams.claims import Claim, Claims
-from streams.connection import Connection, connect
-from streams.deadletters import DeadLetters
-from streams.errors import OutcomeRefused
-from streams.later import Later
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event
+from orchard.streams import names
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.errors import OutcomeRefused
+from orchard.streams.later import Later
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 
@@ -263,7 +263,7 @@ async def test_a_cap_that_is_hit_is_logged(
     server: EmbeddedServer, settings: NatsSettings, queue: Queue, caplog: pytest.LogCaptureFixture, cap: str
 ) -> None:
     tight = msgspec.structs.replace(settings, **{cap: 1})
-    caplog.set_level(logging.WARNING, "streams.pull")
+    caplog.set_level(logging.WARNING, "orchard.streams.pull")
     async with connect(tight, name="test", url=server.url) as connection:
         await declare(connection, tight, [queue])
         async with Claims(connection, queue) as claims:

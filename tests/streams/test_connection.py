@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.connection import connect
-from streams.errors import NatsRefused, NatsUnreachable, StreamsError
-from streams.settings import NatsSettings
+from orchard.streams.connection import connect
+from orchard.streams.errors import NatsRefused, NatsUnreachable, StreamsError
+from orchard.streams.settings import NatsSettings
 
 External = Callable[[str], AbstractAsyncContextManager[str]]
 

@@ -7,20 +7,20 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
-from schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
-from streams import names
-from streams.attempts import attempt_number
-from streams.claims import Claim, Claims
-from streams.connection import Connection
-from streams.deadletters import DeadLetters
-from streams.errors import NatsUnreachable, NotRequeued
-from streams.keeper import keep
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.replay import replay
-from streams.settings import Queue
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
+from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.streams import names
+from orchard.streams.attempts import attempt_number
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.connection import Connection
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.errors import NatsUnreachable, NotRequeued
+from orchard.streams.keeper import keep
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay
+from orchard.streams.settings import Queue
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 

@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event, RolloutStarted, make_event
-from streams import names
-from streams.attempts import attempt_number
-from streams.claims import Claims
-from streams.connection import Connection, connect
-from streams.errors import OutcomeRefused
-from streams.keeper import keep
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.replay import replay
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutStarted, make_event
+from orchard.streams import names
+from orchard.streams.attempts import attempt_number
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import OutcomeRefused
+from orchard.streams.keeper import keep
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 ROLLOUTS = 100
 SLOTS = 6

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.campaigns import RolloutRequest
-from schemas.events import Event, RolloutReopened, RolloutStarted, make_event
-from schemas.outcomes import AbortCause
-from streams import names
-from streams.connection import Connection, connect
-from streams.errors import (
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutReopened, RolloutStarted, make_event
+from orchard.schemas.outcomes import AbortCause
+from orchard.streams import names
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import (
     MessageTooLarge,
     OutcomeRefused,
     QueueFull,
@@ -24,12 +24,12 @@ from streams.errors import (
     StreamsError,
     TopologyError,
 )
-from streams.publisher import Publisher
-from streams.reading import bounds
-from streams.replay import replay
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 
 def reopening(sequence: int, rollout: str = "ab12") -> Event:
@@ -137,7 +137,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(
 async def test_a_missing_topology_is_one_clear_sentence(
     server: EmbeddedServer, make_fact: Callable[[int], Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.confirmed.NOBODY_GRACE", 0.1)
+    monkeypatch.setattr("orchard.streams.confirmed.NOBODY_GRACE", 0.1)
 
     async with connect(NatsSettings(), name="test", url=server.url) as connection:
         with pytest.raises(TopologyError, match="declare the topology"):
@@ -169,8 +169,8 @@ async def test_a_server_that_stores_nothing_any_more_is_one_clear_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stopped process stands for one whose disk is full: connected, and no answer."""
-    monkeypatch.setattr("streams.confirmed.ACK_TIMEOUT", 0.1)
-    monkeypatch.setattr("streams.confirmed.STALL_GRACE", 0.3)
+    monkeypatch.setattr("orchard.streams.confirmed.ACK_TIMEOUT", 0.1)
+    monkeypatch.setattr("orchard.streams.confirmed.STALL_GRACE", 0.3)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreRefused, match="look for a full disk"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.records import Delivery, parse_headers
+from orchard.streams.records import Delivery, parse_headers
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from schemas.events import Event, UnknownPayload, encode_event, payload
-from streams import names
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.replay import replay, replay_batches
-from streams.server import EmbeddedServer
+from orchard.schemas.events import Event, UnknownPayload, encode_event, payload
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay, replay_batches
+from orchard.streams.server import EmbeddedServer
 
 
 async def test_a_replay_starts_where_it_is_told_and_ends_at_the_end(

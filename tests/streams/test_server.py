@@ -11,18 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from schemas.events import Event
-from streams.connection import Connection, connect
-from streams.errors import NatsRefused, ServerFailed
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
+from orchard.schemas.events import Event
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import NatsRefused, ServerFailed
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from streams.server import EmbeddedServer
+from orchard.streams.server import EmbeddedServer
 
 async def main():
     server = EmbeddedServer(Path(sys.argv[1]))
@@ -93,7 +93,7 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_store_in_use_is_named(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.server.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.streams.server.LOCK_SECONDS", 0.2)
 
     with pytest.raises(ServerFailed, match="in use by another server"):
         await EmbeddedServer(server.store).start()

@@ -6,17 +6,17 @@ import msgspec
 import pytest
 from nats.js import api
 
-from streams import names
-from streams.connection import Connection
-from streams.errors import TopologyError
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.errors import TopologyError
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 
 async def test_declaring_again_changes_nothing(
     connection: Connection, settings: NatsSettings, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "streams.topology")
+    caplog.set_level(logging.INFO, "orchard.streams.topology")
 
     await declare(connection, settings, [queue])
 

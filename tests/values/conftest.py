@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from pipelines.values.requests import QUEUE
-from storage.blobs import BlobStore
-from storage.writer import Writer
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.values.requests import QUEUE
+from orchard.storage.blobs import BlobStore
+from orchard.storage.writer import Writer
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from injector.client import AsyncSandboxClient
-from pipelines.campaigns import requested_event
-from pipelines.values.continuations import Point
-from pipelines.values.recorded import Recorded, read_recorded
-from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
-from schemas.identity import rollout_id
-from schemas.tasks import Task
-from storage.reader import open_tables
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.values.continuations import Point
+from orchard.pipelines.values.recorded import Recorded, read_recorded
+from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.tasks import Task
+from orchard.storage.reader import open_tables
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.rollout import Attempt, Workplace
+from orchard.workers.sandboxes import SandboxSettings
 from tests.tiny_tasks import tiny_task
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.rollout import Attempt, Workplace
-from workers.sandboxes import SandboxSettings
 
 TASK = tiny_task(1)
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

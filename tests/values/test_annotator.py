@@ -8,17 +8,17 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from pipelines.values.annotator import Annotator, Cases
-from pipelines.values.prompt import PROMPT_VERSION
-from pipelines.values.requests import QUEUE, Asking, offer, open_requests
-from schemas.llm_calls import ModelKind
-from storage.reader import open_tables
-from streams.claims import Claims
-from streams.deadletters import DeadLetters
+from orchard.pipelines.values.annotator import Annotator, Cases
+from orchard.pipelines.values.prompt import PROMPT_VERSION
+from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from orchard.schemas.llm_calls import ModelKind
+from orchard.storage.reader import open_tables
+from orchard.streams.claims import Claims
+from orchard.streams.deadletters import DeadLetters
+from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.oracle.server import OracleServer
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
-from workers.llm.client import EndpointSettings, ModelClient, Price
-from workers.llm.oracle.server import OracleServer
 
 GOOD = json.dumps(
     [

@@ -8,15 +8,15 @@ import pytest
 
 from orchard.cli.values import annotate_campaign
 from orchard.config import Config
+from orchard.pipelines.values.requests import Asking
 from orchard.session import Session
-from pipelines.values.requests import Asking
-from storage.reader import open_tables
-from storage.writer import Writer, WriterSettings
-from streams.settings import NatsSettings
+from orchard.storage.reader import open_tables
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams.settings import NatsSettings
+from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.oracle.server import OracleServer
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
-from workers.llm.client import EndpointSettings
-from workers.llm.oracle.server import OracleServer
 
 TASK = tiny_task(1)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.values.curves import (
+from orchard.pipelines.values.curves import (
     EPS,
     TOLERANCE,
     Curve,

@@ -12,27 +12,27 @@ import pytest_asyncio
 from click import Command
 from typer import Context
 
-from injector.client import AsyncSandboxClient
 from orchard.cli.measuring import Wanted, _steps, measure_rollout, report
 from orchard.config import Config, ConfigError
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.values.continuations import Point, continuation
+from orchard.pipelines.values.measure import Measurement, PointRefused, measure
+from orchard.pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
+from orchard.schemas.campaigns import Budget
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import Role
 from orchard.session import Session
-from pipelines.values.continuations import Point, continuation
-from pipelines.values.measure import Measurement, PointRefused, measure
-from pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
-from schemas.campaigns import Budget
-from schemas.llm_calls import ModelKind
-from schemas.messages import Role
-from storage.writer import Writer, WriterSettings
-from streams import names
-from streams.reading import bounds
-from streams.settings import NatsSettings
+from orchard.storage.writer import Writer, WriterSettings
+from orchard.streams import names
+from orchard.streams.reading import bounds
+from orchard.streams.settings import NatsSettings
+from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.sandboxes import SandboxSettings
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import build_tiny_image
 from tests.trajectory_log import Author
 from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World, without_forks
-from workers.llm.client import EndpointSettings
-from workers.llm.oracle.server import OracleServer
-from workers.sandboxes import SandboxSettings
 
 EDIT = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 DIFF = f"git diff > patch.txt; {SUBMIT} && cat patch.txt"

@@ -9,23 +9,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipelines.values.calibration import Point, agreement, calibration, plot, ranks, spearman, wilson
-from pipelines.values.comparison import Pair, compared
-from pipelines.values.recorded import BEFORE, Executed, Recorded
-from pipelines.values.replaying import Divergence, Replay, compare, timeless
-from schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, RolloutFinished, payload
-from schemas.identity import InvalidName, check_name
-from schemas.llm_calls import LLMCall, ModelKind, Usage
-from schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
-from schemas.outcomes import ExitStatus
-from schemas.values import MEASURED_CAMPAIGN, ValueMeasured
-from storage.reader import open_tables
+from orchard.pipelines.values.calibration import Point, agreement, calibration, plot, ranks, spearman, wilson
+from orchard.pipelines.values.comparison import Pair, compared
+from orchard.pipelines.values.recorded import BEFORE, Executed, Recorded
+from orchard.pipelines.values.replaying import Divergence, Replay, compare, timeless
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import Event, RolloutFinished, payload
+from orchard.schemas.identity import InvalidName, check_name
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
+from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
+from orchard.storage.reader import open_tables
+from orchard.workers.harnesses.mini_swe_agent import format_errors_at_end
+from orchard.workers.machine import CommandOutcome
+from orchard.workers.trace import Totals, output_sha256
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
-from workers.harnesses.mini_swe_agent import format_errors_at_end
-from workers.machine import CommandOutcome
-from workers.trace import Totals, output_sha256
 
 TASK = tiny_task(0)
 

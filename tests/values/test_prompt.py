@@ -1,7 +1,7 @@
 """What an annotator is shown: everything, cut by the stated rule, and nothing that can pass for a heading."""
 
-from pipelines.values.cases import Case, Step
-from pipelines.values.prompt import OBSERVATION_LIMIT, Prompt, cut_middle, make_prompt
+from orchard.pipelines.values.cases import Case, Step
+from orchard.pipelines.values.prompt import OBSERVATION_LIMIT, Prompt, cut_middle, make_prompt
 
 
 def a_case(steps: int = 4, observation: str = "ok", **changes: object) -> Case:

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.values.curves import DEFAULT_BASE
-from pipelines.values.replies import FINAL_LIMIT, BadReply, Fault, Reading, needed_key_steps, read_reply
+from orchard.pipelines.values.curves import DEFAULT_BASE
+from orchard.pipelines.values.replies import (
+    FINAL_LIMIT,
+    BadReply,
+    Fault,
+    Reading,
+    needed_key_steps,
+    read_reply,
+)
 
 STEPS = 40
 GOOD: list[dict[str, Any]] = [

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from schemas.tasks import SWETests, Task
-from storage.blobs import BlobStore
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.machine import CommandOutcome
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.machine import CommandOutcome
 
 MODULE = """\
 \"\"\"Arithmetic for shops.\"\"\"

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.graders.diffs import is_diff, parse_diff, touched_paths
-from workers.graders.parsers import parse, without_timing
-from workers.graders.verdict import conclusive, judge
+from orchard.workers.graders.diffs import is_diff, parse_diff, touched_paths
+from orchard.workers.graders.parsers import parse, without_timing
+from orchard.workers.graders.verdict import conclusive, judge
 
 
 @pytest.mark.parametrize("status", ["PASSED", "XFAIL"])

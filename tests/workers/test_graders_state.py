@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
-from schemas.tasks import StateCheck
-from workers.graders import grade
+from orchard.schemas.tasks import StateCheck
+from orchard.workers.graders import grade
 
 
 @pytest.fixture

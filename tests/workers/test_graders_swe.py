@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from schemas.outcomes import AbortCause
-from workers.failures import InfrastructureError
-from workers.graders import grade
-from workers.graders.swe import between_markers, paths_to_restore
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders import grade
+from orchard.workers.graders.swe import between_markers, paths_to_restore
 
 
 def with_grading(task, **changes):

@@ -1,6 +1,6 @@
 """SymPy's own test runner, as SWE-bench runs it."""
 
-from workers.graders.parsers import parse
+from orchard.workers.graders.parsers import parse
 
 LOG = """\
 ============================= test process starts ==============================

@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 
-from schemas.campaigns import Budget, ModelSpec, Timeouts
-from schemas.messages import MessageNode, Role
-from schemas.outcomes import AbortCause, ExitStatus
-from workers.failures import InfrastructureError
-from workers.graders.patches import state_left_behind
-from workers.harnesses import HARNESS_NAMES, UnknownHarness, get_harness
-from workers.harnesses.interface import Episode
-from workers.harnesses.mini_swe_agent import submitted
-from workers.harnesses.mini_swe_agent_prompts import OBSERVATION_LIMIT, observation
-from workers.machine import CommandOutcome
-from workers.trace import Trace
+from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
+from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.patches import state_left_behind
+from orchard.workers.harnesses import HARNESS_NAMES, UnknownHarness, get_harness
+from orchard.workers.harnesses.interface import Episode
+from orchard.workers.harnesses.mini_swe_agent import submitted
+from orchard.workers.harnesses.mini_swe_agent_prompts import OBSERVATION_LIMIT, observation
+from orchard.workers.machine import CommandOutcome
+from orchard.workers.trace import Trace
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from schemas.campaigns import ModelSpec
-from schemas.llm_calls import ModelKind
-from schemas.outcomes import AbortCause
-from workers.failures import InfrastructureError
-from workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient, Price
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient, Price
 
 HELLO = [{"role": "user", "content": "hello"}]
 KEY = "sk-secret-0123456789"

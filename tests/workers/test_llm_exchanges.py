@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.campaigns import ModelSpec
-from workers.llm.client import EndpointSettings, ModelClient
+from orchard.schemas.campaigns import ModelSpec
+from orchard.workers.llm.client import EndpointSettings, ModelClient
 
 EXCHANGES = sorted((Path(__file__).parent / "exchanges").glob("*.json"))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.llm.concurrency import Gate, Window, grown, shrunk
-from workers.llm.refusals import (
+from orchard.workers.llm.concurrency import Gate, Window, grown, shrunk
+from orchard.workers.llm.refusals import (
     LONGEST_PAUSE,
     ErrorBody,
     Meaning,

@@ -12,22 +12,22 @@ import msgspec
 import openai
 import pytest
 
-from pipelines.tasks.repairs import Split, repair_tasks
-from schemas.campaigns import Budget, ModelSpec, Timeouts
-from schemas.llm_calls import LLMCall, ModelKind
-from schemas.outcomes import ExitStatus
-from workers.graders import grade
-from workers.graders.diffs import parse_diff
-from workers.harnesses import get_harness
-from workers.harnesses.interface import Episode
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
-from workers.llm.oracle.edits import COMMAND_LIMIT, edit_commands, heredoc, twist, wrong_edit
-from workers.llm.oracle.faults import Fault, FaultPlan, sequence
-from workers.llm.oracle.script import play
-from workers.llm.oracle.server import OracleServer
-from workers.trace import Trace
+from orchard.pipelines.tasks.repairs import Split, repair_tasks
+from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
+from orchard.schemas.llm_calls import LLMCall, ModelKind
+from orchard.schemas.outcomes import ExitStatus
+from orchard.workers.graders import grade
+from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.harnesses import get_harness
+from orchard.workers.harnesses.interface import Episode
+from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
+from orchard.workers.llm.oracle.edits import COMMAND_LIMIT, edit_commands, heredoc, twist, wrong_edit
+from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
+from orchard.workers.llm.oracle.script import play
+from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.trace import Trace
 
 
 @pytest.fixture
@@ -222,7 +222,15 @@ async def test_it_runs_as_a_program(task, tmp_path):
     tasks, port = tmp_path / "tasks.jsonl", tmp_path / "port"
     tasks.write_bytes(msgspec.json.encode(task) + b"\n")
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "workers.llm.oracle", "--tasks", str(tasks), "--port-file", str(port)),
+        *(
+            sys.executable,
+            "-m",
+            "orchard.workers.llm.oracle",
+            "--tasks",
+            str(tasks),
+            "--port-file",
+            str(port),
+        ),
         cwd=Path(__file__).parents[2],
     )
     try:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from schemas.outcomes import AbortCause
-from workers.failures import RETRYABLE, InfrastructureError
-from workers.retries import Abort, Retry, after_failure
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.failures import RETRYABLE, InfrastructureError
+from orchard.workers.retries import Abort, Retry, after_failure
 
 
 def decide(

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from injector.client import AsyncSandboxClient
-from schemas.events import SandboxDeleted
-from schemas.outcomes import AbortCause
+from orchard.injector.client import AsyncSandboxClient
+from orchard.schemas.events import SandboxDeleted
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from tests.injector.conftest import Service
-from workers.failures import InfrastructureError
-from workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 
 
 @pytest.fixture(scope="module")

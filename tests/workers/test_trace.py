@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from schemas.blobs import INLINE_LIMIT
-from schemas.events import encode_event, make_event
-from schemas.llm_calls import LLMCall, ModelKind, Usage
-from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
-from schemas.outcomes import AbortCause
-from storage.blobs import BlobStore
-from workers.failures import InfrastructureError
-from workers.llm.answers import Completion
-from workers.machine import CommandOutcome
-from workers.trace import Trace
+from orchard.schemas.blobs import INLINE_LIMIT
+from orchard.schemas.events import encode_event, make_event
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.answers import Completion
+from orchard.workers.machine import CommandOutcome
+from orchard.workers.trace import Trace
 
 LS = ToolCall(id="1", name="bash", arguments='{"command":"ls"}')
 

@@ -1,11 +1,11 @@
 """Graders: what counts as solved. A grader answers with a Reward or raises; it never guesses."""
 
-from schemas.outcomes import Reward
-from schemas.tasks import StateCheck, SWETests, Task
-from storage.blobs import BlobStore
-from workers.graders.state import grade_state
-from workers.graders.swe import Pristine, grade_swe
-from workers.machine import Machine
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.tasks import StateCheck, SWETests, Task
+from orchard.storage.blobs import BlobStore
+from orchard.workers.graders.state import grade_state
+from orchard.workers.graders.swe import Pristine, grade_swe
+from orchard.workers.machine import Machine
 
 
 async def grade(

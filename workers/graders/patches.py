@@ -8,10 +8,10 @@ import time
 
 import msgspec
 
-from schemas.outcomes import AbortCause
-from schemas.tasks import Task
-from workers.failures import InfrastructureError
-from workers.machine import CommandOutcome, Machine
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import Task
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.machine import CommandOutcome, Machine
 
 LADDER = (
     "git apply --verbose",

@@ -5,12 +5,12 @@ import secrets
 import shlex
 import time
 
-from schemas.outcomes import AbortCause, Reward
-from schemas.tasks import StateCheck
-from storage.blobs import BlobStore
-from storage.errors import StorageError
-from workers.failures import InfrastructureError
-from workers.machine import Machine
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.tasks import StateCheck
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.machine import Machine
 
 NAME = "state-check"
 

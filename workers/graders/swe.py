@@ -19,17 +19,17 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from schemas.outcomes import AbortCause, Reward
-from schemas.tasks import SWETests, Task
-from storage.blobs import BlobStore
-from storage.errors import StorageError
-from workers.failures import InfrastructureError
-from workers.graders.diffs import is_diff, touched_paths
-from workers.graders.parsers import PARSERS, parse, without_timing
-from workers.graders.patches import Checkout
-from workers.graders.verdict import Verdict, conclusive, judge
-from workers.machine import Machine
-from workers.preparation import prepare
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.diffs import is_diff, touched_paths
+from orchard.workers.graders.parsers import PARSERS, parse, without_timing
+from orchard.workers.graders.patches import Checkout
+from orchard.workers.graders.verdict import Verdict, conclusive, judge
+from orchard.workers.machine import Machine
+from orchard.workers.preparation import prepare
 
 NAME = "swe-tests"
 

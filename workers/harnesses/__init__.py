@@ -1,7 +1,7 @@
 """Harnesses: the loops around the model. One interface, so that any task, sandbox and log serves them all."""
 
-from workers.harnesses.interface import Harness
-from workers.harnesses.mini_swe_agent import COMPACT, MiniSweAgent
+from orchard.workers.harnesses.interface import Harness
+from orchard.workers.harnesses.mini_swe_agent import COMPACT, MiniSweAgent
 
 _HARNESSES: dict[str, Harness] = {
     harness.name: harness for harness in (MiniSweAgent(), MiniSweAgent("mini-swe-agent-compact", COMPACT))

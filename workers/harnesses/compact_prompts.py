@@ -1,6 +1,6 @@
 """mini-swe-agent in few words, for models of a few million parameters with some hundred tokens of context."""
 
-from workers.machine import CommandOutcome
+from orchard.workers.machine import CommandOutcome
 
 OBSERVATION_LIMIT = 1_000
 """Characters; a longer output is shown as its first and last half of that."""

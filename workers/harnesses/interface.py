@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from schemas.campaigns import Budget, ModelSpec, Timeouts
-from schemas.messages import MessageNode, ToolCall
-from schemas.outcomes import ExitStatus
-from schemas.tasks import Task
-from workers.llm.client import ModelClient
-from workers.machine import CommandOutcome, Machine
-from workers.trace import Trace
+from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
+from orchard.schemas.messages import MessageNode, ToolCall
+from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.tasks import Task
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)

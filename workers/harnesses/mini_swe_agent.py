@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from schemas.campaigns import Budget, Timeouts
-from schemas.messages import MessageNode, Role, ToolCall
-from schemas.outcomes import ExitStatus
-from schemas.tasks import Task
-from workers.graders.patches import state_left_behind
-from workers.harnesses import compact_prompts, mini_swe_agent_prompts
-from workers.harnesses.interface import Episode, HarnessResult
-from workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
-from workers.llm.client import ContextLengthExceeded
-from workers.machine import CommandOutcome, Machine
-from workers.trace import Totals
+from orchard.schemas.campaigns import Budget, Timeouts
+from orchard.schemas.messages import MessageNode, Role, ToolCall
+from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.tasks import Task
+from orchard.workers.graders.patches import state_left_behind
+from orchard.workers.harnesses import compact_prompts, mini_swe_agent_prompts
+from orchard.workers.harnesses.interface import Episode, HarnessResult
+from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
+from orchard.workers.llm.client import ContextLengthExceeded
+from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.trace import Totals
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from schemas.llm_calls import ModelKind, Usage
-from schemas.messages import TokenRecord, ToolCall, VersionRun
+from orchard.schemas.llm_calls import ModelKind, Usage
+from orchard.schemas.messages import TokenRecord, ToolCall, VersionRun
 
 ORACLE_FINGERPRINT = "orchard-oracle"
 """How the `system_fingerprint` of everything played from a gold patch begins."""

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from schemas.campaigns import ModelSpec
-from schemas.outcomes import AbortCause
-from workers.failures import InfrastructureError
-from workers.llm.answers import Completion, MalformedAnswer, read_completion
-from workers.llm.concurrency import Gate
-from workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
-from workers.llm.settings import EndpointSettings, Price, cost_usd
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion
+from orchard.workers.llm.concurrency import Gate
+from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
+from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 
 __all__ = ["Completion", "ContextLengthExceeded", "EndpointSettings", "ModelClient", "Price"]
 

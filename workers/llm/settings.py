@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from schemas.llm_calls import Usage
+from orchard.schemas.llm_calls import Usage
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

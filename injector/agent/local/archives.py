@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from injector.agent.errors import RequestInvalid
-from injector.agent.local.images import DEFAULT_ENVIRONMENT, Image, ImageStore, check_name
-from injector.agent.local.layers import unpack
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.local.images import DEFAULT_ENVIRONMENT, Image, ImageStore, check_name
+from orchard.injector.agent.local.layers import unpack
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from injector.agent import kernel
-from injector.agent.local import overlay
-from injector.agent.tape import NOT_FOUND, Tape
+from orchard.injector.agent import kernel
+from orchard.injector.agent.local import overlay
+from orchard.injector.agent.tape import NOT_FOUND, Tape
 
 # fmt: off
 MASKED_FILES = (

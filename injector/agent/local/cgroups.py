@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from injector.agent.local import user_namespace
+from orchard.injector.agent.local import user_namespace
 
 CONTROLLERS = ("memory", "pids", "cpu")
 CPU_PERIOD = 100_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from injector.agent.errors import AgentError
+from orchard.injector.agent.errors import AgentError
 
 INTERVAL = 0.5
 """Seconds between two looks at the free space."""

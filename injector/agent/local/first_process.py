@@ -9,8 +9,8 @@ changed.
 
 import struct
 
-from injector.agent.executables import elf
-from injector.agent.kernel import sealed_file
+from orchard.injector.agent.executables import elf
+from orchard.injector.agent.kernel import sealed_file
 
 # rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8);
 # if (write(1, "\x01", 1) != 1) exit(1);

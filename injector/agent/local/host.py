@@ -5,18 +5,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from injector.agent.local.cgroups import Cgroups
-from injector.agent.local.disk import DiskWatch
-from injector.agent.local.first_process import open_program
-from injector.agent.local.host_image import HostImage
-from injector.agent.local.images import HOST, Image, ImageStore
-from injector.agent.local.machine import LocalMachine
-from injector.agent.local.network import RESOLVER
-from injector.agent.local.removal import remove_tree
-from injector.agent.local.requirements import Requirements
-from injector.agent.machine import Died, SandboxSpec
-from injector.agent.sandboxes import RECORD
-from injector.agent.spawning import Spawner
+from orchard.injector.agent.local.cgroups import Cgroups
+from orchard.injector.agent.local.disk import DiskWatch
+from orchard.injector.agent.local.first_process import open_program
+from orchard.injector.agent.local.host_image import HostImage
+from orchard.injector.agent.local.images import HOST, Image, ImageStore
+from orchard.injector.agent.local.machine import LocalMachine
+from orchard.injector.agent.local.network import RESOLVER
+from orchard.injector.agent.local.removal import remove_tree
+from orchard.injector.agent.local.requirements import Requirements
+from orchard.injector.agent.machine import Died, SandboxSpec
+from orchard.injector.agent.sandboxes import RECORD
+from orchard.injector.agent.spawning import Spawner
 
 DEFAULT_PIDS = 4096
 FOUNDATION = f"{HOST}-foundation"

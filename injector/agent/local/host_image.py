@@ -19,10 +19,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from injector.agent import kernel
-from injector.agent.errors import AgentError
-from injector.agent.local import overlay, user_namespace
-from injector.agent.local.images import HOST, ImageStore
+from orchard.injector.agent import kernel
+from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.local import overlay, user_namespace
+from orchard.injector.agent.local.images import HOST, ImageStore
 
 SHOWN = ("usr",)
 """Not /opt: what machines keep there, package mirrors for one, may hold the very solutions of tasks."""

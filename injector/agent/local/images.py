@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from injector.agent.errors import Conflict, NotFound, RequestInvalid
-from injector.agent.local.overlay import MAX_LAYERS
-from injector.agent.local.removal import remove_tree
+from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid
+from orchard.injector.agent.local.overlay import MAX_LAYERS
+from orchard.injector.agent.local.removal import remove_tree
 
 HOST = "host"
 """Name of the image that is the machine's own root file system, and of its layers within other images."""
@@ -70,7 +70,7 @@ class ImageStore:
             raise NotFound(
                 f"there is no image `{name}` on this machine; save it with `docker save {name} -o image.tar` "
                 f"(or `skopeo copy docker://{name} oci-archive:image.tar`) where it can be pulled, then run "
-                f"`python -m injector.agent --state STATE --import-image image.tar --name {name}`",
+                f"`python -m orchard.injector.agent --state STATE --import-image image.tar --name {name}`",
                 reason="image_missing",
             ) from None
 

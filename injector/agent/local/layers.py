@@ -14,10 +14,10 @@ import tarfile
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from injector.agent.errors import RequestInvalid
-from injector.agent.kernel import open_beneath
-from injector.agent.local import user_namespace
-from injector.agent.local.overlay import make_opaque, make_whiteout
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.kernel import open_beneath
+from orchard.injector.agent.local import user_namespace
+from orchard.injector.agent.local.overlay import make_opaque, make_whiteout
 
 WHITEOUT = ".wh."
 OPAQUE_MARK = ".wh..wh..opq"

@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from injector.agent import files
-from injector.agent.errors import AgentError, RequestInvalid
-from injector.agent.local import user_namespace
-from injector.agent.local.building import PROGRAM, STEPS, Overlay, building
-from injector.agent.local.cgroups import Group
-from injector.agent.local.images import FORK, HOST, Image, tree_size
-from injector.agent.local.network import Outbound
-from injector.agent.local.overlay import MAX_LAYERS
-from injector.agent.local.reading import Reading
-from injector.agent.local.removal import remove_tree
-from injector.agent.machine import Died, SandboxSpec
-from injector.agent.spawning import Entry
+from orchard.injector.agent import files
+from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.local import user_namespace
+from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
+from orchard.injector.agent.local.cgroups import Group
+from orchard.injector.agent.local.images import FORK, HOST, Image, tree_size
+from orchard.injector.agent.local.network import Outbound
+from orchard.injector.agent.local.overlay import MAX_LAYERS
+from orchard.injector.agent.local.reading import Reading
+from orchard.injector.agent.local.removal import remove_tree
+from orchard.injector.agent.machine import Died, SandboxSpec
+from orchard.injector.agent.spawning import Entry
 
 if TYPE_CHECKING:
-    from injector.agent.local.host import LocalHost
+    from orchard.injector.agent.local.host import LocalHost
 
 WORKSPACE = "/workspace"
 OURS = 3

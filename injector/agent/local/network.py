@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from injector.agent import kernel
-from injector.agent.errors import AgentError
-from injector.agent.local.reading import Reading
-from injector.agent.spawning import Spawner
+from orchard.injector.agent import kernel
+from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.local.reading import Reading
+from orchard.injector.agent.spawning import Spawner
 
 PACKAGE = "slirp4netns"
 TUN = "/dev/net/tun"

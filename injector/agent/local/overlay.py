@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from injector.agent import kernel
-from injector.agent.local import user_namespace
+from orchard.injector.agent import kernel
+from orchard.injector.agent.local import user_namespace
 
 MAX_LAYERS = 200
 """Descriptor paths of so many layers fit in the one page that mount(2) takes for options."""

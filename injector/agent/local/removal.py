@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from injector.agent.errors import AgentError
+from orchard.injector.agent.errors import AgentError
 
 
 def remove_tree(directory: Path) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from injector.agent import kernel, seccomp
-from injector.agent.errors import MachineUnfit
-from injector.agent.local import network
+from orchard.injector.agent import kernel, seccomp
+from orchard.injector.agent.errors import MachineUnfit
+from orchard.injector.agent.local import network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,8 @@ def _overlay_complaint(state: Path) -> str:
     """Empty when an overlay can be mounted with its changes in `state`."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from injector.agent import kernel; from injector.agent.local import overlay, user_namespace\n"
+        "from orchard.injector.agent import kernel\n"
+        "from orchard.injector.agent.local import overlay, user_namespace\n"
         "import os; os.geteuid() == 0 or user_namespace.enter()\n"
         "kernel.unshare(kernel.CLONE_NEWNS); kernel.mount('', '/', None, kernel.MS_REC | kernel.MS_SLAVE)\n"
         "base = Path(sys.argv[1])\n"

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from injector.agent import kernel
-from injector.agent.errors import MachineUnfit
+from orchard.injector.agent import kernel
+from orchard.injector.agent.errors import MachineUnfit
 
 _REFUSED = (
     "this user may not make user namespaces ({why}): run as root, or allow them with `sysctl -w "

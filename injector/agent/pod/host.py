@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from injector.agent import files
-from injector.agent.errors import AgentError, Conflict, RequestInvalid
-from injector.agent.machine import Died, SandboxSpec, Template
-from injector.agent.pod.memory import MemoryKills
-from injector.agent.spawning import Entry
+from orchard.injector.agent import files
+from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.machine import Died, SandboxSpec, Template
+from orchard.injector.agent.pod.memory import MemoryKills
+from orchard.injector.agent.spawning import Entry
 
 WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

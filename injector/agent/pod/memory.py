@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from injector.agent.local.cgroups import oom_kills
+from orchard.injector.agent.local.cgroups import oom_kills
 
 FILES = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 """As containers see their own group: version 2, then 1."""

@@ -4,7 +4,7 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from injector.agent import kernel
+from orchard.injector.agent import kernel
 
 THREADS = 4
 

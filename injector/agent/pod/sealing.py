@@ -16,9 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
-from injector.agent import bodies
-from injector.agent.errors import AgentError, Conflict, RequestInvalid
-from injector.agent.seal import (
+from orchard.injector.agent import bodies
+from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.seal import (
     KEY_SIZE,
     LINE,
     REASON_HEADER,

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from injector.agent import logs
-from injector.agent.machine import SandboxSpec
-from injector.agent.pod.host import PodHost
-from injector.agent.pod.protection import started_threads
-from injector.agent.pod.sealing import Sealing
-from injector.agent.sandboxes import Sandboxes
-from injector.agent.server import AgentServer
-from injector.agent.spawning import Spawner
+from orchard.injector.agent import logs
+from orchard.injector.agent.machine import SandboxSpec
+from orchard.injector.agent.pod.host import PodHost
+from orchard.injector.agent.pod.protection import started_threads
+from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.sandboxes import Sandboxes
+from orchard.injector.agent.server import AgentServer
+from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
 """Seconds; nothing is waited for but the making of a directory."""

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from injector.agent import spawner
-from injector.agent.pod.protection import protect
+from orchard.injector.agent import spawner
+from orchard.injector.agent.pod.protection import protect
 
 OF_THE_CLUSTER = "KUBERNETES_"
 """How names of variables begin that a kubelet adds to every container: the address of its API server."""
@@ -23,7 +23,7 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
 
     import asyncio
 
-    from injector.agent.pod.service import serve
+    from orchard.injector.agent.pod.service import serve
 
     loop = asyncio.new_event_loop()
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.datasets.exporters.interface import (
+from orchard.pipelines.datasets.exporters.interface import (
     Exporter,
     Record,
     both,
@@ -14,7 +14,7 @@ from pipelines.datasets.exporters.interface import (
     plain,
     text_only,
 )
-from pipelines.datasets.rows import Row
+from orchard.pipelines.datasets.rows import Row
 
 EXTRAS = "orchard"
 """The one key of the released layout's metadata that holds what is ours."""

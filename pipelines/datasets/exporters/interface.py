@@ -6,14 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.datasets.rows import Row
+from orchard.pipelines.datasets.rows import Row
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """One layout. Exporters are data: `pipelines.datasets.exporters.write` writes them all."""
+    """One layout. Exporters are data: `orchard.pipelines.datasets.exporters.write` writes them all."""
 
     name: str
     consumer: str

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pipelines.datasets.exporters.interface import Exporter, Record, text_only
-from pipelines.datasets.rows import Row
+from orchard.pipelines.datasets.exporters.interface import Exporter, Record, text_only
+from orchard.pipelines.datasets.rows import Row
 
 
 def _stepwise(row: Row) -> Iterator[Record]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from pipelines.datasets.exporters.interface import Exporter, Record, nothing
-from pipelines.datasets.rows import Row
+from orchard.pipelines.datasets.exporters.interface import Exporter, Record, nothing
+from orchard.pipelines.datasets.rows import Row
 
 IGNORED = -100
 """Label of a token that does not train."""

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.datasets.errors import DatasetError
-from pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
-from pipelines.datasets.exporters.interface import Exporter, Record
-from pipelines.datasets.exporters.stepwise import STEPWISE
-from pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
-from pipelines.datasets.manifest import read_manifest
-from pipelines.datasets.rows import read_rows
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
+from orchard.pipelines.datasets.exporters.interface import Exporter, Record
+from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
+from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
+from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.pipelines.datasets.rows import read_rows
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter

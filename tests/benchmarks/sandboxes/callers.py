@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, cast
 from urllib.parse import urlsplit
 
-from injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
 
 class Caller(Protocol):

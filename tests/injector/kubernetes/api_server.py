@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from injector.kubernetes.api import ClusterApi
-from injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.objects import Pod
 
 PODS = "/api/v1/namespaces/sandboxes/pods"
 Reply = Callable[[web.Request], Any]

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from injector.kubernetes import marks
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import CreateSandbox
 
 NOW = 1_800_000_000.0
 

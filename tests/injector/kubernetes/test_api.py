@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
-from injector.kubernetes import api as api_module
-from injector.kubernetes.api import ApiRefused, ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.creation import Creation
-from injector.kubernetes.objects import Pod, PodList
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
+from orchard.injector.kubernetes import api as api_module
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.creation import Creation
+from orchard.injector.kubernetes.objects import Pod, PodList
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.api_server import PODS, ApiServer, api_of, refusal
 
 REQUEST = CreateSandbox(image="debian:12", sandbox_id="a")
@@ -101,6 +101,6 @@ class TestCreates:
 
 
 def test_the_patience_with_one_request_is_shorter_than_a_reservation_lasts() -> None:
-    from injector.kubernetes.reservations import LASTS
+    from orchard.injector.kubernetes.reservations import LASTS
 
     assert 2 * (api_module.PATIENCE + api_module.REQUEST_TIMEOUT) <= LASTS

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from injector.kubernetes import cache as cache_module
-from injector.kubernetes.api import ClusterApi
-from injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes import cache as cache_module
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
 from tests.injector.kubernetes.api_server import ApiServer, api_of, bookmark, error, event
 from tests.injector.kubernetes.conftest import born, pod
 

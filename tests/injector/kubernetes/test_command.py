@@ -1,4 +1,4 @@
-"""`python -m injector.orchestrator --backend kubernetes` says what it lacks."""
+"""`python -m orchard.injector.orchestrator --backend kubernetes` says what it lacks."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ GOOD = "0123456789" * 4
 def test_what_it_lacks_is_one_sentence(tmp_path: Path, settings: str, secret: str, sentence: str) -> None:
     file = tmp_path / "kubernetes.toml"
     file.write_text(settings)
-    command = [sys.executable, "-m", "injector.orchestrator", "--backend", "kubernetes"]
+    command = [sys.executable, "-m", "orchard.injector.orchestrator", "--backend", "kubernetes"]
     run = subprocess.run(
         [*command, "--kubernetes-settings", str(file)],
         env={**os.environ, SECRET: secret},

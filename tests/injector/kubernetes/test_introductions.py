@@ -9,20 +9,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from injector.agent.pod.sealing import Sealing
-from injector.agent.seal import Seal, sandbox_key
-from injector.agent_connection import AgentConnection
-from injector.errors import SandboxFailed
-from injector.kubernetes import introductions as module
-from injector.kubernetes import marks
-from injector.kubernetes.activity import Activity
-from injector.kubernetes.agents import Agents
-from injector.kubernetes.api import ClusterApi
-from injector.kubernetes.cache import PodCache
-from injector.kubernetes.introductions import Introductions
-from injector.kubernetes.objects import Pod
-from injector.kubernetes.settings import KubernetesSettings
-from schemas.sandboxes import Health
+from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent_connection import AgentConnection
+from orchard.injector.errors import SandboxFailed
+from orchard.injector.kubernetes import introductions as module
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.activity import Activity
+from orchard.injector.kubernetes.agents import Agents
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.introductions import Introductions
+from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import Health
 from tests.injector.kubernetes.api_server import ApiServer, api_of
 from tests.injector.kubernetes.conftest import born, pod, running
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from injector.errors import SandboxRequestInvalid
-from injector.kubernetes import marks, pods, policies
-from injector.kubernetes.objects import Manifest, Pod
-from injector.kubernetes.settings import KubernetesSettings, load
-from injector.kubernetes.status import judge
-from injector.payload import launch
+from orchard.injector.errors import SandboxRequestInvalid
+from orchard.injector.kubernetes import marks, pods, policies
+from orchard.injector.kubernetes.objects import Manifest, Pod
+from orchard.injector.kubernetes.settings import KubernetesSettings, load
+from orchard.injector.kubernetes.status import judge
+from orchard.injector.payload import launch
 from tests.injector.kubernetes.conftest import NOW, born, pod
 
 

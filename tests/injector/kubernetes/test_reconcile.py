@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from injector.kubernetes import marks, reconcile, warm
-from injector.kubernetes.leadership import Step, next_step
-from injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
-from injector.kubernetes.reconcile import Delete, Fail, MakeWarm
-from injector.kubernetes.reservations import LASTS
-from injector.kubernetes.settings import KubernetesSettings, WarmPool
-from schemas.sandboxes import CreateSandbox
+from orchard.injector.kubernetes import marks, reconcile, warm
+from orchard.injector.kubernetes.leadership import Step, next_step
+from orchard.injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
+from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm
+from orchard.injector.kubernetes.reservations import LASTS
+from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
 POOL = WarmPool(count=2, cpu="1", memory="1Gi")

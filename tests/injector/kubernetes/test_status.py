@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from injector.kubernetes import marks
-from injector.kubernetes.settings import KubernetesSettings
-from injector.kubernetes.status import judge
-from schemas.sandboxes import SandboxStatus
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import judge
+from orchard.schemas.sandboxes import SandboxStatus
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
 READY = {marks.INTRODUCED: marks.stamp(NOW)}

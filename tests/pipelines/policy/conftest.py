@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pipelines.policy.engine import EngineSettings
-from pipelines.policy.server import PolicyServer
+from orchard.pipelines.policy.engine import EngineSettings
+from orchard.pipelines.policy.server import PolicyServer
 from tests.pipelines.policy.small_models import write_model
 
 

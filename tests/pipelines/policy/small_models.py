@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from pipelines.datasets.tokenizer import train_tokenizer
-from pipelines.models.directories import load_tokenizer, save_model
-from pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.pipelines.models.directories import load_tokenizer, save_model
+from orchard.pipelines.models.tiny import Shape, new_model
 
 SHAPE = Shape(
     hidden_size=48,

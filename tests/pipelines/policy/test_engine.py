@@ -5,13 +5,13 @@ import threading
 import pytest
 import torch
 
-from pipelines.models.directories import load_model
-from pipelines.models.errors import ModelError
-from pipelines.models.tiny import Shape, new_model
-from pipelines.policy.engine import Engine, EngineSettings, Overloaded, Stopping
-from pipelines.policy.sampling import Sampling, choose
-from pipelines.policy.weights import Qwen3, load_weights
-from schemas.messages import VersionRun
+from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.policy.engine import Engine, EngineSettings, Overloaded, Stopping
+from orchard.pipelines.policy.sampling import Sampling, choose
+from orchard.pipelines.policy.weights import Qwen3, load_weights
+from orchard.schemas.messages import VersionRun
 from tests.pipelines.policy.small_models import SHAPE, sharp
 
 CPU = torch.device("cpu")

@@ -9,18 +9,18 @@ import sys
 import aiohttp
 import numpy as np
 
-from pipelines.datasets.rows import TokenRow
-from pipelines.datasets.tokenization import ChatTokenizer, Conversation
-from pipelines.models.directories import load_tokenizer, save_model
-from pipelines.models.tiny import new_model
-from pipelines.policy.__main__ import main
-from pipelines.sft.processes import Processes
-from pipelines.sft.settings import settings_from
-from pipelines.sft.trainer import Trainer
-from schemas.campaigns import ModelSpec
+from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from orchard.pipelines.models.directories import load_tokenizer, save_model
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.policy.__main__ import main
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.sft.settings import settings_from
+from orchard.pipelines.sft.trainer import Trainer
+from orchard.schemas.campaigns import ModelSpec
+from orchard.workers.llm.client import EndpointSettings, ModelClient
 from tests.pipelines.policy.small_models import BASH, SHAPE
 from tests.pipelines.policy.test_engine import CPU
-from workers.llm.client import EndpointSettings, ModelClient
 
 TASK = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix add.py"}]
 SAID = {
@@ -100,7 +100,7 @@ async def test_a_policy_announced_while_the_server_started_is_served(
     """The command names version 2, as it was then the newest; the trainer has made version 3 since."""
     port_file, newest = tmp_path / "port", tmp_path / "newest.json"
     newest.write_text(json.dumps({"path": str(other_directory), "version": 3}))
-    command = [sys.executable, "-m", "pipelines.policy", str(model_directory), "--version", "2"]
+    command = [sys.executable, "-m", "orchard.pipelines.policy", str(model_directory), "--version", "2"]
     options = ["--port", "0", "--threads", "1", "--newest-file", str(newest), "--port-file", str(port_file)]
     process = await asyncio.create_subprocess_exec(*command, *options)
     try:

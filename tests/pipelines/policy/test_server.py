@@ -6,14 +6,14 @@ import json
 import aiohttp
 import pytest
 
-from pipelines.datasets.tokenization import ChatTokenizer
-from schemas.campaigns import ModelSpec
-from schemas.messages import VersionRun
-from storage.blobs import BlobStore
+from orchard.pipelines.datasets.tokenization import ChatTokenizer
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.messages import VersionRun
+from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
+from orchard.workers.trace import Trace
 from tests.pipelines.policy.small_models import BASH
-from workers.failures import InfrastructureError
-from workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
-from workers.trace import Trace
 
 HELLO = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix add.py"}]
 SPEC = ModelSpec(name="policy", max_tokens=24, temperature=1.0, logprobs=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipelines.models.tiny import new_model
+from orchard.pipelines.models.tiny import new_model
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY
 
 

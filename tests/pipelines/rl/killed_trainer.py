@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from pipelines.rl.runs import planned
-from pipelines.rl.settings import RlSettings
-from pipelines.rl.trainer import Trainer
-from pipelines.sft.checkpoints import Checkpoints
-from pipelines.sft.processes import joined
-from storage.blobs import BlobStore
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.settings import NatsSettings
+from orchard.pipelines.rl.runs import planned
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.sft.checkpoints import Checkpoints
+from orchard.pipelines.sft.processes import joined
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import NatsSettings
 
 
 def die(*_: object) -> None:

@@ -7,9 +7,19 @@ from math import ceil, floor
 
 import pytest
 
-from pipelines.rl.bar import PAPER, Assemble, BarSettings, Decision, Generate, GiveUp, Rollout, Slot, decide
-from schemas.groups import GroupOutcome
-from schemas.outcomes import RolloutStatus
+from orchard.pipelines.rl.bar import (
+    PAPER,
+    Assemble,
+    BarSettings,
+    Decision,
+    Generate,
+    GiveUp,
+    Rollout,
+    Slot,
+    decide,
+)
+from orchard.schemas.groups import GroupOutcome
+from orchard.schemas.outcomes import RolloutStatus
 
 POOLS = 100_000
 CALM, LONG = RolloutStatus.COMPLETED, RolloutStatus.TRUNCATED

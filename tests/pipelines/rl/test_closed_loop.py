@@ -9,32 +9,32 @@ from pathlib import Path
 import pytest
 import torch
 
-import pipelines.rl.trainer as trainer_module
-import workers.harnesses as harnesses
-from pipelines.policy.engine import EngineSettings
-from pipelines.policy.server import PolicyServer
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.coordinator import Coordinator, begin
-from pipelines.rl.runs import make_plan
-from pipelines.rl.settings import RlSettings
-from pipelines.rl.trainer import Trainer
-from pipelines.sft.processes import Processes
-from pipelines.tasks.registry import TaskRegistry
-from schemas.events import payload
-from schemas.groups import GroupAssembled, PolicyUpdated
-from schemas.messages import MessageNode, Role
-from schemas.outcomes import ExitStatus
-from storage.blobs import BlobStore
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+import orchard.pipelines.rl.trainer as trainer_module
+import orchard.workers.harnesses as harnesses
+from orchard.pipelines.policy.engine import EngineSettings
+from orchard.pipelines.policy.server import PolicyServer
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.coordinator import Coordinator, begin
+from orchard.pipelines.rl.runs import make_plan
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.schemas.events import payload
+from orchard.schemas.groups import GroupAssembled, PolicyUpdated
+from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.outcomes import ExitStatus
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+from orchard.workers.harnesses.interface import Episode, HarnessResult
+from orchard.workers.llm.client import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
 from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task
-from workers.harnesses.interface import Episode, HarnessResult
-from workers.llm.client import EndpointSettings
 
 TURNS = 4
 

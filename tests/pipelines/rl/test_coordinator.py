@@ -11,25 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
-from pipelines.rl.curriculum import StepCurriculum
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.progress import Progress
-from schemas.blobs import BlobRef
-from schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
-from schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
-from schemas.groups import BudgetRaised, PolicyUpdated
-from schemas.llm_calls import ModelKind
-from schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
-from storage.blobs import BlobStore
-from streams.claims import Claims
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
+from orchard.pipelines.rl.curriculum import StepCurriculum
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.progress import Progress
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
+from orchard.schemas.groups import BudgetRaised, PolicyUpdated
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.storage.blobs import BlobStore
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
 
 Judge = Callable[[RolloutRequest, int], float | None]
 """The reward of a rollout's n-th try, None when it is aborted."""

@@ -4,12 +4,12 @@ from itertools import count
 
 import pytest
 
-from pipelines.rl.curriculum import StepCurriculum, stopped_rising
-from pipelines.rl.progress import Progress
-from pipelines.rl.runs import RunError
-from schemas.campaigns import Budget
-from schemas.events import make_event, payload
-from schemas.groups import PolicyUpdated
+from orchard.pipelines.rl.curriculum import StepCurriculum, stopped_rising
+from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.runs import RunError
+from orchard.schemas.campaigns import Budget
+from orchard.schemas.events import make_event, payload
+from orchard.schemas.groups import PolicyUpdated
 from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 
 CURRICULUM = StepCurriculum(steps=30, window=2, rise=0.1)

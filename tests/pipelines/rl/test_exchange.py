@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipelines.rl.exchange import LAYOUTS, NoPlace, verl_batch
-from pipelines.rl.sequences import sequences
-from schemas.events import payload
+from orchard.pipelines.rl.exchange import LAYOUTS, NoPlace, verl_batch
+from orchard.pipelines.rl.sequences import sequences
+from orchard.schemas.events import payload
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
 
 PLAN = plan_of(run_settings())

@@ -4,14 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.campaigns import requested_event
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.feed import Feed, oldest_version, refusal
-from pipelines.rl.sequences import NotSampled, Sequence, sequences
-from schemas.events import make_event
-from schemas.groups import DropReason, GroupDropped, PolicyUpdated
-from storage.blobs import BlobStore
-from streams.records import StoredEvent
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.feed import Feed, oldest_version, refusal
+from orchard.pipelines.rl.sequences import NotSampled, Sequence, sequences
+from orchard.schemas.events import make_event
+from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.storage.blobs import BlobStore
+from orchard.streams.records import StoredEvent
 from tests.pipelines.rl.written_log import (
     assembled,
     conversation,

@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
-from pipelines.campaigns import requested_event
-from pipelines.rl.coordinator import RunError, begin
-from pipelines.rl.handing import Handing
-from pipelines.rl.sequences import sequences
-from schemas.events import payload
-from schemas.groups import DropReason, GroupDropped, PolicyUpdated
-from storage.blobs import BlobStore
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.handing import Handing
+from orchard.pipelines.rl.sequences import sequences
+from orchard.schemas.events import payload
+from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 from tests.pipelines.rl.written_log import (
     assembled,
     conversation,

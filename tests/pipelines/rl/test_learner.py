@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.models.directories import load_model
-from pipelines.policy.engine import EngineSettings
-from pipelines.policy.server import PolicyServer
-from pipelines.rl import learner as learner_module
-from pipelines.rl.learner import Learner, StepFigures, Trained
-from pipelines.rl.losses import LossSettings, Ratio, Reduction
-from pipelines.rl.sequences import Sequence, sequences
-from pipelines.rl.settings import RlSettings
-from pipelines.sft.attention import use_packed_attention
-from pipelines.sft.processes import Processes
-from schemas.campaigns import ModelSpec
+from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.policy.engine import EngineSettings
+from orchard.pipelines.policy.server import PolicyServer
+from orchard.pipelines.rl import learner as learner_module
+from orchard.pipelines.rl.learner import Learner, StepFigures, Trained
+from orchard.pipelines.rl.losses import LossSettings, Ratio, Reduction
+from orchard.pipelines.rl.sequences import Sequence, sequences
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.sft.attention import use_packed_attention
+from orchard.pipelines.sft.processes import Processes
+from orchard.schemas.campaigns import ModelSpec
+from orchard.workers.llm.client import EndpointSettings, ModelClient
 from tests.pipelines.policy.small_models import BASH, write_model
-from workers.llm.client import EndpointSettings, ModelClient
 
 VOCABULARY = 61
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.rl.losses import (
+from orchard.pipelines.rl.losses import (
     LossSettings,
     Ratio,
     Reduction,

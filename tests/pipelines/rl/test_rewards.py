@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.rl.rewards import ClawEpisode, Excluded, GuiEpisode, claw_rewards, gui_reward
-from schemas.outcomes import ExitStatus
+from orchard.pipelines.rl.rewards import ClawEpisode, Excluded, GuiEpisode, claw_rewards, gui_reward
+from orchard.schemas.outcomes import ExitStatus
 
 DONE, LIMIT, FORMAT = ExitStatus.FINISHED, ExitStatus.STEP_LIMIT, ExitStatus.FORMAT_FAILURE
 

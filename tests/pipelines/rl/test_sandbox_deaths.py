@@ -5,27 +5,27 @@ from collections import Counter
 
 import pytest
 
-import workers.harnesses as harnesses
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.coordinator import Coordinator, begin
-from pipelines.rl.plan import RunPlan
-from pipelines.tasks.registry import TaskRegistry
-from schemas.campaigns import ModelSpec
-from schemas.events import RolloutAborted, RolloutFinished, payload
-from schemas.groups import GroupAssembled, PromptFailed
-from schemas.outcomes import AbortCause, ExitStatus
-from storage.blobs import BlobStore
-from streams.connection import connect
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.settings import NatsSettings, Queue
-from streams.topology import declare
+import orchard.workers.harnesses as harnesses
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.coordinator import Coordinator, begin
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
+from orchard.schemas.groups import GroupAssembled, PromptFailed
+from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.harnesses.interface import HarnessResult
+from orchard.workers.sandboxes import SandboxMachine
 from tests.pipelines.rl.test_coordinator import train
 from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task
-from workers.failures import InfrastructureError
-from workers.harnesses.interface import HarnessResult
-from workers.sandboxes import SandboxMachine
 
 EVERY = 4
 """One in so many rollouts loses its sandbox when it is tried first."""

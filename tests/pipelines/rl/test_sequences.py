@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.rl.sequences import NotSampled, sequences
-from schemas.messages import TokenRecord, VersionRun
+from orchard.pipelines.rl.sequences import NotSampled, sequences
+from orchard.schemas.messages import TokenRecord, VersionRun
 
 
 def said(prompt: list[int], ids: list[int], version: int = 0) -> TokenRecord:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.rl.runs import make_plan
-from pipelines.rl.settings import settings_from
-from pipelines.sft.settings import TrainingError
+from orchard.pipelines.rl.runs import make_plan
+from orchard.pipelines.rl.settings import settings_from
+from orchard.pipelines.sft.settings import TrainingError
 from tests.pipelines.rl.written_log import TASKS
 
 LEAST = {"run": "r", "model": "m", "out": "o"}

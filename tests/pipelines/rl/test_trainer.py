@@ -10,23 +10,23 @@ import msgspec
 import pytest
 import torch
 
-from pipelines.models.directories import load_model
-from pipelines.policy.engine import EngineSettings
-from pipelines.policy.server import PolicyServer
-from pipelines.rl.coordinator import RunError, begin
-from pipelines.rl.policies import policy_directory, read_newest
-from pipelines.rl.trainer import Trainer
-from pipelines.sft.processes import Processes
-from schemas.events import payload
-from schemas.groups import DropReason, GroupDropped, PolicyUpdated
-from schemas.training import PolicyStep
-from storage.blobs import BlobStore
-from streams.connection import Connection, connect
-from streams.publisher import Publisher
-from streams.replay import replay
-from streams.server import EmbeddedServer
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.policy.engine import EngineSettings
+from orchard.pipelines.policy.server import PolicyServer
+from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.policies import policy_directory, read_newest
+from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.sft.processes import Processes
+from orchard.schemas.events import payload
+from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.schemas.training import PolicyStep
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 

@@ -1,9 +1,9 @@
 """What-if against the loop of generating for real."""
 
-from pipelines.rl.bar import BarSettings, Rollout
-from pipelines.rl.what_if import Cell, dealt, grid, what_if
-from schemas.groups import GroupOutcome
-from schemas.outcomes import RolloutStatus
+from orchard.pipelines.rl.bar import BarSettings, Rollout
+from orchard.pipelines.rl.what_if import Cell, dealt, grid, what_if
+from orchard.schemas.groups import GroupOutcome
+from orchard.schemas.outcomes import RolloutStatus
 
 
 def pool(pattern: str) -> list[Rollout]:

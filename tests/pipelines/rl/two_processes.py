@@ -2,9 +2,9 @@
 
 import msgspec
 
-from pipelines.models.tiny import new_model
-from pipelines.rl.learner import Learner
-from pipelines.sft.processes import joined
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.rl.learner import Learner
+from orchard.pipelines.sft.processes import joined
 from tests.pipelines.rl.test_learner import rollouts, settings
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY
 

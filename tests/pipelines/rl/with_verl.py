@@ -14,9 +14,9 @@ from verl import DataProto, __version__
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from pipelines.rl.exchange import verl_batch, verl_rows
-from pipelines.rl.sequences import sequences
-from schemas.events import payload
+from orchard.pipelines.rl.exchange import verl_batch, verl_rows
+from orchard.pipelines.rl.sequences import sequences
+from orchard.schemas.events import payload
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
 
 

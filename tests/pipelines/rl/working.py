@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from injector.client import AsyncSandboxClient
-from storage.blobs import BlobStore
-from streams.campaigns import CampaignBook
-from streams.claims import Claims
-from streams.connection import Connection
-from streams.publisher import Publisher
-from streams.settings import Queue
-from workers.llm.client import EndpointSettings, ModelClient
-from workers.rollout import Workplace
-from workers.sandboxes import SandboxSettings
-from workers.worker import Worker, WorkerSettings
+from orchard.injector.client import AsyncSandboxClient
+from orchard.storage.blobs import BlobStore
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.rollout import Workplace
+from orchard.workers.sandboxes import SandboxSettings
+from orchard.workers.worker import Worker, WorkerSettings
 
 
 @asynccontextmanager

@@ -6,19 +6,19 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 
-from pipelines.campaigns import requested_event
-from pipelines.rl.bar import BarSettings
-from pipelines.rl.plan import RunPlan
-from pipelines.rl.runs import make_plan
-from pipelines.rl.settings import RlSettings
-from schemas.blobs import BlobRef
-from schemas.campaigns import RolloutRequest, TaskRef
-from schemas.events import Event, RolloutFinished, make_event
-from schemas.groups import GroupAssembled, GroupMember, GroupOutcome
-from schemas.llm_calls import ModelKind
-from schemas.messages import MessageNode, NodeRest, Role, TokenRecord, VersionRun
-from schemas.outcomes import ExitStatus, RolloutStatus
-from storage.blobs import BlobStore
+from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.runs import make_plan
+from orchard.pipelines.rl.settings import RlSettings
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import RolloutRequest, TaskRef
+from orchard.schemas.events import Event, RolloutFinished, make_event
+from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, VersionRun
+from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.storage.blobs import BlobStore
 
 TASKS = tuple(
     TaskRef(task_id=f"t{number}", source="test", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pipelines.models.tiny import new_model
-from pipelines.sft.settings import SftSettings, settings_from
+from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.sft.settings import SftSettings, settings_from
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY, token_rows, write_dataset, write_tokenizer
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.datasets.manifest import Manifest, Range, Shard, write_manifest
-from pipelines.datasets.rows import Row, TokenRow, row_digest, rows_sha256, write_rows
-from pipelines.models.tiny import Shape
-from pipelines.sft.settings import SftSettings
+from orchard.pipelines.datasets.manifest import Manifest, Range, Shard, write_manifest
+from orchard.pipelines.datasets.rows import Row, TokenRow, row_digest, rows_sha256, write_rows
+from orchard.pipelines.models.tiny import Shape
+from orchard.pipelines.sft.settings import SftSettings
 
 VOCABULARY = 61
 

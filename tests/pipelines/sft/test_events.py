@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.sft.events import EventSink
-from pipelines.sft.metrics import read_steps
-from pipelines.sft.trainer import CHECKPOINTS, METRICS, train
-from schemas.events import payload
-from schemas.training import TrainingFinished, TrainingStarted, TrainingStep
-from streams.connection import connect
-from streams.errors import StreamsError
-from streams.replay import replay
-from streams.settings import NatsSettings
-from streams.topology import declare
+from orchard.pipelines.sft.events import EventSink
+from orchard.pipelines.sft.metrics import read_steps
+from orchard.pipelines.sft.trainer import CHECKPOINTS, METRICS, train
+from orchard.schemas.events import payload
+from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from orchard.streams.connection import connect
+from orchard.streams.errors import StreamsError
+from orchard.streams.replay import replay
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 
 
 async def run_with_events(settings, url: str) -> None:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from pipelines.models.errors import ModelError
-from pipelines.models.tiny import Shape, new_model
-from pipelines.sft.attention import use_packed_attention
-from pipelines.sft.loss import make_pack, summed_loss
-from pipelines.sft.processes import Processes
-from pipelines.sft.settings import settings_from
-from pipelines.sft.trainer import Trainer
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.sft.attention import use_packed_attention
+from orchard.pipelines.sft.loss import make_pack, summed_loss
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.sft.settings import settings_from
+from orchard.pipelines.sft.trainer import Trainer
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY, token_rows
 
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ def test_a_large_vocabulary_is_summed_in_parts(model, monkeypatch):
     rows = token_rows(6)
     use_packed_attention(model)
     whole = summed_loss(model, make_pack(rows, CPU))
-    monkeypatch.setattr("pipelines.sft.loss._LOGIT_ROWS", 5)
+    monkeypatch.setattr("orchard.pipelines.sft.loss._LOGIT_ROWS", 5)
     torch.testing.assert_close(summed_loss(model, make_pack(rows, CPU)), whole)
 
 

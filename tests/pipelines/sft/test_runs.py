@@ -14,17 +14,17 @@ import torch
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
-from pipelines.datasets.errors import DatasetError
-from pipelines.models.directories import load_model, load_tokenizer
-from pipelines.sft.metrics import read_steps
-from pipelines.sft.preparation import make_optimizers
-from pipelines.sft.processes import Processes
-from pipelines.sft.settings import Optimizer, TrainingError
-from pipelines.sft.trainer import METRICS, MODEL, PLOT, Trainer, train
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.models.directories import load_model, load_tokenizer
+from orchard.pipelines.sft.metrics import read_steps
+from orchard.pipelines.sft.preparation import make_optimizers
+from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.sft.settings import Optimizer, TrainingError
+from orchard.pipelines.sft.trainer import METRICS, MODEL, PLOT, Trainer, train
 from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
 
-RUN = "import sys; from pathlib import Path; from pipelines.sft.settings import read_settings; "
-RUN += "from pipelines.sft.trainer import train; train(read_settings(Path(sys.argv[1])))"
+RUN = "import sys; from pathlib import Path; from orchard.pipelines.sft.settings import read_settings; "
+RUN += "from orchard.pipelines.sft.trainer import train; train(read_settings(Path(sys.argv[1])))"
 
 
 def start(settings, tmp_path: Path, **environment: str) -> subprocess.Popen:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.sft.schedule import Plan, learning_rate, packs, shares
+from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, shares
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 120))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.sft.settings import PRESETS, TrainingError, settings_from, settings_hash
+from orchard.pipelines.sft.settings import PRESETS, TrainingError, settings_from, settings_hash
 
 NEEDED = {"dataset": "d", "out": "o", "model": "m"}
 

@@ -1,4 +1,4 @@
-"""`python -m workers.llm.oracle --tasks FILE`: the oracle alone, for any OpenAI-compatible client.
+"""`python -m orchard.workers.llm.oracle --tasks FILE`: the oracle alone, for any OpenAI-compatible client.
 
 FILE holds one Task as JSON on each line and is read again when a conversation matches none of them.
 `orchard oracle` serves the tasks of a store.
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.tasks import Task
-from workers.llm.oracle.behaviours import DEFAULT_MIX
-from workers.llm.oracle.faults import FaultPlan
-from workers.llm.oracle.server import OracleServer
+from orchard.schemas.tasks import Task
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX
+from orchard.workers.llm.oracle.faults import FaultPlan
+from orchard.workers.llm.oracle.server import OracleServer
 
 
 def read_tasks(path: Path) -> Iterator[Task]:
@@ -45,7 +45,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="python -m workers.llm.oracle", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.workers.llm.oracle", description=__doc__)
     parser.add_argument("--tasks", required=True, help="JSONL file of tasks")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--port-file", help="written, whole, once the server listens")

@@ -1,6 +1,6 @@
 """The oracle as an annotator: values of steps from the gold patch, over the same wire: no model's judgement.
 
-It reads the prompt of `pipelines.values.prompt`: headings at the beginning of lines, all free text behind
+It reads the prompt of `pipelines/values/prompt.py`: headings at the beginning of lines, all free text behind
 bars. The value rises when the right file is opened, the failure is reproduced and an edit makes lines of the
 gold patch; it falls at an edit that makes none of them, and at the end.
 """
@@ -9,8 +9,8 @@ import re
 
 import msgspec
 
-from schemas.tasks import Task
-from workers.graders.diffs import FileDiff, Hunk, parse_diff
+from orchard.schemas.tasks import Task
+from orchard.workers.graders.diffs import FileDiff, Hunk, parse_diff
 
 BASE = 0.4
 OPENED = 0.15

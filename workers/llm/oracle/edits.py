@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from workers.graders.diffs import FileDiff, Hunk
+from orchard.workers.graders.diffs import FileDiff, Hunk
 
 COMMAND_LIMIT = 60_000
 """Bytes in one command, under what Linux passes in one argument (128 KiB)."""

@@ -8,12 +8,12 @@ import random
 import shlex
 from pathlib import PurePosixPath
 
-from schemas.identity import digest
-from schemas.tasks import Task
-from workers.graders.diffs import FileDiff, parse_diff
-from workers.llm.oracle.behaviours import Behaviour, chance
-from workers.llm.oracle.edits import twist
-from workers.llm.oracle.turns import SUBMIT, Turn, bash
+from orchard.schemas.identity import digest
+from orchard.schemas.tasks import Task
+from orchard.workers.graders.diffs import FileDiff, parse_diff
+from orchard.workers.llm.oracle.behaviours import Behaviour, chance
+from orchard.workers.llm.oracle.edits import twist
+from orchard.workers.llm.oracle.turns import SUBMIT, Turn, bash
 
 SOURCE = "repairs"
 SECOND_TRY = 0.25

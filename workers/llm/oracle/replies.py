@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from workers.llm.oracle.turns import Turn
+from orchard.workers.llm.oracle.turns import Turn
 
 BYTES_PER_TOKEN = 4
 """The approximation behind the oracle's usage: UTF-8 bytes over four, rounded up, and four a message."""

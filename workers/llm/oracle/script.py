@@ -4,13 +4,13 @@ import random
 import re
 import shlex
 
-from schemas.messages import ToolCall
-from schemas.tasks import SWETests, Task
-from workers.graders.diffs import FileDiff, parse_diff, touched_paths
-from workers.llm.oracle import repairs
-from workers.llm.oracle.behaviours import Behaviour, chance
-from workers.llm.oracle.edits import edit_commands, heredoc, quoted, wrong_edit
-from workers.llm.oracle.turns import SUBMIT, Turn, bash
+from orchard.schemas.messages import ToolCall
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.diffs import FileDiff, parse_diff, touched_paths
+from orchard.workers.llm.oracle import repairs
+from orchard.workers.llm.oracle.behaviours import Behaviour, chance
+from orchard.workers.llm.oracle.edits import edit_commands, heredoc, quoted, wrong_edit
+from orchard.workers.llm.oracle.turns import SUBMIT, Turn, bash
 
 FILES_READ = 4
 """Files looked at before the edit, at most."""

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from schemas.identity import digest
-from schemas.tasks import Task
-from workers.llm.answers import ORACLE_FINGERPRINT
-from workers.llm.oracle import annotator
-from workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, checked_mix, draw
-from workers.llm.oracle.faults import Fault, FaultPlan, sequence
-from workers.llm.oracle.replies import Reply, chunks, text_of, usage, whole
-from workers.llm.oracle.script import turn
-from workers.llm.oracle.statements import StatementIndex
-from workers.llm.oracle.turns import Turn
+from orchard.schemas.identity import digest
+from orchard.schemas.tasks import Task
+from orchard.workers.llm.answers import ORACLE_FINGERPRINT
+from orchard.workers.llm.oracle import annotator
+from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, checked_mix, draw
+from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
+from orchard.workers.llm.oracle.replies import Reply, chunks, text_of, usage, whole
+from orchard.workers.llm.oracle.script import turn
+from orchard.workers.llm.oracle.statements import StatementIndex
+from orchard.workers.llm.oracle.turns import Turn
 
 MODEL = "oracle"
 BODY_LIMIT = 256 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from schemas.tasks import Task
+from orchard.schemas.tasks import Task
 
 
 class StatementIndex:

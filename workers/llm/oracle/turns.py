@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.messages import ToolCall
+from orchard.schemas.messages import ToolCall
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
