@@ -178,6 +178,170 @@ async def test_programs_can_be_installed(backend: LocalBackend) -> None:
     assert (job.exit_code, job.stdout, job.stderr) == (0, "1\nran\n", "")
 
 
+EVERYWHERE = """
+import os, random
+random.seed(1)
+directories = [
+    directory for directory, _, _ in os.walk("/") if not directory.startswith(("/proc/", "/dev/pts", "/sys/"))
+]
+top = [directory for directory in directories if directory.count("/") < 3 and directory != "/proc"]
+refused = []
+for directory in {*top, *random.sample(directories, 300)}:
+    try:
+        made = os.path.join(directory, "made-here")
+        os.mkdir(made)
+        os.rename(made, made + "-2")
+        os.rmdir(made + "-2")
+        with open(made, "w") as file:
+            file.write("x")
+        os.link(made, made + "-2")
+        os.remove(made)
+        os.remove(made + "-2")
+    except OSError as error:
+        refused.append(f"{directory}: {error}")
+print(len(top) > 30, refused[:5])
+"""
+"""Makes, renames, links and removes something in the directories of two levels and in some of all others."""
+
+IN_PLACE = """
+import os, random, stat, sys
+files = []
+for directory, below, names in os.walk("/usr"):
+    paths = [os.path.join(directory, name) for name in names]
+    files += [path for path in paths if stat.S_ISREG(os.lstat(path).st_mode)]
+random.seed(1)
+refused, tried = [], 0
+for path in random.sample(files, 300):
+    try:
+        with open(path, "rb") as file:
+            before = file.read()
+        if len(before) > 1_000_000:
+            continue
+        assert os.stat(path).st_size == len(before), path
+        with open(path, "ab") as file:
+            file.write(b"more")
+        with open(path, "rb") as file:
+            assert file.read() == before + b"more", path
+        os.chmod(path, 0o640)
+        os.chown(path, *map(int, sys.argv[1:3]))
+        os.utime(path, (1, 1))
+        os.link(path, path + "-linked")
+        os.rename(path, path + "-renamed")
+        status = os.stat(path + "-linked")
+        assert (status.st_mode & 0o777, status.st_uid, status.st_mtime) == (0o640, int(sys.argv[1]), 1), path
+        tried += 1
+    except OSError as error:
+        refused.append(f"{path}: {error}")
+print(tried > 200, refused[:5])
+"""
+"""Changes files of the machine in every way, and checks what they had."""
+
+
+async def test_every_directory_can_be_written(backend: LocalBackend) -> None:
+    """Whoever owns it on the machine; there is no list of directories."""
+    sandbox = await create(backend)
+    await backend.write_file(sandbox, "/tmp/everywhere.py", EVERYWHERE.encode())
+    assert (await run(backend, sandbox, ["python3", "/tmp/everywhere.py"])).stdout == "True []\n"
+
+
+async def test_the_machines_files_can_be_changed_in_place(backend: LocalBackend, account: Account) -> None:
+    owner = "1000" if account.ids else "0"
+    sandbox = await create(backend)
+    await backend.write_file(sandbox, "/tmp/in_place.py", IN_PLACE.encode())
+    job = await run(backend, sandbox, ["python3", "/tmp/in_place.py", owner, owner])
+    assert (job.stdout, job.stderr) == ("True []\n", "")
+    untouched = await create(backend)
+    assert (await run(backend, untouched, "stat -c %u:%a /usr/bin/env")).stdout == "0:755\n"
+
+
+MIRROR = """
+import os, sys
+from pathlib import Path
+from orchard.injector.agent import kernel
+from orchard.injector.agent.local import metadata, overlay, user_namespace
+user_namespace.enter()
+kernel.unshare(kernel.CLONE_NEWNS)
+kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+place, options, command = Path("/mnt"), sys.argv[2], sys.argv[3]
+kernel.mount("tmpfs", str(place), "tmpfs", 0, options)
+machine, layer, upper, work, point = Path(sys.argv[1]), *(place / name for name in "lawp")
+for directory in (upper, work, point):
+    directory.mkdir()
+sys.argv = ["metadata", str(machine), str(layer)]
+assert metadata.main() == 0
+sys.stdout.flush()
+layers, data = ([layer, machine], []) if options else ([layer], [machine])
+overlay.mount(point, layers, data=data, upper=upper, work=work)
+os.chdir(point)
+os.execvp("sh", ["sh", "-c", "exec 2>&1; " + command])
+"""
+"""A command in an overlay as sandboxes have it at /usr, over another directory of root's."""
+
+
+@pytest.fixture
+def machine(account: Account) -> Iterator[Path]:
+    """What a machine may have: owners, modes and names of all kinds."""
+    root = account.place / "machine"
+    (root / "closed").mkdir(parents=True)
+    (root / "closed" / "inside").write_text("secret")
+    (root / "sticky").mkdir()
+    (root / "sticky" / "inside").write_text("inside")
+    (root / "read-only").mkdir()
+    (root / "read-only" / "a:b,c\\d\n").write_text("odd")
+    for name in ("secret", "program", "empty", "shared"):
+        (root / name).write_text(name if name != "empty" else "")
+    (root / "link").symlink_to("program")
+    os.link(root / "shared", root / "shared-2")
+    os.mkfifo(root / "pipe")
+    os.chown(root / "shared", 33, 33)
+    modes = {"closed": 0o700, "sticky": 0o1777, "read-only": 0o555, "secret": 0o600, "program": 0o4755}
+    for name, mode in modes.items():
+        (root / name).chmod(mode)
+    yield root
+    shutil.rmtree(root)
+
+
+def test_modes_and_contents_are_kept_and_what_the_user_may_not_read_is_missing(
+    account: Account, machine: Path
+) -> None:
+    done = account.run(
+        *("-c", MIRROR, str(machine), ""),
+        "stat -c '%A %u %n' * read-only/*; stat -c %s program; cat program link empty shared-2 sticky/inside read-only/a*;"
+        "ls closed; rm sticky/inside read-only/*; echo mine | tee closed/inside secret read-only/x pipe;"
+        "chmod 600 link; mv shared shared-2; stat -c '%A %h' program shared-2",
+    )
+    assert done.stdout.splitlines() == [
+        "files",
+        "drwx------ 0 closed",
+        "-rw-r--r-- 0 empty",
+        "lrwxrwxrwx 0 link",
+        "-rwsr-xr-x 0 program",
+        "dr-xr-xr-x 0 read-only",
+        "-rw-r--r-- 0 shared",
+        "-rw-r--r-- 0 shared-2",
+        "drwxrwxrwt 0 sticky",
+        "-rw-r--r-- 0 read-only/a:b,c\\d",
+        "",
+        "7",
+        "programprogramsharedinsideoddmine",
+        "-rw------- 1",
+        "-rw-r--r-- 1",
+    ]
+
+
+def test_without_memory_for_files_directories_can_be_written_at_least(
+    account: Account, machine: Path
+) -> None:
+    """As without a kernel that knows such files: they are the machine's and can be replaced."""
+    done = account.run(
+        *("-c", MIRROR, str(machine), "nr_inodes=16"),
+        "rm read-only/a* sticky/inside; echo mine | tee read-only/x closed/x; cat program;"
+        "echo more >> program || rm program; cp shared program; cat program",
+    )
+    assert done.stdout.splitlines()[:2] == ["directories", "mine"] and done.stdout.endswith("shared")
+    assert "Value too large" in done.stdout
+
+
 async def test_forks_and_snapshots_have_what_was_changed_in_usr_too(backend: LocalBackend) -> None:
     origin = await create(backend)
     await run(backend, origin, "echo 1 > a; echo 2 > /usr/local/bin/b; rm -r /usr/local/lib/python3*")

@@ -78,6 +78,8 @@ class Overlay(NamedTuple):
     """Topmost first."""
     upper: Path
     work: Path
+    data: Sequence[Path] = ()
+    """Layers below all others that only give files their content."""
 
 
 def building(overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | None) -> Tape:
@@ -126,9 +128,10 @@ def _opened(tape: Tape, paths: Sequence[str | Path], free: int) -> list[int]:
 
 
 def _mount(tape: Tape, one: Overlay) -> None:
-    descriptors = _opened(tape, [*one.layers, one.upper, one.work], _FREE)
-    names = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
-    options = tape.text(overlay.options(names[:-2], upper=names[-2], work=names[-1]))
+    descriptors = _opened(tape, [*one.layers, *one.data, one.upper, one.work], _FREE)
+    *names, upper, work = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
+    visible = len(one.layers)
+    options = tape.text(overlay.options(names[:visible], data=names[visible:], upper=upper, work=work))
     kind = tape.text("overlay")
     tape.call("mount", kind, tape.text(os.fspath(one.point)), kind, 0, options, step=_ROOT)
     tape.call("close_range", _FREE, descriptors[-1], 0, step=_ROOT)

@@ -36,7 +36,7 @@ class LocalHost:
         self.resolver = state / "resolv.conf"
         """Of sandboxes with a network."""
         self.cgroups = Cgroups(state)
-        self._host_image = HostImage(state, self.store)
+        self.host_image = HostImage(state, self.store)
         self._host_image_lock = asyncio.Lock()
         self.machines: set[LocalMachine] = set()
         self._disk_limit = disk_limit
@@ -84,7 +84,7 @@ class LocalHost:
             machine.group = self.cgroups.make(
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
             )
-            machine.note = self.cgroups.note
+            machine.note = self._note(image)
             await machine.start(layers, self._program)
         except BaseException:
             await asyncio.shield(machine.destroy())
@@ -93,12 +93,17 @@ class LocalHost:
         self._disk.wake()
         return machine
 
+    def _note(self, image: Image) -> str:
+        return "; ".join(
+            filter(None, (self.cgroups.note, self.host_image.note if HOST in image.layers else ""))
+        )
+
     async def _layers(self, image: Image) -> list[Path]:
         layers: list[Path] = []
         for name in image.layers:
             if name == HOST:
                 async with self._host_image_lock:
-                    layers += await asyncio.to_thread(self._host_image.layers)
+                    layers += await self.host_image.layers()
             else:
                 layers.append(self.store.layer(name))
         return [*layers, self.store.layer(FOUNDATION)]

@@ -4,30 +4,35 @@ Made of layers, topmost first:
 
 1. the interpreter that runs us, below /usr/local, when no visible directory holds it (kept in the state
    directory);
-2. a read-only overlay whose directories /usr and /opt lead into the machine's (`redirect`), with an /etc of
-   copies of what programs need; it lists what is visible, so whatever else the machine has or gets is not.
+2. a read-only overlay whose directory /usr leads into the machine's (`redirect`), with an /etc of copies of
+   what programs need and the usual empty directories; whatever else the machine has or gets is not visible.
 
 An ordinary user's overlay can neither stand on `/` nor redirect. There the second layer has everything but
-/usr, and a second overlay over the machine's own is mounted at /usr of each sandbox.
+/usr, a third one gives the machine's /usr new owners (`metadata.py`), and a second overlay is mounted at
+/usr of each sandbox.
 """
 
+import asyncio
 import hashlib
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable
+from asyncio.subprocess import PIPE
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local import overlay, user_namespace
+from orchard.injector.agent.local import metadata, overlay, user_namespace
 from orchard.injector.agent.local.images import HOST, ImageStore
 
 SHOWN = ("usr",)
 """Not /opt: what machines keep there, package mirrors for one, may hold the very solutions of tasks."""
 LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Links into /usr on today's distributions, directories on older ones."""
+EMPTY = ("boot", "home", "media", "mnt", "opt", "srv")
+"""Directories of every distribution (Filesystem Hierarchy Standard 3.0), without the machine's files."""
 
 # fmt: off
 ETC = (
@@ -44,6 +49,7 @@ ETC = (
 VISIBLE = ".orchard-visible"
 """The directory of the overlay that becomes `/`; opaque, so that nothing of this name shines through."""
 
+_USR = Path("/usr")
 PREFIX = Path("/usr/local")
 """Where the interpreter is put, as in the official images of Python."""
 
@@ -57,25 +63,59 @@ class HostImage:
         self._place = state / "host"
         self._store = store
         self._layers: list[Path] | None = None
+        self._usr_has = metadata.FILES
+        """What the layer of an ordinary user's /usr has."""
         for shown in SHOWN:
             if state.is_relative_to(f"/{shown}"):
                 raise AgentError(
                     f"the state directory {state} would be visible in sandboxes; put it outside /{shown}"
                 )
 
-    def layers(self) -> list[Path]:
-        """The layers, topmost first, made at the first call. Blocks.
+    async def layers(self) -> list[Path]:
+        """The layers, topmost first, made at the first call. Not to be called twice at once.
 
         Raises AgentError (`host_image_unavailable`) where the kernel refuses the overlay.
         """
         if self._layers is None:
-            python = self._store.layer(python_layer())
-            if not python.is_dir():
-                with self._store.workplace() as work:
-                    build_python(work / "python")
-                    self._store.publish(work / "python", python.name)
-            self._layers = [python, self._copy() if user_namespace.inside() else self._mount()]
+            python = await asyncio.to_thread(self._python)
+            if user_namespace.inside():
+                copy = await asyncio.to_thread(self._copy)
+                self._layers = [python, copy, await self._usr()]
+            else:
+                self._layers = [python, await asyncio.to_thread(self._mount)]
         return self._layers
+
+    def usr(self, layers: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+        """What an ordinary user's sandbox over `layers` has at /usr: visible layers, layers of content."""
+        parts = [layer / "usr" for layer in layers if (layer / "usr").is_dir()]
+        return (parts, [_USR]) if self._usr_has == metadata.FILES else ([*parts, _USR], [])
+
+    @property
+    def note(self) -> str:
+        """For people: what sandboxes cannot do here, or empty."""
+        if self._usr_has == metadata.FILES:
+            return ""
+        return "files of this machine's /usr can be removed and replaced, not changed in place"
+
+    def _python(self) -> Path:
+        python = self._store.layer(python_layer())
+        if not python.is_dir():
+            with self._store.workplace() as work:
+                build_python(work / "python")
+                self._store.publish(work / "python", python.name)
+        return python
+
+    async def _usr(self) -> Path:
+        """The layer of /usr as the machine has it now. In memory: on a disk it would take minutes to make."""
+        layer = self._place / "usr"
+        layer.mkdir(mode=0o755, parents=True, exist_ok=True)
+        kernel.mount("tmpfs", str(layer), "tmpfs", 0, "mode=0755")
+        try:
+            self._usr_has = await _mirrored(_USR, layer / "usr")
+        except BaseException:
+            kernel.unmount(str(layer))
+            raise
+        return layer
 
     def _copy(self) -> Path:
         """What an ordinary user's sandboxes see beside /usr."""
@@ -94,7 +134,7 @@ class HostImage:
                     reason="host_image_unavailable",
                 )
         (root / "usr").mkdir()
-        _copy_etc(root / "etc")
+        _fill(root)
         return root
 
     def _mount(self) -> Path:
@@ -106,7 +146,7 @@ class HostImage:
         root.mkdir()
         os.setxattr(root, overlay.opaque(), b"y")
         _show_directories(root)
-        _copy_etc(root / "etc")
+        _fill(root)
         try:
             # The skeleton lies in memory because a layer must not be inside another one, here `/`.
             overlay.mount(point, [skeleton, Path("/")])
@@ -127,6 +167,35 @@ def _show_directories(root: Path) -> None:
         elif original.is_dir():
             (root / name).mkdir()
             os.setxattr(root / name, overlay.REDIRECT, f"/{name}".encode())
+
+
+async def _mirrored(source: Path, target: Path) -> str:
+    """Runs `metadata.py`, which takes seconds, in a process that ends with us; what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", metadata.__name__, str(source), str(target)),
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        made, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = complaint.decode(errors="replace").strip() or f"exit status {process.returncode}"
+        raise AgentError(
+            f"this machine's {source} cannot be shown in a sandbox: {why}", reason="host_image_unavailable"
+        )
+    return made.decode().strip()
+
+
+def _fill(root: Path) -> None:
+    """What is not the machine's own but like it."""
+    for name in EMPTY:
+        (root / name).mkdir()
+    _copy_etc(root / "etc")
 
 
 def _copy_etc(target: Path) -> None:

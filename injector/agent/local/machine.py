@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchard.injector.agent.local.host import LocalHost
 
 WORKSPACE = "/workspace"
-OURS = 3
+OURS = 4
 """Layers that a sandbox may have below those that its image names."""
 
 
@@ -203,11 +203,11 @@ class LocalMachine:
         """
         if HOST not in self._image.layers or not user_namespace.inside():
             return []
-        parts = [layer / "usr" for layer in layers if (layer / "usr").is_dir()]
+        visible, content = self._host.host_image.usr(layers)
         upper, work = self.changes / "usr", self._directory / "work" / "usr"
         upper.mkdir()
         work.mkdir()
-        return [Overlay(root / "usr", [*parts, Path("/usr")], upper, work)]
+        return [Overlay(root / "usr", visible, upper, work, content)]
 
     async def stop(self, reason: str, message: str) -> None:
         """End it for this reason and remove what it changed."""

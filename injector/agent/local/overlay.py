@@ -27,13 +27,16 @@ def opaque() -> str:
     return "user.overlay.opaque" if _unprivileged() else "trusted.overlay.opaque"
 
 
-def options(layers: Sequence[str], *, upper: str | None = None, work: str | None = None) -> str:
+def options(
+    layers: Sequence[str], *, data: Sequence[str] = (), upper: str | None = None, work: str | None = None
+) -> str:
     """The options of an overlay of `layers` (topmost first), writable when `upper` and `work` are given.
 
+    `data`: layers that are seen only through files of `layers` that name their content (`metadata.py`).
     Paths without `:` and `,`. `volatile`: what a sandbox wrote need not survive a crash of the machine, so
     its fsync calls cost nothing.
     """
-    below = "lowerdir=" + ":".join(layers)
+    below = "lowerdir=" + "::".join([":".join(layers), *data])
     if upper is None or work is None:
         return below + (",userxattr,ro" if _unprivileged() else ",redirect_dir=follow,ro")
     marks = ",userxattr" if _unprivileged() else ",redirect_dir=on"
@@ -41,9 +44,14 @@ def options(layers: Sequence[str], *, upper: str | None = None, work: str | None
 
 
 def mount(
-    point: Path, layers: Sequence[Path], *, upper: Path | None = None, work: Path | None = None
+    point: Path,
+    layers: Sequence[Path],
+    *,
+    data: Sequence[Path] = (),
+    upper: Path | None = None,
+    work: Path | None = None,
 ) -> None:
-    """Mount `layers` (topmost first) at `point`, writable when `upper` and `work` are given.
+    """Mount `layers` (topmost first) at `point`, as `options` describes them.
 
     Layers are named by descriptor, so their paths may be of any length and contain any character.
     """
@@ -56,7 +64,7 @@ def mount(
 
         names = [name(layer) for layer in layers]
         own = (None, None) if upper is None or work is None else (name(upper), name(work))
-        text = options(names, upper=own[0], work=own[1])
+        text = options(names, data=[name(layer) for layer in data], upper=own[0], work=own[1])
         kernel.mount("overlay", str(point), "overlay", 0, text)
 
 
