@@ -262,9 +262,10 @@ from orchard.injector.agent.local import metadata, overlay, user_namespace
 user_namespace.enter()
 kernel.unshare(kernel.CLONE_NEWNS)
 kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
-place, options, command = Path("/mnt"), sys.argv[2], sys.argv[3]
-kernel.mount("tmpfs", str(place), "tmpfs", 0, options)
-machine, layer, upper, work, point = Path(sys.argv[1]), *(place / name for name in "lawp")
+machine, options, command = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+kernel.mount("tmpfs", "/mnt", "tmpfs", 0, options)
+kernel.mount("tmpfs", "/srv", "tmpfs")
+layer, upper, work, point = map(Path, ("/mnt/layer", "/srv/upper", "/srv/work", "/srv/point"))
 for directory in (upper, work, point):
     directory.mkdir()
 sys.argv = ["metadata", str(machine), str(layer)]
@@ -306,8 +307,9 @@ def test_modes_and_contents_are_kept_and_what_the_user_may_not_read_is_missing(
 ) -> None:
     done = account.run(
         *("-c", MIRROR, str(machine), ""),
-        "stat -c '%A %u %n' * read-only/*; stat -c %s program; cat program link empty shared-2 sticky/inside read-only/a*;"
-        "ls closed; rm sticky/inside read-only/*; echo mine | tee closed/inside secret read-only/x pipe;"
+        "stat -c '%A %u %n' * read-only/*; stat -c %s program;"
+        "cat program link empty shared-2 sticky/inside read-only/a*; ls closed;"
+        " rm sticky/inside read-only/*; echo mine | tee closed/inside secret read-only/x pipe;"
         "chmod 600 link; mv shared shared-2; stat -c '%A %h' program shared-2",
     )
     assert done.stdout.splitlines() == [
@@ -334,9 +336,9 @@ def test_without_memory_for_files_directories_can_be_written_at_least(
 ) -> None:
     """As without a kernel that knows such files: they are the machine's and can be replaced."""
     done = account.run(
-        *("-c", MIRROR, str(machine), "nr_inodes=16"),
+        *("-c", MIRROR, str(machine), "nr_inodes=12"),
         "rm read-only/a* sticky/inside; echo mine | tee read-only/x closed/x; cat program;"
-        "echo more >> program || rm program; cp shared program; cat program",
+        "mv program old || rm program; cp shared program; cat program",
     )
     assert done.stdout.splitlines()[:2] == ["directories", "mine"] and done.stdout.endswith("shared")
     assert "Value too large" in done.stdout

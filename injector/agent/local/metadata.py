@@ -46,8 +46,11 @@ class Mirror:
     def _directory(self, path: str, status: os.stat_result) -> None:
         target = self._target + path
         os.mkdir(target, 0o700)  # noqa: PTH102 - a hundred thousand of them
-        if not path or self._source + path not in self._mounted:
-            for name in _names(self._source + path):
+        names = _names(self._source + path)
+        if names is None:
+            os.setxattr(target, overlay.opaque(), b"y")  # else nobody finds anything in it
+        elif not path or self._source + path not in self._mounted:
+            for name in names:
                 self._entry(f"{path}/{name}")
         os.chmod(target, stat.S_IMODE(status.st_mode))  # noqa: PTH101
         os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
@@ -80,12 +83,12 @@ class Mirror:
             os.close(fd)
 
 
-def _names(directory: str) -> list[str]:
-    """What is in it, as far as this user may know and use it."""
+def _names(directory: str) -> list[str] | None:
+    """What is in it, or None when this user may not know or not use that."""
     try:
-        return os.listdir(directory) if os.access(directory, os.X_OK) else []  # noqa: PTH208
+        return os.listdir(directory) if os.access(directory, os.X_OK) else None  # noqa: PTH208
     except PermissionError:
-        return []
+        return None
 
 
 def _mount_points() -> set[str]:
