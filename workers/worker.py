@@ -7,6 +7,7 @@ removed by its time-to-live, and the terminal event's compare-and-set lets only 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -60,11 +61,17 @@ class Worker:
         self._max_deliver = max_deliver
         self._shutdown_seconds = shutdown_seconds
         self._draining = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._running: dict[Attempt, asyncio.Future[Interruption]] = {}
         """Each attempt that runs, with the future that interrupts it."""
 
     def drain(self) -> None:
-        """Claim nothing more; what runs may finish within the shutdown timeout, then goes back."""
+        """Claim nothing more; what runs may finish within the shutdown timeout, then goes back.
+
+        Told again, what runs goes back at once.
+        """
+        if self._draining.is_set():
+            self._hurry.set()
         self._draining.set()
 
     async def run(self) -> None:
@@ -80,7 +87,7 @@ class Worker:
     async def _slot(self) -> None:
         idle = 0.0
         while not self._draining.is_set():
-            claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
+            claim = await self._claim()
             if claim is not None:
                 idle = 0.0
                 await self._handle(claim)
@@ -88,6 +95,18 @@ class Worker:
             idle += CLAIM_WAIT_SECONDS
             if 0 < self._settings.idle_exit_seconds <= idle:
                 return
+
+    async def _claim(self) -> Claim | None:
+        """The next request, or None: after CLAIM_WAIT_SECONDS without one, at once when draining."""
+        claiming = asyncio.create_task(self._claims.next(timeout=CLAIM_WAIT_SECONDS))
+        told = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait({claiming, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            claiming.cancel()
+            told.cancel()
+            await asyncio.wait({claiming, told})
+        return None if claiming.cancelled() else claiming.result()
 
     async def _handle(self, claim: Claim) -> None:
         """One delivery, from claim to acknowledgement."""
@@ -213,7 +232,8 @@ class Worker:
     async def _drain_when_told(self) -> None:
         await self._draining.wait()
         log.info("draining: %d attempts may finish in %g s", len(self._running), self._shutdown_seconds)
-        await asyncio.sleep(self._shutdown_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._shutdown_seconds)
         self._interrupt_all("draining", lambda _: True)
 
     async def _watch_cancellations(self) -> None:
