@@ -1,7 +1,8 @@
 """`orchard up`: the whole pipeline as one foreground process tree, each process restarted when it ends.
 
 Start order is dependency order, stop order its reverse: workers drain first, the writer commits what they
-said, the NATS server ends last. Every child dies with this process, also when it is killed.
+said, the NATS server ends last. Every child dies with this process, also when it is killed. Where the start
+fails or what runs with the pipeline does, workers hand back what runs at once.
 """
 
 import asyncio
@@ -16,19 +17,21 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from orchard.config import Config, ConfigError
+from orchard.injector.local.backend import SOCKET
 from orchard.streams.server import EmbeddedServer
 
 UNSAFE_HOST = "unsafe-host"
 """As `--sandbox`: commands run on this machine with no isolation at all."""
 
 PR_SET_PDEATHSIG = 1
-STOP_GRACE_SECONDS = 10.0
 READY_SECONDS = 60.0
+SERVICES = ("agent", "orchestrator", "oracle")
+"""Children without which nothing can start; others may wait for what is not there yet."""
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +95,8 @@ class Child:
     """It notices our end by itself and removes what it made, instead of being killed with us."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
+    failed: bool = False
+    """Its last end was its own doing."""
     monitor: asyncio.Task[None] | None = None
 
 
@@ -105,6 +110,8 @@ class Supervisor:
     environment: Mapping[str, str] = field(default_factory=dict)
     _children: list[Child] = field(default_factory=list)
     _stopping: bool = False
+    _ready: bool = False
+    _hurried: bool = False
     _nats_url: str = ""
     _pids: dict[str, int] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
@@ -124,17 +131,26 @@ class Supervisor:
                 stack.push_async_callback(_cancel, asyncio.create_task(self._keep_server(server)))
                 self._pids["nats"] = server.pid
             _write_private(files.key, secrets.token_hex(24))
+            stack.callback(files.record.unlink, missing_ok=True)
             stack.push_async_callback(self._stop_children)
-            for child in self._plan():
-                self._children.append(child)
-                await self._start(child)
-                child.monitor = asyncio.create_task(self._monitor(child))
-            await self._services_ready()
-            if ready is not None:
-                ready.set()
-            await stop.wait()
-            self._stopping = True
-        files.record.unlink(missing_ok=True)
+            starting = asyncio.create_task(self._start_children())
+            stopping = asyncio.create_task(stop.wait())
+            try:
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                    self._ready = True
+                    if ready is not None:
+                        ready.set()
+                    await stopping
+            finally:
+                self._stopping = True
+                await _cancel(starting)
+                await _cancel(stopping)
+
+    def hurry(self) -> None:
+        """Stop without waiting for what runs: it goes back to the queue at once."""
+        self._hurried = True
 
     @property
     def nats_url(self) -> str:
@@ -156,6 +172,14 @@ class Supervisor:
     def oracle_url(self) -> str | None:
         """Of the oracle teacher, when it runs."""
         return f"http://127.0.0.1:{self._ports['oracle']}/v1" if self.config.up.oracle else None
+
+    async def _start_children(self) -> None:
+        """Returns when everything runs. Raises ConfigError when a service fails or is not ready in time."""
+        for child in self._plan():
+            self._children.append(child)
+            await self._start(child)
+            child.monitor = asyncio.create_task(self._monitor(child))
+        await self._services_ready()
 
     def _plan(self) -> list[Child]:
         """The children in start order."""
@@ -248,6 +272,7 @@ class Supervisor:
             code = await child.process.wait()
             if self._stopping:
                 return
+            child.failed = code > 0
             child.restarts += 1
             log_path = RunFiles(self.store).logs / f"{child.name}.log"
             self.announce(f"{child.name} ended ({_reason(code)}), starting it again; its log: {log_path}")
@@ -268,32 +293,47 @@ class Supervisor:
 
     async def _services_ready(self) -> None:
         """Wait until every service of ours accepts connections."""
-        services = []
+        services: list[tuple[str, int | Path]] = []
         if self._own_sandboxes:
+            services.append(("agent", self.store / "sandboxes" / SOCKET))
             services.append(("orchestrator", self._ports["sandbox"]))
         if self.config.up.oracle:
             services.append(("oracle", self._ports["oracle"]))
-        for name, port in services:
+        for name, address in services:
             try:
                 async with asyncio.timeout(READY_SECONDS):
-                    while not await _accepts(port):
+                    while not await _accepts(address):
+                        self._check_services()
                         await asyncio.sleep(0.05)
             except TimeoutError as error:
                 path = RunFiles(self.store).logs / f"{name}.log"
                 raise ConfigError(f"{name} did not start within {READY_SECONDS:g} s: read {path}") from error
 
+    def _check_services(self) -> None:
+        """Raise ConfigError when one has ended by itself before all were ready."""
+        for child in self._children:
+            if child.failed and child.name in SERVICES:
+                path = RunFiles(self.store).logs / f"{child.name}.log"
+                lines = path.read_text(errors="replace").splitlines() or ["no output"]
+                raise ConfigError(f"{child.name} could not start ({lines[-1].strip()}): read {path}")
+
     async def _stop_children(self) -> None:
         """Stop in reverse order of start; equal kinds (all workers) together."""
         self._stopping = True
+        self._hurried = self._hurried or not self._ready
         workers = [child for child in self._children if child.name.startswith("worker-")]
         others = [child for child in self._children if child not in workers]
         for group in [workers, *([child] for child in reversed(others))]:
             await asyncio.gather(*(self._stop(child) for child in group))
 
     async def _stop(self, child: Child) -> None:
+        if child.monitor is not None:
+            await _cancel(child.monitor)
         process = child.process
         if process is not None and process.returncode is None:
             _signal(process, signal.SIGTERM)
+            if self._hurried and child.name.startswith("worker-"):
+                _signal(process, signal.SIGINT)  # the second signal: it waits for nothing that runs
             try:
                 async with asyncio.timeout(child.stop_seconds):
                     await process.wait()
@@ -301,11 +341,9 @@ class Supervisor:
                 self.announce(f"{child.name} did not end within {child.stop_seconds:g} s and is killed")
                 _signal(process, signal.SIGKILL)
                 await process.wait()
-        if child.monitor is not None:
-            await _cancel(child.monitor)
 
 
-async def _cancel(task: "asyncio.Task[None]") -> None:
+async def _cancel(task: "asyncio.Task[Any]") -> None:
     task.cancel()
     await asyncio.wait({task})
 
@@ -333,9 +371,18 @@ def _free_port() -> int:
         return port
 
 
-async def _accepts(port: int) -> bool:
+async def _accepts(address: int | Path) -> bool:
+    """Whether somebody listens on a port of loopback, or on a socket file."""
     try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        if isinstance(address, int):
+            _, writer = await asyncio.open_connection("127.0.0.1", address)
+        else:
+            directory = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
+            try:  # by its directory, because a socket's path may have only 107 bytes
+                path = f"/proc/self/fd/{directory}/{address.name}"
+                _, writer = await asyncio.open_unix_connection(path)
+            finally:
+                os.close(directory)
     except OSError:
         return False
     writer.close()

@@ -82,6 +82,10 @@ async def pipeline(config: Config) -> AsyncIterator[Session]:
         if running.done():
             running.result()
         yield session
+    except BaseException as error:
+        if not isinstance(error, asyncio.CancelledError):
+            supervisor.hurry()
+        raise
     finally:
         started.cancel()
         stop.set()
