@@ -133,6 +133,9 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Requests the queue has confirmed, in the order of `rollout_requests`: a killed submit goes on here."""
     rounds: int = 0
     """Times the campaign was resumed; part of the message ids of what resuming offers again."""
+    resumed: int | None = None
+    """Rollouts that the resume under way has looked at, in the same order: a killed one goes on here. None:
+    no resume is under way."""
 
 
 def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequest]:

@@ -108,7 +108,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
             api.ConsumerConfig(
                 name=queue.consumer,
                 durable_name=queue.consumer,
-                filter_subject=queue.subject,
+                filter_subjects=queue.filters,
                 ack_policy=explicit,
                 ack_wait=settings.ack_wait,
                 max_deliver=settings.max_deliver,
@@ -132,7 +132,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
                 ack_policy=explicit,
                 ack_wait=DUE_ACK_WAIT,
                 max_deliver=-1,
-                max_ack_pending=1000,
+                max_ack_pending=-1,
                 max_waiting=512,
             ),
         )
