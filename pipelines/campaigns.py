@@ -22,7 +22,6 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import (
-    TERMINAL_TYPES,
     CampaignStateChanged,
     CampaignSubmitted,
     Event,
@@ -36,10 +35,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
-from orchard.streams.outcomes import aborted
+from orchard.streams.outcomes import aborted, open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import queued_by_shard, remove, running_now
+from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
 from orchard.streams.records import StoredEvent
 
 BATCH = 500
@@ -165,13 +164,13 @@ class Campaigns:
         events = [
             (_cancelled(request, fence, started.event.attempt if started and started.event else None), fence)
             for request, last, started in zip(requests, newest, starts, strict=True)
-            if (fence := _open_at(last)) is not None
+            if (fence := open_at(last)) is not None
         ]
         return sum(stored is not None for stored in await self._publisher.guarded(events))
 
     async def _ended(self, rollout_ids: list[str]) -> list[str]:
         newest = await self._publisher.outcomes(rollout_ids)
-        return [one for one, last in zip(rollout_ids, newest, strict=True) if _open_at(last) is None]
+        return [one for one, last in zip(rollout_ids, newest, strict=True) if open_at(last) is None]
 
     async def resume(self, name: str, *, aborted: bool = True) -> AsyncIterator[Progress]:
         """Go on: offer every open rollout that is on no queue, and with `aborted` reopen what infrastructure
@@ -181,12 +180,15 @@ class Campaigns:
         spec = await self._spec(record)
         done = first = record.resumed or 0
         offered = 0
+        placeless = await unplaced(self._connection, name)
         # A submit that was killed has requests the queue never saw, and the log neither.
         for batch in _batches(rollout_requests(spec, first)):
             unknown = batch[max(record.offered - done, 0) :]
             await self._publisher.events([requested_event(request) for request in unknown])
             stored = 0
-            async for stored, full in self._offer(await self._wanted(batch, aborted, record.rounds)):
+            wanted = await self._wanted(batch, aborted, record.rounds)
+            entries = [entry for entry in wanted if entry.place.key not in placeless]
+            async for stored, full in self._offer(entries):
                 yield Progress(done, spec.size, offered + stored, waiting=full)
             done += len(batch)
             offered += stored
@@ -210,7 +212,7 @@ class Campaigns:
         fences = {
             request.rollout_id: fence
             for request, last in zip(batch, newest, strict=True)
-            if (fence := _open_at(last)) is not None
+            if (fence := open_at(last)) is not None
         }
         reopenings = {
             request.rollout_id: (_reopening(request, last.sequence, data, rounds), last.sequence)
@@ -274,15 +276,6 @@ def requested_event(request: RolloutRequest) -> Event:
         campaign=request.campaign,
         rollout_id=request.rollout_id,
     )
-
-
-def _open_at(last: StoredEvent | None) -> int | None:
-    """The fence of an open rollout's request, from the newest event on its `done` subject; None: it has an
-    outcome."""
-    if last is None:
-        return 0
-    ended = last.event is None or last.event.type in TERMINAL_TYPES
-    return None if ended else last.sequence
 
 
 def _abort_in(last: StoredEvent) -> RolloutAborted | None:

@@ -39,25 +39,21 @@ class Queued(msgspec.Struct, frozen=True):
         return self.waiting | self.running | self.delayed
 
 
-async def queued_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, Queued]]:
-    """The campaign's rollouts that stand in a queue, for each shard (`00` to `ff`) that has any.
+async def listed_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str]]]:
+    """The campaign's rollouts that stand in any queue, for each shard, `00` to `ff`.
 
     Bounded memory: one shard is a 256th of the campaign. The moment is not the same for all shards.
     """
+    async for shard_, work, delayed in _parts(connection, campaign):
+        yield shard_, work | delayed
+
+
+async def queued_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, Queued]]:
+    """As `listed_by_shard`, told apart."""
     running = _by_shard(await running_now(connection, campaign))
-    early = _by_shard(await unplaced(connection, campaign))
-    small = max([await subject_count(connection, stream) for stream in (names.WORK, names.LATER)]) <= _AT_ONCE
-    for part in ["*"] if small else SHARDS:
-        late = await _listed(connection, names.LATER, campaign, part)
-        work = _by_shard(await _listed(connection, names.WORK, campaign, part))
-        # Asked again: it may have come from WORK since.
-        delayed = _by_shard(late | await _listed(connection, names.LATER, campaign, part))
-        for each in SHARDS if part == "*" else [part]:
-            claimed = running[each]
-            waiting = (work[each] | early[each]) - claimed
-            put_off = delayed[each] - claimed - waiting
-            if claimed or waiting or put_off:
-                yield each, Queued(waiting, claimed, put_off)
+    async for shard_, work, delayed in _parts(connection, campaign):
+        waiting = work - running[shard_]
+        yield shard_, Queued(waiting, running[shard_], delayed - running[shard_] - waiting)
 
 
 async def queued(connection: Connection, campaign: str) -> Queued:
@@ -111,6 +107,28 @@ _UNPLACED = {
     names.WORK: ["orchard.work.rollout.*.*"],
     names.LATER: ["orchard.later.rollout.*.*.*", "orchard.due.rollout.*.*"],
 }
+
+
+async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
+    """Whether this one rollout stands in any queue."""
+    pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
+    for stream in (names.LATER, names.WORK, names.LATER):
+        if await subjects(connection, stream, pattern):
+            return True
+    return rollout in await unplaced(connection, campaign)
+
+
+async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str], set[str]]]:
+    """For each shard, the rollouts on WORK and those in LATER."""
+    early = _by_shard(await unplaced(connection, campaign))
+    counts = [await subject_count(connection, stream) for stream in (names.WORK, names.LATER)]
+    for part in ["*"] if max(counts) <= _AT_ONCE else SHARDS:
+        before = await _listed(connection, names.LATER, campaign, part)
+        work = _by_shard(await _listed(connection, names.WORK, campaign, part))
+        # Asked again: it may have come from WORK since.
+        delayed = _by_shard(before | await _listed(connection, names.LATER, campaign, part))
+        for each in SHARDS if part == "*" else [part]:
+            yield each, work[each] | early[each], delayed[each]
 
 
 async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:
