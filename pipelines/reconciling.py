@@ -9,7 +9,7 @@ in two passes and in a last look of its own.
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -25,10 +25,12 @@ from orchard.schemas.campaigns import (
     rollout_request,
     slots,
 )
-from orchard.schemas.events import RolloutReconciled, make_event
+from orchard.schemas.events import EVENTS_PREFIX, RolloutReconciled, make_event
 from orchard.schemas.identity import rollout_id
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.streams import names
+from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.entries import rollout_entry
@@ -36,6 +38,7 @@ from orchard.streams.outcomes import open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, listed_by_shard, stands
+from orchard.streams.reading import bounds
 
 log = logging.getLogger("orchard.reconciler")
 
@@ -44,6 +47,7 @@ PAUSE_SECONDS = 20.0
 _AT_ONCE = 1000
 _OFFERED_AT_ONCE = 100
 _ID_BYTES = 12
+REQUEUED = f"{EVENTS_PREFIX}.*.*.request.requeued"
 SOURCE = "orchard/steward"
 
 
@@ -85,14 +89,6 @@ class Ledger:
             self._over[place >> 3] |= 1 << (place & 7)
             self.open -= 1
 
-    def forget(self, shards: Iterable[str]) -> None:
-        """Believe nothing of these shards: a rollout may have been reopened."""
-        for shard in shards:
-            for place in self._places[shard]:
-                if self._over[place >> 3] >> (place & 7) & 1:
-                    self._over[place >> 3] &= ~(1 << (place & 7))
-                    self.open += 1
-
 
 def reconcilable(record: CampaignRecord) -> int:
     """How many rollouts, in the order of the plan, must have a request now: not those that a submit or a
@@ -129,7 +125,6 @@ class _Campaign:
     ledger: Ledger | None
     """None: every rollout was over."""
     suspects: list[Suspect] = field(default_factory=list)
-    passes: int = 0
 
 
 class Reconciler:
@@ -141,6 +136,8 @@ class Reconciler:
         self._book = CampaignBook(connection)
         self._blobs = blobs
         self._known: dict[str, _Campaign] = {}
+        self._heard = 0
+        """Sequence in the log up to which requeued dead letters were heard of."""
 
     async def run(self, pause: float = PAUSE_SECONDS) -> None:
         """Pass after pass until cancelled; raises StreamsError."""
@@ -151,7 +148,8 @@ class Reconciler:
     async def look(self) -> int:
         """One pass over all running campaigns; how many rollouts were offered again."""
         book = {name: record for name, (record, _) in (await self._book.list()).items()}
-        self._known = {name: one for name, one in self._known.items() if reconcilable(book[name])}
+        self._known = {name: one for name, one in self._known.items() if name in book}
+        await self._forget_requeued()
         offered = 0
         for name, record in book.items():
             if reconcilable(record):
@@ -161,14 +159,22 @@ class Reconciler:
                     log.warning("campaign %s cannot be reconciled, its plan cannot be read: %s", name, error)
         return offered
 
+    async def _forget_requeued(self) -> None:
+        """Look afresh at campaigns that had a dead letter requeued: its rollout is open again, though the
+        campaign was not resumed."""
+        last = (await bounds(self._connection, names.EVENTS)).last
+        if self._heard:
+            requeued = messages_of(self._connection, names.EVENTS, REQUEUED, start=self._heard)
+            async for batch in requeued:
+                for message in batch:
+                    self._known.pop(message.subject.split(".")[2], None)
+        self._heard = last + 1
+
     async def _look_at(self, name: str, record: CampaignRecord) -> int:
         known = await self._remembered(name, record)
         ledger = known.ledger
         if ledger is None:
             return 0
-        # One shard afresh in each pass: a dead letter that was requeued has reopened its rollout.
-        ledger.forget([SHARDS[known.passes % len(SHARDS)]])
-        known.passes += 1
         before, known.suspects = known.suspects, []
         async for shard, listed in listed_by_shard(self._connection, name):
             open_ = ledger.open_in(shard, reconcilable(record))

@@ -37,10 +37,10 @@ async def last_messages(
 
 
 async def messages_of(
-    connection: Connection, stream: str, pattern: str, up_to: int | None = None
+    connection: Connection, stream: str, pattern: str, *, start: int = 1, up_to: int | None = None
 ) -> AsyncIterator[list[StoredMessage]]:
-    """The messages on subjects that match, in order, up to a sequence, in lists of some hundred."""
-    position = 1
+    """The messages on subjects that match, in order, between two sequences, in lists of some hundred."""
+    position = start
     while up_to is None or position <= up_to:
         wanted = {"batch": _MESSAGES, "seq": position, "next_by_subj": pattern}
         batch = await _ask(connection, stream, wanted)

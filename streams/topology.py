@@ -132,7 +132,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
                 ack_policy=explicit,
                 ack_wait=DUE_ACK_WAIT,
                 max_deliver=-1,
-                max_ack_pending=-1,
+                max_ack_pending=1000,
                 max_waiting=512,
             ),
         )

@@ -37,6 +37,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers import retries
+from orchard.workers import worker as worker_module
 from tests.pipelines.rl.working import one_worker
 
 SPEC = CampaignSpec(
@@ -70,6 +71,9 @@ def blobs(tmp_path: Path) -> BlobStore:
 @pytest.fixture
 def campaigns(connection: Connection, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> Campaigns:
     monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(worker_module, "CLAIM_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(worker_module, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
     return Campaigns(connection, blobs)
 
 
@@ -119,10 +123,9 @@ async def all_have(connection: Connection, wanted: list[str]) -> None:
 
 
 async def test_a_retry_after_a_resume_is_another_request_than_the_one_before(
-    connection: Connection, blobs: BlobStore, campaigns: Campaigns, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, blobs: BlobStore, campaigns: Campaigns
 ) -> None:
     """Every rollout fails, aborts, is resumed, and fails again: the delayed stream has seen it all before."""
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
     async with working(connection, blobs):
         await everything(campaigns.submit(SPEC))
         await all_have(connection, ["rollout.aborted"])
