@@ -10,12 +10,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.scaling import Trigger, lag
 from orchard.pipelines.values import requests
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import CampaignRecord, ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
@@ -158,6 +161,31 @@ async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: d
     (letter,) = await DeadLetters(roles["operator"]).list()
     assert "poison" in letter.reason
     assert (await DeadLetters(roles["operator"]).requeue(letter.sequence)).queue == QUEUE
+
+
+async def test_the_operator_cancels_and_resumes_and_the_steward_reconciles(
+    roles: dict[str, Connection], tmp_path: Path
+) -> None:
+    blobs = BlobStore(str(tmp_path))
+    campaigns = Campaigns(roles["operator"], blobs)
+    spec = CampaignSpec(
+        name="demo",
+        tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
+        harnesses=("h",),
+        models=(ModelSpec(name="m"),),
+        samples=3,
+    )
+    for steps in (campaigns.submit(spec), campaigns.cancel("demo"), campaigns.resume("demo")):
+        async for _ in steps:
+            pass
+    async with Claims(roles["worker"], QUEUE) as claims:
+        for _ in range(3):
+            claim = await claims.next(timeout=10)
+            assert claim is not None
+            await claim.complete()
+    reconciler = Reconciler(roles["steward"], blobs)
+
+    assert [await reconciler.look() for _ in range(2)] == [0, 3]
 
 
 async def test_the_writer_reads_the_log(roles: dict[str, Connection]) -> None:
