@@ -25,6 +25,10 @@ FAMILIES = {
         "Rollouts that were requested and have no outcome yet.",
         "select campaign, open from conservation",
     ),
+    "orchard_rollouts_reconciled": (
+        "Open rollouts that were found on no queue and offered again: more than 0 is a fault.",
+        "select campaign, count(*) from events where type = 'rollout.reconciled' group by all",
+    ),
     "orchard_tokens": (
         "Tokens of rollouts with an outcome.",
         "unpivot (select campaign, model, sum(prompt_tokens)::bigint as prompt, "

@@ -1,8 +1,8 @@
 """Campaigns as actions: submit, pause, resume, cancel. Each can be killed and run again.
 
-Submitting is a walk over the campaign's requests in a fixed order; the cursor lives in the campaign's key.
-Publishing a request again is recognized by its message id, and where that window has passed, the fence on
-the terminal event still lets one outcome through.
+Submitting and resuming are walks over the campaign's requests in a fixed order; the cursors live in the
+campaign's key. The queue itself refuses a request that is queued or running, and the fence on the terminal
+event lets one outcome through.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import (
-    TERMINAL_TYPES,
     CampaignStateChanged,
     CampaignSubmitted,
     Event,
@@ -31,12 +30,16 @@ from orchard.schemas.events import (
     make_event,
     payload,
 )
+from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
-from orchard.streams.errors import QueueFull
+from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
+from orchard.streams.outcomes import aborted, open_at
+from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
+from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
+from orchard.streams.records import StoredEvent
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -66,6 +69,7 @@ class Campaigns:
     """The actions, over one connection and one blob store."""
 
     def __init__(self, connection: Connection, blobs: BlobStore) -> None:
+        self._connection = connection
         self._publisher = Publisher(connection)
         self._book = CampaignBook(connection)
         self._blobs = blobs
@@ -80,7 +84,7 @@ class Campaigns:
         yield Progress(offered, spec.size, 0)
         for batch in _batches(rollout_requests(spec, offered)):
             await self._publisher.events([requested_event(request) for request in batch])
-            async for full in self._offer([(request.rollout_id, request) for request in batch]):
+            async for _, full in self._offer([rollout_entry(request, FIRST) for request in batch]):
                 yield Progress(offered, spec.size, offered - record.offered, waiting=full)
             offered += len(batch)
             current = msgspec.structs.replace(record, offered=offered)
@@ -116,90 +120,126 @@ class Campaigns:
             )
         return record, revision
 
-    async def _offer(self, batch: list[tuple[str, RolloutRequest]]) -> AsyncIterator[bool]:
-        """Put requests on the queue, all confirmed at the end; yields True each time the queue is full."""
-        left = batch
-        while left:
-            results = await asyncio.gather(
-                *(self._request(message_id, request) for message_id, request in left), return_exceptions=True
-            )
-            failed = [error for error in results if isinstance(error, BaseException)]
-            for error in failed:
-                if not isinstance(error, QueueFull):
-                    raise error
-            left = [item for item, result in zip(left, results, strict=True) if isinstance(result, QueueFull)]
-            if left:
-                yield True
-                await asyncio.sleep(FULL_QUEUE_PAUSE)
-
-    async def _request(self, message_id: str, request: RolloutRequest) -> int:
-        queue = Queue(kind="rollout", domain=request.domain, priority=request.priority)
-        return await self._publisher.request(queue, message_id, msgspec.json.encode(request))
+    async def _offer(self, entries: list[QueueEntry]) -> AsyncIterator[tuple[int, bool]]:
+        """Put those on the queue that are on none; yields how many so far and whether it is full, at last
+        (how many, False)."""
+        stored = 0
+        while True:
+            placed = await self._publisher.offer_absent(entries)
+            stored += sum(one.verdict is Verdict.STORED for one in placed)
+            entries = [
+                entry for entry, one in zip(entries, placed, strict=True) if one.verdict is Verdict.FULL
+            ]
+            yield stored, bool(entries)
+            if not entries:
+                return
+            await asyncio.sleep(FULL_QUEUE_PAUSE)
 
     async def pause(self, name: str) -> None:
-        """Stop starting rollouts; the ones that run are finished."""
+        """Stop starting rollouts; the ones that run are finished. Requests stay where they are, until a
+        worker that claims one lets it go."""
         await self._move(name, CampaignState.PAUSED)
 
-    async def cancel(self, name: str) -> None:
-        """Stop at once: running attempts are interrupted, waiting rollouts abort with cause cancelled."""
-        await self._move(name, CampaignState.CANCELLED)
-
-    async def resume(
-        self, name: str, *, aborted: bool = True, every_open: bool = False
-    ) -> AsyncIterator[Progress]:
-        """Go on: offer again what a pause parked, and with `aborted` reopen what infrastructure aborted.
-
-        `every_open` offers each rollout without an outcome again even if the campaign was running all the
-        time: for a work queue that was lost. Rollouts with an outcome are never touched.
-        """
-        record, _ = await self._find(name)
-        was_running = record.state is CampaignState.RUNNING
-        record = await self._move(name, CampaignState.RUNNING, new_round=True)
-        spec = msgspec.json.decode(await asyncio.to_thread(self._blobs.get, record.spec), type=CampaignSpec)
-        done = offered = 0
-        # A submit that was killed has requests the queue never saw, running or not.
-        for batch in _batches(rollout_requests(spec)):
-            last = await asyncio.gather(*(self._publisher.outcome(item.rollout_id) for item in batch))
-            again: list[tuple[str, RolloutRequest]] = []
-            for index, (request, stored) in enumerate(zip(batch, last, strict=True), start=done):
-                never_offered = index >= record.offered
-                if stored is None:
-                    wanted = every_open or never_offered or not was_running
-                    fence = 0
-                elif stored.event is not None and stored.event.type in TERMINAL_TYPES:
-                    data = payload(stored.event)
-                    wanted = aborted and isinstance(data, RolloutAborted)
-                    fence = await self._reopen(request, stored.sequence, data, record.rounds) if wanted else 0
-                else:
-                    wanted, fence = True, stored.sequence  # reopened by a resume that died before offering
-                if wanted:
-                    renewed = msgspec.structs.replace(request, fence=fence)
-                    again.append((f"{request.rollout_id}.round{record.rounds}", renewed))
-            await self._publisher.events(
-                [
-                    requested_event(item)
-                    for index, item in enumerate(batch, start=done)
-                    if index >= record.offered
-                ]
-            )
-            async for full in self._offer(again):
-                yield Progress(done, spec.size, offered, waiting=full)
+    async def cancel(self, name: str) -> AsyncIterator[Progress]:
+        """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort here
+        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on."""
+        record = await self._move(name, CampaignState.CANCELLED)
+        spec = await self._spec(record)
+        running = await running_now(self._connection, name)
+        done = ended = 0
+        for batch in _batches(itertools.islice(rollout_requests(spec), record.offered)):
+            waiting = [request for request in batch if request.rollout_id not in running]
+            ended += await self._abort(waiting)
             done += len(batch)
-            offered += len(again)
-            yield Progress(done, spec.size, offered)
-        await self._set_offered(name, spec.size)
+            yield Progress(done, record.offered, ended)
+        async for shard, part in queued_by_shard(self._connection, name):
+            over = await self._ended(sorted(part.waiting | part.delayed))
+            await remove(self._connection, name, shard, over)
 
-    async def _reopen(self, request: RolloutRequest, sequence: int, data: RolloutAborted, rounds: int) -> int:
-        event = make_event(
-            RolloutReopened(
-                superseded_sequence=sequence, cause=data.cause, reason=f"resumed, round {rounds}"
-            ),
-            id=f"{request.rollout_id}.reopened.{sequence}",
-            source=SOURCE,
-            campaign=request.campaign,
-            rollout_id=request.rollout_id,
-        )
-        return await self._publisher.reopen(event, expected=sequence)
+    async def _abort(self, requests: list[RolloutRequest]) -> int:
+        """End those that are open; how many."""
+        rollouts = [request.rollout_id for request in requests]
+        newest = await self._publisher.outcomes(rollouts)
+        starts = await self._publisher.starts(rollouts)
+        events = [
+            (_cancelled(request, fence, started.event.attempt if started and started.event else None), fence)
+            for request, last, started in zip(requests, newest, starts, strict=True)
+            if (fence := open_at(last)) is not None
+        ]
+        return sum(stored is not None for stored in await self._publisher.guarded(events))
+
+    async def _ended(self, rollout_ids: list[str]) -> list[str]:
+        newest = await self._publisher.outcomes(rollout_ids)
+        return [one for one, last in zip(rollout_ids, newest, strict=True) if open_at(last) is None]
+
+    async def resume(self, name: str, *, aborted: bool = True) -> AsyncIterator[Progress]:
+        """Go on: offer every open rollout that is on no queue, and with `aborted` reopen what infrastructure
+        aborted. Rollouts with an outcome are never touched, queued and running ones are left alone. A resume
+        that was killed goes on where it was."""
+        record, revision = await self._begin_resume(name)
+        spec = await self._spec(record)
+        done = first = record.resumed or 0
+        offered = 0
+        placeless = await unplaced(self._connection, name)
+        # A submit that was killed has requests the queue never saw, and the log neither.
+        for batch in _batches(rollout_requests(spec, first)):
+            unknown = batch[max(record.offered - done, 0) :]
+            await self._publisher.events([requested_event(request) for request in unknown])
+            stored = 0
+            wanted = await self._wanted(batch, aborted, record.rounds)
+            entries = [entry for entry in wanted if entry.place.key not in placeless]
+            async for stored, full in self._offer(entries):
+                yield Progress(done, spec.size, offered + stored, waiting=full)
+            done += len(batch)
+            offered += stored
+            at = msgspec.structs.replace(record, resumed=done, offered=max(record.offered, done))
+            revision = await self._book.update(name, at, revision)
+            yield Progress(done, spec.size, offered)
+        over = msgspec.structs.replace(record, resumed=None, offered=spec.size)
+        await self._book.update(name, over, revision)
+
+    async def _begin_resume(self, name: str) -> tuple[CampaignRecord, int]:
+        """The campaign running, in a new round from its first rollout on, or in the one that was killed."""
+        record, revision = await self._find(name)
+        if record.state is CampaignState.RUNNING and record.resumed is not None:
+            return record, revision
+        await self._move(name, CampaignState.RUNNING, resumed=0)
+        return await self._find(name)
+
+    async def _wanted(self, batch: list[RolloutRequest], aborted: bool, rounds: int) -> list[QueueEntry]:
+        """Entries for those of the batch that are open or, with `aborted`, are opened again by this."""
+        newest = await self._publisher.outcomes([request.rollout_id for request in batch])
+        fences = {
+            request.rollout_id: fence
+            for request, last in zip(batch, newest, strict=True)
+            if (fence := open_at(last)) is not None
+        }
+        reopenings = {
+            request.rollout_id: (_reopening(request, last.sequence, data, rounds), last.sequence)
+            for request, last in zip(batch, newest, strict=True)
+            if aborted and last is not None and (data := _abort_in(last)) is not None
+        }
+        opened = await self._publisher.guarded(list(reopenings.values()))
+        for rollout, sequence in zip(reopenings, opened, strict=True):
+            if sequence is not None:
+                fences[rollout] = sequence
+        again = [request for request in batch if request.rollout_id in fences]
+        starts = await self._publisher.starts([request.rollout_id for request in again])
+        return [
+            rollout_entry(
+                msgspec.structs.replace(
+                    request,
+                    fence=fences[request.rollout_id],
+                    attempt_base=(started.event.attempt or 0) if started and started.event else 0,
+                ),
+                in_round(rounds),
+            )
+            for request, started in zip(again, starts, strict=True)
+        ]
+
+    async def _spec(self, record: CampaignRecord) -> CampaignSpec:
+        raw = await asyncio.to_thread(self._blobs.get, record.spec)
+        return msgspec.json.decode(raw, type=CampaignSpec)
 
     async def _find(self, name: str) -> tuple[CampaignRecord, int]:
         known = await self._book.get(name)
@@ -207,13 +247,14 @@ class Campaigns:
             raise CampaignError(f"there is no campaign {name!r}: `orchard status` lists them")
         return known
 
-    async def _move(self, name: str, state: CampaignState, *, new_round: bool = False) -> CampaignRecord:
-        """Change the state by compare-and-set; a move that CAMPAIGN_MOVES does not permit raises."""
+    async def _move(self, name: str, state: CampaignState, resumed: int | None = None) -> CampaignRecord:
+        """Change the state by compare-and-set; a move that CAMPAIGN_MOVES does not permit raises. With
+        `resumed` a new round begins."""
         record, revision = await self._find(name)
         if state is not record.state and state not in CAMPAIGN_MOVES[record.state]:
             raise CampaignError(f"campaign {name!r} is {record.state} and cannot become {state}")
-        rounds = record.rounds + (1 if new_round else 0)
-        moved = msgspec.structs.replace(record, state=state, rounds=rounds)
+        rounds = record.rounds + (0 if resumed is None else 1)
+        moved = msgspec.structs.replace(record, state=state, rounds=rounds, resumed=resumed)
         revision = await self._book.update(name, moved, revision)
         await self._publisher.event(
             make_event(
@@ -225,10 +266,6 @@ class Campaigns:
         )
         return moved
 
-    async def _set_offered(self, name: str, offered: int) -> None:
-        record, revision = await self._find(name)
-        await self._book.update(name, msgspec.structs.replace(record, offered=offered), revision)
-
 
 def requested_event(request: RolloutRequest) -> Event:
     """The request as a fact in the log, beside the one on the queue."""
@@ -238,6 +275,35 @@ def requested_event(request: RolloutRequest) -> Event:
         source=SOURCE,
         campaign=request.campaign,
         rollout_id=request.rollout_id,
+    )
+
+
+def _abort_in(last: StoredEvent) -> RolloutAborted | None:
+    if last.event is None or last.event.type != "rollout.aborted":
+        return None
+    data = payload(last.event)
+    return data if isinstance(data, RolloutAborted) else None
+
+
+def _reopening(request: RolloutRequest, sequence: int, data: RolloutAborted, rounds: int) -> Event:
+    reason = f"resumed, round {rounds}"
+    return make_event(
+        RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason=reason),
+        id=f"{request.rollout_id}.reopened.{sequence}",
+        source=SOURCE,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+    )
+
+
+def _cancelled(request: RolloutRequest, fence: int, attempt: int | None) -> Event:
+    return make_event(
+        aborted(request, AbortCause.CANCELLED, "campaign cancelled"),
+        id=f"{request.rollout_id}.cancelled.{fence}",
+        source=SOURCE,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+        attempt=attempt,
     )
 
 

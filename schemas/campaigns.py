@@ -133,6 +133,18 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Requests the queue has confirmed, in the order of `rollout_requests`: a killed submit goes on here."""
     rounds: int = 0
     """Times the campaign was resumed; part of the message ids of what resuming offers again."""
+    resumed: int | None = None
+    """Rollouts that the resume under way has looked at, in the same order: a killed one goes on here. None:
+    no resume is under way."""
+
+
+Slot = tuple[int, TaskRef, str, ModelSpec]
+"""Sample, task, harness and model of a rollout."""
+
+
+def slots(spec: CampaignSpec) -> Iterator[Slot]:
+    """Every slot of a campaign, in the order of `rollout_requests`."""
+    return product(range(spec.samples), spec.tasks, spec.harnesses, spec.models)
 
 
 def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequest]:
@@ -140,21 +152,26 @@ def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequ
 
     Samples vary slowest, so that every task has a first result before any has its second.
     """
-    slots = product(range(spec.samples), spec.tasks, spec.harnesses, spec.models)
-    for sample, task, harness, model in islice(slots, start, None):
-        yield RolloutRequest(
-            rollout_id=rollout_id(spec.name, task.task_id, harness, model.name, sample),
-            campaign=spec.name,
-            task=task,
-            harness=harness,
-            model=model,
-            sample=sample,
-            domain=spec.domain,
-            priority=spec.priority,
-            budget=spec.budget,
-            timeouts=spec.timeouts,
-            max_tries=spec.max_tries,
-        )
+    for slot in islice(slots(spec), start, None):
+        yield rollout_request(spec, slot)
+
+
+def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
+    """The request of one slot."""
+    sample, task, harness, model = slot
+    return RolloutRequest(
+        rollout_id=rollout_id(spec.name, task.task_id, harness, model.name, sample),
+        campaign=spec.name,
+        task=task,
+        harness=harness,
+        model=model,
+        sample=sample,
+        domain=spec.domain,
+        priority=spec.priority,
+        budget=spec.budget,
+        timeouts=spec.timeouts,
+        max_tries=spec.max_tries,
+    )
 
 
 def spec_hash(spec: CampaignSpec) -> str:

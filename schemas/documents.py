@@ -63,8 +63,10 @@ def asyncapi() -> dict[str, Any]:
         "payload": {"$ref": "#/components/schemas/RolloutRequest"},
     }
     channels["work"] = {
-        "address": "orchard.work.{kind}.{domain}.{priority}",
-        "parameters": {"kind": {}, "domain": {}, "priority": {}},
+        "address": "orchard.work.{kind}.{domain}.{priority}.{campaign}.{shard}.{key}.{fence}",
+        "parameters": {
+            name: {} for name in ("kind", "domain", "priority", "campaign", "shard", "key", "fence")
+        },
         "messages": {"work": {"$ref": "#/components/messages/work"}},
     }
     operations["claim.work"] = {"action": "receive", "channel": {"$ref": "#/channels/work"}}

@@ -241,6 +241,13 @@ class RequestRequeued(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
+    """An open rollout was on no queue, and was offered again: a fault that nobody reported."""
+
+    reason: str
+    fence: int = 0
+
+
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
@@ -258,6 +265,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "rollout.finished": RolloutFinished,
     "rollout.aborted": RolloutAborted,
     "rollout.reopened": RolloutReopened,
+    "rollout.reconciled": RolloutReconciled,
     "attempt.released": AttemptReleased,
     "attempt.superseded": AttemptSuperseded,
     "request.dead_lettered": RequestDeadLettered,

@@ -1,24 +1,21 @@
-"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of four ways."""
+"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of three ways."""
 
 import asyncio
 import logging
 from types import TracebackType
 from typing import Self
 
-import msgspec
 from nats.aio.msg import Msg
 
-from orchard.schemas.campaigns import RolloutRequest
 from orchard.streams import names
-from orchard.streams.attempts import renewed
-from orchard.streams.confirmed import store
 from orchard.streams.connection import Connection
+from orchard.streams.deadletters import DeadLetters
+from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
-from orchard.streams.later import delayed
-from orchard.streams.letters import letter
-from orchard.streams.publisher import Publisher
-from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
-from orchard.streams.reading import delete_message
+from orchard.streams.letters import Dead
+from orchard.streams.placing import put_off
+from orchard.streams.pull import ACK, TERM, Puller, settle
+from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
 from orchard.streams.settings import Queue
 
@@ -70,20 +67,21 @@ class Claims:
 class Claim:
     """One delivery of a request, alive by heartbeats until it is settled, once.
 
-    Attributes: `body`, `queue`, `sequence` (in the work stream), `deliveries` (from 1), `message_id`, and
-    `lost`, an event that is set when no heartbeat was confirmed for ack_wait, so that another process may
-    have the request by now. A lost claim may still finish: the terminal event's compare-and-set decides.
+    Attributes: `body`, `subject`, `queue`, `sequence` (in the work stream), `deliveries` (from 1),
+    `message_id`, and `lost`, an event that is set when no heartbeat was confirmed for ack_wait, so that
+    another process may have the request by now. A lost claim may still finish: the terminal event's
+    compare-and-set decides.
     """
 
     def __init__(self, connection: Connection, heartbeats: Heartbeats, queue: Queue, message: Msg) -> None:
         delivery = Delivery.of(message.reply)
         self.body = message.data
+        self.subject = message.subject
         self.queue = queue
         self.sequence = delivery.sequence
         self.deliveries = delivery.deliveries
         self.message_id = (message.headers or {}).get(names.MESSAGE_ID, "")
         self.lost = asyncio.Event()
-        self._subject = message.subject
         self._connection = connection
         self._heartbeats = heartbeats
         loop = asyncio.get_running_loop()
@@ -95,46 +93,22 @@ class Claim:
         """The request is done: its outcome is stored already. Confirmed by the server."""
         await self._settle(ACK)
 
-    async def retry_later(self, message_id: str, body: bytes, delay: float, reason: str) -> None:
-        """Put `body` on the queue in `delay` seconds, durably, then let this delivery go.
+    async def retry_later(self, entry: QueueEntry, delay: float, reason: str) -> None:
+        """Put `entry` on the queue in `delay` seconds, durably, then let this delivery go.
 
         The old message is acknowledged, not terminated: termination is for poison and makes a dead letter.
-        A delayed nak would count as open work and make KEDA start workers that find nothing.
+        A delayed nak would count as open work and make KEDA start workers that find nothing. An entry that
+        is delayed already, for another delivery of the same request, stays as it is.
         """
         log.info("request %d of %s again in %.0f s: %s", self.sequence, self.queue.consumer, delay, reason)
-        await store(self._connection, delayed(self.queue, message_id, body, delay))
+        await put_off(self._connection, entry, delay)
         await self._settle(ACK)
 
-    async def release(self) -> None:
-        """Hand the request back for another worker to take now, as when draining.
-
-        On its last delivery handing back would make it a dead letter, so a rollout goes back as a new entry.
-        """
-        max_deliver = self._connection.settings.max_deliver
-        if self.deliveries >= max_deliver and self.queue.kind == "rollout":
-            request = renewed(
-                msgspec.json.decode(self.body, type=RolloutRequest), self.deliveries, max_deliver
-            )
-            publisher = Publisher(self._connection)
-            await publisher.request(self.queue, f"released-{self.sequence}", msgspec.json.encode(request))
-            await self._settle(ACK)
-        else:
-            await self._settle(NAK)
-
     async def reject(self, reason: str) -> None:
-        """The request is poison: store it as a dead letter, then take it off the queue for good."""
-        await store(
-            self._connection,
-            letter(
-                sequence=self.sequence,
-                subject=self._subject,
-                consumer=self.queue.consumer,
-                reason=f"terminated: {reason}",
-                deliveries=self.deliveries,
-                message_id=self.message_id,
-                body=self.body,
-            ),
-        )
+        """The request is poison: end its rollout, keep it as a dead letter, and take it off the queue."""
+        dead = Dead(sequence=self.sequence, subject=self.subject, message_id=self.message_id, body=self.body)
+        letters = DeadLetters(self._connection)
+        await letters.keep(dead, self.queue.consumer, f"terminated: {reason}", self.deliveries)
         await self._settle(TERM + b" " + " ".join(reason.split()).encode())
 
     async def _settle(self, verdict: bytes) -> None:
@@ -146,9 +120,15 @@ class Claim:
             if not known and verdict == ACK:
                 # Done is done: what acknowledging does on a work queue, without the delivery. The other
                 # verdicts need nothing: the request comes again, to be taken or rejected again.
-                await delete_message(self._connection, names.WORK, self.sequence)
+                await self._delete()
         finally:
             self._heartbeats.remove(self._lease)
+
+    async def _delete(self) -> None:
+        """Delete the request, unless a stream that lost its tail has given its sequence to another."""
+        held = await message_at(self._connection, names.WORK, self.sequence)
+        if held is not None and (held.subject, held.data) == (self.subject, self.body):
+            await delete_message(self._connection, names.WORK, self.sequence)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, lost: asyncio.Event) -> None:

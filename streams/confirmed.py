@@ -62,7 +62,21 @@ class _Error(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     seq: int = 0
+    duplicate: bool = False
     error: _Error | None = None
+
+
+class Fate(NamedTuple):
+    """What became of one message."""
+
+    sequence: int = 0
+    """Where the stream holds it, or for a duplicate the one of this id that came first."""
+    duplicate: bool = False
+    """A message of this id was stored before."""
+    resent: bool = False
+    """It was sent more than once here, so the one that came first may be this one."""
+    refusal: StreamsError | None = None
+    """Why the stream has not stored it, for good."""
 
 
 class NobodyListens(StreamsError):
@@ -76,8 +90,8 @@ class Unavailable(StreamsError):
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def sequence_in(answer: Msg) -> int:
-    """The sequence under which the stream holds the message, as the answer to a publish says.
+def fate_in(answer: Msg) -> Fate:
+    """What the answer to a publish says.
 
     Raises WrongSequence, QueueFull and StoreRefused for good, NobodyListens and Unavailable for another try.
     """
@@ -89,7 +103,7 @@ def sequence_in(answer: Msg) -> int:
         raise StoreRefused(f"the answer to a publish is not from a stream: {answer.data[:200]!r}") from error
     problem = decoded.error
     if problem is None:
-        return decoded.seq
+        return Fate(decoded.seq, decoded.duplicate)
     if problem.err_code in _WRONG_SEQUENCE:
         raise WrongSequence(problem.description)
     if problem.err_code == _STORE_FAILED and problem.description.startswith("maximum"):
@@ -109,7 +123,7 @@ def sequence_in(answer: Msg) -> int:
 async def store(connection: Connection, message: Message) -> int:
     """Publish one message until the stream confirms it; returns its sequence.
 
-    Besides the refusals of `sequence_in` raises MessageTooLarge before anything is sent, TopologyError when
+    Besides the refusals of `fate_in` raises MessageTooLarge before anything is sent, TopologyError when
     nobody takes the subject for NOBODY_GRACE, StoreRefused when the server is there and silent for
     STALL_GRACE, NatsUnreachable when `patience` ends.
     """
@@ -122,20 +136,34 @@ async def store_all(connection: Connection, messages: list[Message]) -> list[int
     After an error some messages may be stored; publishing the same again stores none of them twice within
     the stream's dedupe window.
     """
+    fates = await _publish(connection, messages, stop_at_refusal=True)
+    return [fate.sequence for fate in fates]
+
+
+async def fates_of(connection: Connection, messages: list[Message]) -> list[Fate]:
+    """Publish messages, pipelined, until each is stored or refused; raises as `store` for lost servers."""
+    return await _publish(connection, messages, stop_at_refusal=False)
+
+
+async def _publish(connection: Connection, messages: list[Message], *, stop_at_refusal: bool) -> list[Fate]:
     for message in messages:
         connection.check_size(message.subject, message.payload, message.headers)
-    sequences = [0] * len(messages)
+    fates = [Fate()] * len(messages)
     trial = Trial(connection)
     todo = list(range(len(messages)))
     while todo:
         chunk = _chunk(messages, todo)
-        unanswered = await _publish_chunk(connection, messages, chunk, sequences, trial)
+        unanswered = await _publish_chunk(connection, messages, chunk, fates, trial)
+        if stop_at_refusal:
+            for index in chunk:
+                if (refusal := fates[index].refusal) is not None:
+                    raise refusal
         todo = unanswered + todo[len(chunk) :]
         if unanswered:
             await trial.pause(messages[unanswered[0]].subject)
         else:
             trial = Trial(connection)
-    return sequences
+    return fates
 
 
 class Trial:
@@ -198,9 +226,9 @@ def _chunk(messages: list[Message], todo: list[int]) -> list[int]:
 
 
 async def _publish_chunk(
-    connection: Connection, messages: list[Message], chunk: list[int], sequences: list[int], trial: Trial
+    connection: Connection, messages: list[Message], chunk: list[int], fates: list[Fate], trial: Trial
 ) -> list[int]:
-    """Publish once and fill in `sequences`; the indexes that got no answer or are worth another try."""
+    """Publish once and fill in `fates`; the indexes that got no answer or are worth another try."""
     pending: list[Pending] = []
     unanswered: list[int] = []
     try:
@@ -211,23 +239,23 @@ async def _publish_chunk(
         trial.problem = error
         unanswered = chunk[len(pending) :]
     await _answered([one.future for one in pending])
-    refusal: StreamsError | None = None
     again: list[int] = []
     for index, one in zip(chunk, pending, strict=False):
+        resent = fates[index].resent
         if not one.future.done():
             connection.forget(one)
             trial.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
             again.append(index)
+            fates[index] = Fate(resent=True)
             continue
         try:
-            sequences[index] = sequence_in(one.future.result())
+            fates[index] = fate_in(one.future.result())._replace(resent=resent)
         except (ConnectionLost, NobodyListens, Unavailable) as error:
             trial.problem = error
             again.append(index)
-        except StreamsError as error:
-            refusal = refusal or error
-    if refusal is not None:
-        raise refusal
+            fates[index] = Fate(resent=True)
+        except StreamsError as refusal:
+            fates[index] = Fate(resent=resent, refusal=refusal)
     return again + unanswered
 
 

@@ -8,7 +8,8 @@ may run and be killed anywhere.
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 from nats.js.api import ConsumerInfo
@@ -26,13 +27,17 @@ from orchard.schemas.events import (
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
 from orchard.streams.attempts import attempt_number, reopened
-from orchard.streams.confirmed import store
+from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
+from orchard.streams.entries import entry, place_in, rollout_entry
 from orchard.streams.errors import NotRequeued, OutcomeRefused
-from orchard.streams.letters import DeadLetter, letter, read_letter
+from orchard.streams.letters import Dead, DeadLetter, letter, read_letter
+from orchard.streams.outcomes import aborted
+from orchard.streams.placing import Placed, Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import delete_message, last_message, message_at, next_message, subjects
+from orchard.streams.records import StoredMessage
 from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
@@ -49,6 +54,7 @@ class Advisory(msgspec.Struct, frozen=True):
     stream: str
     consumer: str
     stream_seq: int
+    timestamp: datetime
     deliveries: int = 0
     reason: str = ""
 
@@ -90,24 +96,31 @@ class DeadLetters:
         until open claims have ended. It may be one whose acknowledgement is being carried out just now, so
         it is looked at twice.
         """
-        suspects: dict[int, str] = {}
-        for consumer, filter_subject, settled, open_messages in await _queues(self._connection):
-            held = await subjects(self._connection, names.WORK, filter_subject)
-            if sum(held.values()) <= open_messages:
-                continue
-            found = await next_message(self._connection, names.WORK, 1, filter_subject)
-            while found is not None and found.sequence <= settled:
-                suspects[found.sequence] = consumer
-                found = await next_message(self._connection, names.WORK, found.sequence + 1, filter_subject)
+        suspects: list[tuple[str, StoredMessage]] = []
+        for queue in await _queues(self._connection):
+            found = await self._up_to(queue)
+            if found and await _held(self._connection, queue) > queue.open:
+                suspects += [(queue.consumer, message) for message in found]
         if not suspects:
             return 0
         await asyncio.sleep(_RECHECK_SECONDS)
         buried = 0
-        for sequence, consumer in suspects.items():
-            if await message_at(self._connection, names.WORK, sequence) is not None:
-                await self.bury(sequence, consumer, "swept", self._connection.settings.max_deliver)
+        for consumer, message in suspects:
+            if await message_at(self._connection, names.WORK, message.sequence) == message:
+                deliveries = self._connection.settings.max_deliver
+                await self.bury(message.sequence, consumer, "swept", deliveries)
                 buried += 1
         return buried
+
+    async def _up_to(self, queue: "_QueueState") -> list[StoredMessage]:
+        """The messages of a queue up to the sequence below which nothing is open."""
+        found = []
+        for pattern in queue.filters:
+            message = await next_message(self._connection, names.WORK, 1, pattern)
+            while message is not None and message.sequence <= queue.settled:
+                found.append(message)
+                message = await next_message(self._connection, names.WORK, message.sequence + 1, pattern)
+        return found
 
     async def get(self, sequence: int) -> DeadLetter | None:
         """The dead letter with this sequence, None when there is none."""
@@ -126,11 +139,19 @@ class DeadLetters:
             raise NotRequeued(f"there is no dead letter {sequence}: see the list of dead letters")
         queue = Queue.of_subject(dead.subject)
         request = read_request(queue, dead.body)
-        body = dead.body
+        occasion = f"requeued-{sequence}"
+        spot = place_in(dead.subject)
         if request is not None:
             request = await self._reopen(request, dead, reason)
-            body = msgspec.json.encode(request)
-        stored = await self._publisher.request(queue, f"requeue-{dead.request_sequence}-{sequence}", body)
+            placed = await self._publisher.offer(rollout_entry(request, occasion))
+        elif spot is not None:
+            placed = await self._publisher.offer(entry(queue, spot, occasion, dead.body))
+        else:
+            again = Message(dead.subject, dead.body, f"{occasion}-{dead.message_id}")
+            placed = Placed(Verdict.STORED, await store(self._connection, again))
+        if placed.verdict is Verdict.OCCUPIED:
+            raise NotRequeued(f"another request of dead letter {sequence} is queued or running: look again")
+        stored = placed.sequence
         await self._publisher.event(
             make_event(
                 RequestRequeued(dead_sequence=sequence, reason=reason),
@@ -164,7 +185,7 @@ class DeadLetters:
                 except msgspec.DecodeError as error:
                     log.error("an advisory of a form this version does not know is dropped: %s", error)
                 else:
-                    await self.bury(advisory.stream_seq, advisory.consumer, advisory.why, advisory.deliveries)
+                    await self._notice(advisory)
                 await settle(self._connection, message.reply, ACK)
         finally:
             await puller.close()
@@ -174,69 +195,56 @@ class DeadLetters:
             await self.sweep_once()
             await asyncio.sleep(SWEEP_SECONDS)
 
+    async def _notice(self, advisory: Advisory) -> None:
+        """Bury what the server gave up. A work stream that lost its tail may have given the sequence to
+        another message since, which is younger than the notice."""
+        request = await message_at(self._connection, names.WORK, advisory.stream_seq)
+        if request is None or request.time > advisory.timestamp:
+            log.info("request %d (%s) is off the queue already", advisory.stream_seq, advisory.why)
+            return
+        await self.bury(advisory.stream_seq, advisory.consumer, advisory.why, advisory.deliveries)
+
     async def bury(self, sequence: int, consumer: str, reason: str, deliveries: int) -> None:
-        """Record that request `sequence` is dead: outcome, letter, event; and then take it off the queue.
+        """Record that request `sequence` is dead, and then take it off the queue."""
+        message = await message_at(self._connection, names.WORK, sequence)
+        if message is None:
+            return
+        dead = Dead(
+            sequence=sequence,
+            subject=message.subject,
+            message_id=message.headers.get(names.MESSAGE_ID, ""),
+            body=message.data,
+        )
+        await self.keep(dead, consumer, reason, deliveries)
+        await delete_message(self._connection, names.WORK, sequence)
+
+    async def keep(self, dead: Dead, consumer: str, reason: str, deliveries: int) -> None:
+        """Record that a request is dead: outcome, letter, event. It is still on the queue afterwards.
 
         A request whose rollout has an outcome is not dead but done: its last step, the acknowledgement, is
         all that was missing.
         """
-        dead = await last_message(self._connection, names.DEAD, names.dead_subject(names.WORK, sequence))
-        original = await message_at(self._connection, names.WORK, sequence)
-        if dead is not None:
-            written = read_letter(dead)
-            subject, body, reason, deliveries = (
-                written.subject,
-                written.body,
-                written.reason,
-                written.deliveries,
-            )
-        elif original is not None:
-            subject, body = original.subject, original.data
-        else:
-            log.info("request %d (%s) was done before its advisory was read", sequence, reason)
-            return
-        queue = Queue.of_subject(subject)
-        request = read_request(queue, body)
-        aborted = request is None or await self._abort(request, sequence, reason, deliveries)
-        if dead is not None:
-            await self._announce(queue, request, dead.sequence, sequence, consumer, reason, deliveries)
-        elif aborted and original is not None:
-            message = letter(
-                sequence=sequence,
-                subject=subject,
-                consumer=consumer,
-                reason=reason,
-                deliveries=deliveries,
-                message_id=original.headers.get(names.MESSAGE_ID, ""),
-                body=body,
-            )
-            dead_sequence = await store(self._connection, message)
-            await self._announce(queue, request, dead_sequence, sequence, consumer, reason, deliveries)
-        if original is not None:
-            await delete_message(self._connection, names.WORK, sequence)
+        kept = await last_message(self._connection, names.DEAD, names.dead_subject(names.WORK, dead.name))
+        if kept is not None:
+            written = read_letter(kept)
+            reason, deliveries = written.reason, written.deliveries
+        queue = Queue.of_subject(dead.subject)
+        request = read_request(queue, dead.body)
+        ended = request is None or await self._abort(request, dead, reason, deliveries)
+        if kept is not None:
+            await self._announce(queue, request, dead, kept.sequence, consumer, reason, deliveries)
+        elif ended:
+            message = letter(dead, consumer=consumer, reason=reason, deliveries=deliveries)
+            stored = await store(self._connection, message)
+            await self._announce(queue, request, dead, stored, consumer, reason, deliveries)
 
-    async def _abort(self, request: RolloutRequest, sequence: int, reason: str, deliveries: int) -> bool:
+    async def _abort(self, request: RolloutRequest, dead: Dead, reason: str, deliveries: int) -> bool:
         """End the rollout, so that its campaign can end; False when it has another outcome already."""
         exhausted = not reason.startswith("terminated")
-        aborted = RolloutAborted(
-            task_id=request.task.task_id,
-            task_source=request.task.source,
-            repo=request.task.repo,
-            harness=request.harness,
-            model=request.model.name,
-            model_kind=request.model.kind,
-            sample=request.sample,
-            worker="",
-            started_at=datetime.now(UTC),
-            seconds=0.0,
-            deliveries=deliveries,
-            cause=AbortCause.ATTEMPTS_EXHAUSTED if exhausted else AbortCause.INVALID_REQUEST,
-            detail=f"dead letter: {reason}",
-            failures=request.failures,
-        )
+        cause = AbortCause.ATTEMPTS_EXHAUSTED if exhausted else AbortCause.INVALID_REQUEST
         event = make_event(
-            aborted,
-            id=f"dead-{names.WORK}-{sequence}-aborted",
+            aborted(request, cause, f"dead letter: {reason}", deliveries),
+            id=f"dead-{dead.name}-aborted",
             source=self._source,
             campaign=request.campaign,
             rollout_id=request.rollout_id,
@@ -245,7 +253,7 @@ class DeadLetters:
         try:
             await self._publisher.terminal(event, request.fence)
         except OutcomeRefused as refusal:
-            log.info("dead request %d: %s", sequence, refusal)
+            log.info("dead request %d: %s", dead.sequence, refusal)
             return False
         return True
 
@@ -253,24 +261,26 @@ class DeadLetters:
         self,
         queue: Queue,
         request: RolloutRequest | None,
+        dead: Dead,
         dead_sequence: int,
-        sequence: int,
         consumer: str,
         reason: str,
         deliveries: int,
     ) -> None:
-        log.warning("request %d of %s is dead letter %d: %s", sequence, queue.consumer, dead_sequence, reason)
+        log.warning(
+            "request %s of %s is dead letter %d: %s", dead.name, queue.consumer, dead_sequence, reason
+        )
         await self._publisher.event(
             make_event(
                 RequestDeadLettered(
                     stream=names.WORK,
-                    sequence=sequence,
+                    sequence=dead.sequence,
                     consumer=consumer,
                     reason=reason,
                     deliveries=deliveries,
                     dead_sequence=dead_sequence,
                 ),
-                id=f"dead-{names.WORK}-{sequence}",
+                id=f"dead-{dead.name}",
                 source=self._source,
                 campaign=campaign_of(queue, request),
                 rollout_id=request.rollout_id if request else None,
@@ -314,20 +324,36 @@ class DeadLetters:
         )
 
 
-async def _queues(connection: Connection) -> list[tuple[str, str, int, int]]:
-    """Name, filter, sequence up to which nothing is open, and number of open messages of every queue."""
+class _QueueState(NamedTuple):
+    """What the server says of one queue's consumer."""
+
+    consumer: str
+    filters: list[str]
+    settled: int
+    """Sequence up to which nothing is open."""
+    open: int
+    """Messages that wait or are claimed."""
+
+
+async def _queues(connection: Connection) -> list[_QueueState]:
     infos: list[ConsumerInfo] = []
     while page := await connection.jetstream.consumers_info(names.WORK, offset=len(infos)):
         infos += page
     return [
-        (
+        _QueueState(
             info.name,
-            info.config.filter_subject or names.WORK_SUBJECTS,
+            info.config.filter_subjects or [info.config.filter_subject or names.WORK_SUBJECTS],
             _settled(info),
             (info.num_pending or 0) + (info.num_ack_pending or 0),
         )
         for info in infos
     ]
+
+
+async def _held(connection: Connection, queue: _QueueState) -> int:
+    """Messages of a queue, whatever their state."""
+    counts = [await subjects(connection, names.WORK, pattern) for pattern in queue.filters]
+    return sum(sum(count.values()) for count in counts)
 
 
 def _settled(info: ConsumerInfo) -> int:

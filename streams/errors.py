@@ -39,6 +39,10 @@ class WrongSequence(StreamsError):
     """Compare-and-set refused (server error 10071): the subject's last sequence is another."""
 
 
+class NameReused(StreamsError):
+    """A message id was used for another body before: the request is on no queue, and the name is at fault."""
+
+
 class NotRequeued(StreamsError):
     """The dead letter does not exist or its rollout has an outcome already."""
 

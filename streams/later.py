@@ -1,43 +1,30 @@
 """Delayed requests: durable on the server, invisible to the work queue and to KEDA until they are due.
 
 A delayed request is a message schedule (nats-server 2.12) on a subject of its own in LATER. At its time the
-server itself moves it to a `due` subject of the same stream, which survives any restart; `forward_due` then
-puts it on the work queue under its own id. Schedules cannot live in WORK itself: see `names.LATER`.
+server itself moves it to a `due` subject of the same stream, which survives any restart; `Later` then puts it
+on the work queue under its own id. Schedules cannot live in WORK itself: see `names.LATER`.
 """
 
 import asyncio
 import logging
-from datetime import UTC, datetime, timedelta
 
 from nats.aio.msg import Msg
 
-from orchard.schemas.identity import digest
 from orchard.streams import names
-from orchard.streams.confirmed import Message, store
+from orchard.streams.confirmed import Message
 from orchard.streams.connection import Connection
-from orchard.streams.errors import QueueFull
-from orchard.streams.pull import ACK, PROGRESS, Puller, settle
-from orchard.streams.settings import Queue
+from orchard.streams.entries import Place, place_in, work_subject
+from orchard.streams.placing import Verdict, place
+from orchard.streams.publisher import Publisher
+from orchard.streams.pull import ACK, Puller, nak_for, settle
 
 log = logging.getLogger(__name__)
 
+_FORWARDERS = 8
+_BLOCKED_WAIT = 1.0
+"""Seconds until a request is tried again whose predecessor is still being settled."""
 _FULL_WAIT = 2.0
 _PULL_SECONDS = 30.0
-
-
-def delayed(queue: Queue, message_id: str, body: bytes, delay: float) -> Message:
-    """The schedule of a request that is due in `delay` seconds."""
-    due = datetime.now(UTC) + timedelta(seconds=delay)
-    return Message(
-        subject=f"{queue.later_subject}.{digest(message_id)}",
-        payload=body,
-        id=message_id,
-        extra={
-            names.SCHEDULE: f"@at {due.isoformat().replace('+00:00', 'Z')}",
-            names.SCHEDULE_TARGET: queue.due_subject,
-            names.ORIGINAL_ID: message_id,
-        },
-    )
 
 
 class Later:
@@ -45,29 +32,42 @@ class Later:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._publisher = Publisher(connection)
 
     async def run(self) -> None:
-        """Forward until cancelled; sits out a full queue, raises else as `Publisher.request` does."""
+        """Forward until cancelled; raises as `Publisher.offer` does, save for a full queue."""
         puller = Puller(self._connection, names.LATER, names.DUE_CONSUMER)
         try:
-            while True:
-                message = await puller.pull(_PULL_SECONDS)
-                if message is not None:
-                    await self._forward(message)
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_FORWARDERS):
+                    tasks.create_task(self._forward_each(puller))
         finally:
             await puller.close()
 
-    async def _forward(self, message: Msg) -> None:
-        """Publish, then acknowledge: killed between the two, the next try is recognized by its id."""
-        queue = Queue.of_subject(message.subject)
-        original = (message.headers or {}).get(names.ORIGINAL_ID, "")
-        due = Message(subject=queue.subject, payload=message.data, id=original)
+    async def _forward_each(self, puller: Puller) -> None:
         while True:
-            try:
-                await store(self._connection, due)
-                break
-            except QueueFull:
-                log.warning("the work queue is full: a delayed request for %s waits", queue.consumer)
-                await settle(self._connection, message.reply, PROGRESS)
-                await asyncio.sleep(_FULL_WAIT)
-        await settle(self._connection, message.reply, ACK)
+            message = await puller.pull(_PULL_SECONDS)
+            if message is not None:
+                await settle(self._connection, message.reply, await self._forward(message))
+
+    async def _forward(self, message: Msg) -> bytes:
+        """Publish, and say how the due request is settled: one that must wait lets the others pass."""
+        headers = message.headers or {}
+        spot = place_in(message.subject)
+        due = Message(
+            subject=work_subject(message.subject),
+            payload=message.data,
+            id=headers.get(names.ORIGINAL_ID, ""),
+            expected=None if spot is None else 0,
+        )
+        placed = await place(self._connection, names.WORK, due)
+        if placed.verdict is Verdict.FULL:
+            log.warning("the work queue is full: a delayed request for %s waits", due.subject)
+            return nak_for(_FULL_WAIT)
+        blocked = spot is not None and placed.verdict is Verdict.OCCUPIED and not await self._over(spot)
+        return nak_for(_BLOCKED_WAIT) if blocked else ACK
+
+    async def _over(self, spot: Place) -> bool:
+        """Whether the rollout got an outcome, or was reopened, since the request was made."""
+        newest = await self._publisher.outcome(spot.key)
+        return newest is not None and newest.sequence != spot.fence

@@ -1,9 +1,11 @@
 """The form of a dead letter: the request's bytes as they were, the evidence in the headers."""
 
+import hashlib
 from datetime import datetime
 
 import msgspec
 
+from orchard.schemas.identity import digest
 from orchard.streams import names
 from orchard.streams.confirmed import Message
 from orchard.streams.records import StoredMessage
@@ -37,22 +39,36 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-def letter(
-    *, sequence: int, subject: str, consumer: str, reason: str, deliveries: int, message_id: str, body: bytes
-) -> Message:
-    """The message that records request `sequence` of the work stream: one, however often it is sent."""
+class Dead(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of the work stream that is to become a dead letter."""
+
+    sequence: int
+    subject: str
+    message_id: str
+    body: bytes
+
+    @property
+    def name(self) -> str:
+        """What tells it from every other. A work stream that lost its tail uses sequences again, so they do
+        not, unless there is no message id, as no version of this house has published."""
+        content = hashlib.sha256(self.body).hexdigest()
+        return digest([self.subject, self.message_id or self.sequence, content])
+
+
+def letter(dead: Dead, *, consumer: str, reason: str, deliveries: int) -> Message:
+    """The message that records a dead request: one, however often it is sent."""
     return Message(
-        subject=names.dead_subject(names.WORK, sequence),
-        payload=body,
-        id=f"dead-{names.WORK}-{sequence}",
+        subject=names.dead_subject(names.WORK, dead.name),
+        payload=dead.body,
+        id=f"dead-{dead.name}",
         extra={
             _STREAM: names.WORK,
-            _SEQUENCE: str(sequence),
-            _SUBJECT: subject,
+            _SEQUENCE: str(dead.sequence),
+            _SUBJECT: dead.subject,
             _CONSUMER: consumer,
             _REASON: " ".join(reason.split())[:_REASON_LIMIT],
             _DELIVERIES: str(deliveries),
-            names.ORIGINAL_ID: message_id,
+            names.ORIGINAL_ID: dead.message_id,
         },
     )
 

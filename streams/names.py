@@ -35,6 +35,6 @@ ORIGINAL_ID = "Orchard-Message-Id"
 """The request's own id, where the server strips or replaces `Nats-Msg-Id`."""
 
 
-def dead_subject(stream: str, sequence: int) -> str:
+def dead_subject(stream: str, name: str) -> str:
     """Where the dead letter of one request lives: a subject of its own, so that it is found by name."""
-    return f"orchard.dead.{stream}.{sequence}"
+    return f"orchard.dead.{stream}.{name}"

@@ -12,13 +12,14 @@ from orchard.schemas.events import (
     started_subject,
 )
 from orchard.streams import names
-from orchard.streams.confirmed import Message, store, store_all
+from orchard.streams.batches import last_messages
+from orchard.streams.confirmed import Message, fates_of, store, store_all
 from orchard.streams.connection import Connection
-from orchard.streams.errors import OutcomeRefused, StreamsError, WrongSequence
-from orchard.streams.later import delayed
-from orchard.streams.reading import last_message, next_message
+from orchard.streams.entries import Place, QueueEntry, place_in
+from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
+from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
+from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent, StoredMessage, stored_event
-from orchard.streams.settings import Queue
 
 
 class Publisher:
@@ -83,18 +84,73 @@ class Publisher:
             return refused.accepted
         return None
 
-    async def request(self, queue: Queue, message_id: str, body: bytes, delay: float = 0.0) -> int:
-        """Put a request on a queue, now or in `delay` seconds; its sequence in the stream that holds it.
+    async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Placed:
+        """Put a request on its queue, now or in `delay` seconds by the server's clock.
 
-        Raises QueueFull when the work stream is at its limit; nothing was stored then.
+        Raises QueueFull when the work stream is at its limit, nothing was stored then, and NameReused.
         """
         if delay > 0:
-            return await store(self._connection, delayed(queue, message_id, body, delay))
-        return await store(self._connection, work_message(queue, message_id, body))
+            return await put_off(self._connection, entry, delay)
+        placed = await place(self._connection, names.WORK, work_message(entry))
+        if placed.verdict is Verdict.FULL:
+            raise QueueFull(
+                "the work stream is full (maximum messages exceeded): wait until requests are done, or raise "
+                "nats.work_max_messages"
+            )
+        return placed
 
-    async def requests(self, queue: Queue, requests: Sequence[tuple[str, bytes]]) -> list[int]:
-        """Put many (message id, body) pairs on a queue in their order, pipelined; raises as `request`."""
-        return await store_all(self._connection, [work_message(queue, name, body) for name, body in requests])
+    async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Placed]:
+        """Put many requests on their queues, pipelined; what became of each. Raises NameReused."""
+        return await place_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
+
+    async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Placed]:
+        """As `offer_all`, save for requests that are delayed: those are OCCUPIED too.
+
+        An entry that WORK accepts can only collide with a delayed one: a retry is stored in LATER before its
+        old entry is acknowledged. So LATER is looked at again afterwards, and the new entry withdrawn.
+        """
+        before = await self._delayed(entries)
+        placed = dict.fromkeys(range(len(entries)), Placed(Verdict.OCCUPIED))
+        free = [number for number, one in enumerate(entries) if one.place not in before]
+        placed |= zip(free, await self.offer_all([entries[number] for number in free]), strict=True)
+        new = [number for number in free if placed[number].verdict is Verdict.STORED]
+        after = await self._delayed([entries[number] for number in new])
+        for number in new:
+            if entries[number].place in after:
+                await delete_message(self._connection, names.WORK, placed[number].sequence)
+                placed[number] = Placed(Verdict.OCCUPIED)
+        return list(placed.values())
+
+    async def _delayed(self, entries: Sequence[QueueEntry]) -> set[Place]:
+        subjects = [subject for one in entries for subject in (one.later_subject, one.due_subject)]
+        found = await last_messages(self._connection, names.LATER, subjects)
+        return {spot for subject in found if (spot := place_in(subject))}
+
+    async def outcomes(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
+        """As `outcome`, for many. In a cluster the newest may be missing: the fence guards what follows."""
+        return await self._last_of([done_subject(rollout) for rollout in rollout_ids])
+
+    async def starts(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
+        """The newest `rollout.started` of each rollout, as `outcomes` reads them."""
+        return await self._last_of([started_subject(rollout) for rollout in rollout_ids])
+
+    async def guarded(self, events: Sequence[tuple[Event, int]]) -> list[int | None]:
+        """Store terminal or reopening events, each over the sequence it expects, pipelined.
+
+        The sequence of each, None where another event stands there: as `terminal` and `reopen`, but a
+        refusal is an answer.
+        """
+        messages = [_message(event)._replace(expected=expected) for event, expected in events]
+        stored: list[int | None] = []
+        for (event, expected), fate in zip(events, await fates_of(self._connection, messages), strict=True):
+            if fate.refusal is None:
+                stored.append(fate.sequence)
+                continue
+            try:
+                stored.append(await self._guarded(event, expected))
+            except OutcomeRefused:
+                stored.append(None)
+        return stored
 
     async def outcome(self, rollout_id: str) -> StoredEvent | None:
         """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
@@ -122,15 +178,14 @@ class Publisher:
     async def _last(self, subject: str) -> StoredEvent | None:
         return _stored(await last_message(self._connection, names.EVENTS, subject))
 
+    async def _last_of(self, subjects: Sequence[str]) -> list[StoredEvent | None]:
+        found = await last_messages(self._connection, names.EVENTS, subjects)
+        return [_stored(found.get(subject)) for subject in subjects]
+
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
         """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the
         answer was lost, even where others have followed since."""
         return _stored(await next_message(self._connection, names.EVENTS, sequence + 1, subject))
-
-
-def work_message(queue: Queue, message_id: str, body: bytes) -> Message:
-    """A request that can be claimed at once."""
-    return Message(subject=queue.subject, payload=body, id=message_id)
 
 
 def _message(event: Event) -> Message:

@@ -24,6 +24,12 @@ NAK = b"-NAK"
 PROGRESS = b"+WPI"
 TERM = b"+TERM"
 
+
+def nak_for(seconds: float) -> bytes:
+    """A refusal after which the message comes again in so many seconds. Not for WORK: see `retry_later`."""
+    return NAK + b" " + msgspec.json.encode({"delay": int(seconds * 1e9)})
+
+
 _ANSWER_GRACE = 5.0
 """Seconds after a pull's expiry in which the server must have said so."""
 _PULL_SECONDS = 30.0

@@ -1,5 +1,7 @@
 """Single messages of a stream by sequence or subject, asked of the stream's leader, over lost connections."""
 
+import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from orchard.streams.records import StoredMessage, parse_headers
 T = TypeVar("T")
 
 _NO_MESSAGE = 10037
+_AT_ONCE = 500
 
 
 class _Error(msgspec.Struct):
@@ -47,10 +50,14 @@ class _State(msgspec.Struct):
     first_seq: int
     last_seq: int
     messages: int
+    num_subjects: int = 0
     subjects: dict[str, int] = {}
 
 
 class _Info(msgspec.Struct):
+    ts: datetime | None = None
+    total: int = 0
+    """Subjects that match the filter; an answer has 100,000 of them at most."""
     state: _State | None = None
     error: _Error | None = None
 
@@ -71,14 +78,27 @@ async def next_message(connection: Connection, stream: str, start: int, subject:
 
 
 async def delete_message(connection: Connection, stream: str, sequence: int) -> None:
-    """Delete a message; one that is gone already is fine."""
-    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": sequence}, _Reply)
+    """Delete a message; one that is gone already is fine. Its bytes are not overwritten, which would take
+    milliseconds for each: acknowledging does not overwrite them either."""
+    wanted = {"seq": sequence, "no_erase": True}
+    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, _Reply)
     if (
         reply.error is not None
         and reply.error.err_code not in (_NO_MESSAGE, 10057)
         and reply.error.code != 404
     ):
         raise StreamsError(f"{stream} did not delete message {sequence} ({reply.error.description})")
+
+
+async def purge(connection: Connection, stream: str, patterns: Sequence[str]) -> None:
+    """Delete the messages on subjects that match, some hundred requests under way at once."""
+    for start in range(0, len(patterns), _AT_ONCE):
+        wanted = [{"filter": pattern} for pattern in patterns[start : start + _AT_ONCE]]
+        replies = await asyncio.gather(
+            *(request(connection, f"STREAM.PURGE.{stream}", one, _Reply) for one in wanted)
+        )
+        if refused := next((reply.error for reply in replies if reply.error is not None), None):
+            raise StreamsError(f"{stream} did not delete messages ({refused.description})")
 
 
 async def bounds(connection: Connection, stream: str) -> Bounds:
@@ -88,11 +108,33 @@ async def bounds(connection: Connection, stream: str) -> Bounds:
     return Bounds(state.first_seq, state.last_seq, state.messages)
 
 
+async def server_time(connection: Connection, stream: str) -> datetime:
+    """The server's clock, UTC: what it compares with, whatever the clock of this machine says."""
+    now = (await _info(connection, stream, {})).ts
+    if now is None:
+        raise TopologyError(f"NATS at {connection.host} does not tell its time: it must be 2.12 or newer")
+    return now
+
+
 async def subjects(connection: Connection, stream: str, pattern: str) -> dict[str, int]:
-    """The subjects that match a pattern, each with the number of its messages."""
-    state = (await _info(connection, stream, {"subjects_filter": pattern})).state
+    """The subjects that match a pattern, each with the number of its messages.
+
+    The server sorts all that match for every 100,000 of them, so ask for a million in parts of their own.
+    """
+    found: dict[str, int] = {}
+    while True:
+        info = await _info(connection, stream, {"subjects_filter": pattern, "offset": len(found)})
+        assert info.state is not None
+        found |= info.state.subjects
+        if not info.state.subjects or len(found) >= info.total:
+            return found
+
+
+async def subject_count(connection: Connection, stream: str) -> int:
+    """How many subjects of a stream have messages."""
+    state = (await _info(connection, stream, {})).state
     assert state is not None
-    return state.subjects
+    return state.num_subjects
 
 
 async def _info(connection: Connection, stream: str, body: dict[str, Any]) -> _Info:

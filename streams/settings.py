@@ -79,18 +79,23 @@ class Queue(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def subject(self) -> str:
-        """Where requests are published and claimed from."""
+        """Prefix of the subjects that requests are published on and claimed from."""
         return f"orchard.work.{self.kind}.{self.domain}.{self.priority}"
 
     @property
     def due_subject(self) -> str:
-        """Where the server puts a delayed request when its time has come."""
+        """Prefix of the subjects on which the server puts delayed requests when their time has come."""
         return f"orchard.due.{self.kind}.{self.domain}.{self.priority}"
 
     @property
     def later_subject(self) -> str:
         """Prefix of the subjects on which delayed requests wait."""
         return f"orchard.later.{self.kind}.{self.domain}.{self.priority}"
+
+    @property
+    def filters(self) -> list[str]:
+        """What its consumer claims: the prefix itself is where versions before decision 0012 published."""
+        return [self.subject, f"{self.subject}.>"]
 
     @property
     def consumer(self) -> str:

@@ -108,7 +108,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
             api.ConsumerConfig(
                 name=queue.consumer,
                 durable_name=queue.consumer,
-                filter_subject=queue.subject,
+                filter_subjects=queue.filters,
                 ack_policy=explicit,
                 ack_wait=settings.ack_wait,
                 max_deliver=settings.max_deliver,

@@ -18,9 +18,10 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
+from orchard.streams.entries import after_attempt, rollout_entry
 from orchard.streams.errors import OutcomeRefused
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.retries import Abort, Retry, after_failure
+from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, Workplace
 
 log = logging.getLogger("orchard.worker")
@@ -126,8 +127,7 @@ class Worker:
         if state is CampaignState.CANCELLED:
             await self._end(claim, attempt, attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", 0))
         elif state is CampaignState.PAUSED:
-            await attempt.publish(AttemptReleased(reason="paused"))
-            await claim.complete()  # `orchard resume` offers every rollout without an outcome again
+            await self._park(claim, attempt)
         else:
             await self._attempt(claim, attempt)
 
@@ -222,12 +222,22 @@ class Worker:
                 next_attempt_base=request.attempt_base,
             )
         )
-        await claim.retry_later(
-            f"{request.rollout_id}.{request.attempt_base}",
-            msgspec.json.encode(request),
-            step.delay,
-            "another attempt",
-        )
+        entry = rollout_entry(request, after_attempt(attempt.number))
+        await claim.retry_later(entry, step.delay, "another attempt")
+
+    async def _park(self, claim: Claim, attempt: Attempt) -> None:
+        """Let a paused campaign's request go: `orchard resume` offers what is on no queue (decision 0002).
+
+        A resume that looked while this claim was open has left it alone, so the key is read again after it
+        is gone.
+        """
+        await attempt.publish(AttemptReleased(reason="paused"))
+        await claim.complete()
+        known = await self._campaigns.get(attempt.request.campaign)
+        if known is not None and known[0].state is CampaignState.RUNNING:
+            request = renewed(attempt.request, claim.deliveries, self._max_deliver)
+            entry = rollout_entry(request, after_attempt(attempt.number))
+            await self._workplace.publisher.offer(entry, delay=FIRST_DELAY)
 
     async def _drain_when_told(self) -> None:
         await self._draining.wait()

@@ -131,26 +131,25 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def pause(context: typer.Context, name: Name) -> None:
         """Start no more rollouts; the running ones are finished."""
-        asyncio.run(_act(context.obj, "pause", name))
+        asyncio.run(pause_campaign(context.obj, name))
         console.print(f"{name} is paused: `orchard resume {name}` goes on")
 
     @app.command()
     def cancel(context: typer.Context, name: Name) -> None:
         """Stop at once: what runs or waits aborts with cause `cancelled`. `resume` brings it back."""
-        asyncio.run(_act(context.obj, "cancel", name))
-        console.print(f"{name} is cancelled: `orchard resume {name}` reopens what was stopped")
+        ended = asyncio.run(cancel_campaign(context.obj, name))
+        console.print(
+            f"{name} is cancelled, {ended} waiting rollouts are aborted: `orchard resume {name}` reopens them"
+        )
 
     @app.command()
     def resume(
         context: typer.Context,
         name: Name,
         aborted: Annotated[bool, typer.Option(help="Reopen rollouts that our side aborted.")] = True,
-        every_open: Annotated[
-            bool, typer.Option("--every-open", help="Offer every open rollout again: for a lost queue.")
-        ] = False,
     ) -> None:
         """Go on after a pause, a cancel, or a failure that aborted rollouts. Outcomes are never redone."""
-        offered = asyncio.run(resume_campaign(context.obj, name, aborted=aborted, every_open=every_open))
+        offered = asyncio.run(resume_campaign(context.obj, name, aborted=aborted))
         console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
 
 
@@ -162,12 +161,10 @@ async def submit_campaign(session: Session, spec: CampaignSpec) -> None:
         await _follow(Campaigns(connection, session.blobs).submit(spec), f"submitting {spec.name}")
 
 
-async def resume_campaign(
-    session: Session, name: str, *, aborted: bool = True, every_open: bool = False
-) -> int:
+async def resume_campaign(session: Session, name: str, *, aborted: bool = True) -> int:
     """Resume with a progress bar; returns how many rollouts were offered again."""
     async with session.connection("resume") as connection:
-        steps = Campaigns(connection, session.blobs).resume(name, aborted=aborted, every_open=every_open)
+        steps = Campaigns(connection, session.blobs).resume(name, aborted=aborted)
         return await _follow(steps, f"resuming {name}")
 
 
@@ -184,10 +181,16 @@ async def _follow(steps: AsyncIterator[Step], title: str) -> int:
     return offered
 
 
-async def _act(session: Session, action: str, name: str) -> None:
-    async with session.connection(action) as connection:
-        campaigns = Campaigns(connection, session.blobs)
-        await (campaigns.pause(name) if action == "pause" else campaigns.cancel(name))
+async def pause_campaign(session: Session, name: str) -> None:
+    """Change the state; workers see it at their next claim."""
+    async with session.connection("pause") as connection:
+        await Campaigns(connection, session.blobs).pause(name)
+
+
+async def cancel_campaign(session: Session, name: str) -> int:
+    """Cancel with a progress bar; returns how many rollouts were aborted here."""
+    async with session.connection("cancel") as connection:
+        return await _follow(Campaigns(connection, session.blobs).cancel(name), f"cancelling {name}")
 
 
 async def _status(session: Session) -> None:

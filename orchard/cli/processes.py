@@ -16,6 +16,7 @@ import typer
 import uvloop
 
 from orchard.config import Config
+from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.session import Session
 from orchard.storage.writer import Writer
@@ -140,7 +141,8 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def steward(context: typer.Context) -> None:
-        """Run the steward: forwards delayed requests when due, buries those that nobody could finish."""
+        """Run the steward: forwards delayed requests when due, buries those that nobody could finish, and
+        offers open rollouts again that are on no queue."""
         start_logging()
         uvloop.run(run_steward(context.obj))
 
@@ -236,11 +238,13 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> Non
 
 
 async def run_steward(session: Session) -> None:
-    """The dead-letter handler until told to stop."""
+    """The housekeeping of the queues until told to stop."""
     stop = stop_on_signals(asyncio.get_running_loop())
-    async with session.connection("steward") as connection:
+    async with session.connection("steward") as connection, asyncio.TaskGroup() as tasks:
         await declare(connection, session.config.nats, [])
+        reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
         await run_until(stop, keep(connection))
+        reconciling.cancel()
 
 
 async def run_oracle(session: Session, port: int) -> None:

@@ -2,12 +2,13 @@
 
 Its memory is the log. Killed anywhere it folds the events again and goes on: a rollout's id follows from
 its place, a prompt has one decision by compare-and-set, and what the log has without an outcome is offered to
-the queue again, which knows repeated requests by their id.
+the queue again, which refuses what stands there already.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from uuid import uuid4
 
 import msgspec
 
@@ -29,12 +30,13 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.errors import OutcomeRefused, QueueFull
+from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
+from orchard.streams.errors import OutcomeRefused
+from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent, stored_event
 from orchard.streams.replay import replay_batches
-from orchard.streams.settings import Queue
 
 SOURCE = "orchard/rl"
 FULL_QUEUE_PAUSE = 1.0
@@ -89,7 +91,6 @@ class Coordinator:
         self._plan = plan
         self._connection = connection
         self._publisher = Publisher(connection)
-        self._queue = Queue(kind="rollout", domain=plan.domain, priority=plan.priority)
         self._look: set[int] = set()
         """Prompts of which something was heard since they were last decided."""
         self._seen = 0
@@ -179,7 +180,7 @@ class Coordinator:
         request = self.progress.request(prompt, slot)
         event = requested_event(request)
         self.progress.apply(event, await self._publisher.event(event))
-        await self._offer(request.rollout_id, msgspec.json.encode(request))
+        await self._offer([rollout_entry(request, FIRST)])
 
     async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
         """Another chance for an aborted rollout: first the log, because its sequence is the new fence."""
@@ -199,33 +200,32 @@ class Coordinator:
         except OutcomeRefused:
             return  # somebody else has; the log will tell
         self.progress.apply(event, fence)
-        await self._offer_again(prompt, slot, fence)
-
-    async def _offer_again(self, prompt: int, slot: int, fence: int) -> None:
         request = msgspec.structs.replace(self.progress.request(prompt, slot), fence=fence)
-        await self._offer(f"{request.rollout_id}.refill{fence}", msgspec.json.encode(request))
+        await self._offer([rollout_entry(request, FIRST)])
 
     async def _offer_open(self) -> None:
-        """Offer all that has no outcome: a coordinator may have died between the log and the queue."""
+        """Offer all that has no outcome and is on no queue: a coordinator may have died between the log and
+        the queue."""
+        occasion = f"restart-{uuid4().hex}"
         for number in self.progress.undecided:
             for slot, place in self.progress.prompts[number].places.items():
                 if not place.running:
                     continue
                 newest = await self._publisher.outcome(place.rollout_id)
-                if newest is None:
-                    request = self.progress.request(number, slot)
-                    await self._offer(request.rollout_id, msgspec.json.encode(request))
-                elif newest.event is not None and newest.event.type == "rollout.reopened":
-                    await self._offer_again(number, slot, newest.sequence)
+                if newest is None or (newest.event and newest.event.type == "rollout.reopened"):
+                    fence = newest.sequence if newest else 0
+                    request = msgspec.structs.replace(self.progress.request(number, slot), fence=fence)
+                    await self._offer([rollout_entry(request, occasion)])
 
-    async def _offer(self, message_id: str, body: bytes) -> None:
-        while True:
-            try:
-                await self._publisher.request(self._queue, message_id, body)
-            except QueueFull:
+    async def _offer(self, entries: Sequence[QueueEntry]) -> None:
+        """Put what is on no queue on the work queue; waits while that is full."""
+        while entries:
+            placed = await self._publisher.offer_absent(entries)
+            entries = [
+                one for one, answer in zip(entries, placed, strict=True) if answer.verdict is Verdict.FULL
+            ]
+            if entries:
                 await asyncio.sleep(FULL_QUEUE_PAUSE)
-            else:
-                return
 
     def _group(self, prompt: int, group: Assemble) -> GroupAssembled:
         tried = [

@@ -17,6 +17,7 @@ from orchard.pipelines.trajectories import Place
 from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
 from orchard.pipelines.values.replies import BadReply, Reading, read_reply
+from orchard.pipelines.values.requests import queue_entry
 from orchard.schemas.events import Event, make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
@@ -26,6 +27,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
 from orchard.streams.claims import Claim, Claims
+from orchard.streams.entries import successor
 from orchard.streams.errors import StreamsError
 from orchard.streams.publisher import Publisher
 from orchard.workers.failures import InfrastructureError
@@ -214,9 +216,8 @@ class Annotator:
             await claim.reject(why)
             return
         again = msgspec.structs.replace(request, failures=failures)
-        name = f"{request.rollout_id}.{request.annotator}.{request.prompt_version}.{claim.sequence}"
-        delay = RETRY_SECONDS * 2 ** (failures - 1)
-        await claim.retry_later(name, msgspec.json.encode(again), delay, why)
+        entry = queue_entry(again, successor(claim.message_id))
+        await claim.retry_later(entry, RETRY_SECONDS * 2 ** (failures - 1), why)
 
 
 def _facts(

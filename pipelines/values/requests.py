@@ -8,8 +8,12 @@ import msgspec
 
 from orchard.pipelines.values.prompt import PROMPT_VERSION
 from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.values import AnnotationRequest
+from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.errors import QueueFull
+from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 
@@ -87,13 +91,15 @@ def open_requests(
     return found
 
 
+def queue_entry(request: AnnotationRequest, occasion: str) -> QueueEntry:
+    """One entry for each trajectory, layer and prompt version; see `streams.entries` for the occasion."""
+    key = digest([request.rollout_id, request.attempt, request.annotator, request.prompt_version])
+    return entry(QUEUE, Place(request.campaign, key), occasion, msgspec.json.encode(request))
+
+
 async def offer(publisher: Publisher, requests: Sequence[AnnotationRequest], round_: str = "") -> None:
-    """Put requests on the annotate queue. Offering again stores none twice within the queue's window; an
-    annotator that gets one twice all the same asks once."""
-    await publisher.requests(
-        QUEUE,
-        [
-            (f"{one.rollout_id}.{one.annotator}.{one.prompt_version}{round_}", msgspec.json.encode(one))
-            for one in requests
-        ],
-    )
+    """Put requests on the annotate queue. The server refuses one that is queued or claimed already; an
+    annotator that gets one twice all the same asks once. Raises QueueFull."""
+    placed = await publisher.offer_absent([queue_entry(one, FIRST + round_) for one in requests])
+    if any(one.verdict is Verdict.FULL for one in placed):
+        raise QueueFull("the work stream is full: wait until requests are done, and run the command again")

@@ -28,6 +28,7 @@ from orchard.streams.replay import replay_batches
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 ROUNDS = 7
 EVENTS = 20_000
@@ -113,8 +114,8 @@ async def timed(slot: Callable[[], Awaitable[None]], count: int) -> float:
 
 async def fill(connection: Connection, prefix: str) -> None:
     """Put REQUESTS requests of PAYLOAD bytes on the queue."""
-    requests = [(f"{prefix}-{number}", b"x" * PAYLOAD) for number in range(REQUESTS)]
-    await Publisher(connection).requests(Queue(), requests)
+    entries = [named(Queue(), f"{prefix}-{number}", b"x" * PAYLOAD) for number in range(REQUESTS)]
+    await Publisher(connection).offer_all(entries)
 
 
 async def claim_ours(connection: Connection, round_: int) -> float:

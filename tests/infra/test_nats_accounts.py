@@ -8,20 +8,23 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
 
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.scaling import Trigger, lag
 from orchard.pipelines.values import requests
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import CampaignRecord, ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
+from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -29,6 +32,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
 
 QUEUE = Queue()
@@ -66,8 +70,8 @@ async def roles(connect_as: ConnectAs) -> AsyncIterator[dict[str, Connection]]:
         yield {"writer": writer, "operator": operator, "steward": steward, "worker": worker}
 
 
-def request(sample: int) -> tuple[str, bytes]:
-    """(message id, body) of a rollout request."""
+def request(sample: int) -> QueueEntry:
+    """The entry of a rollout request."""
     wanted = RolloutRequest(
         rollout_id=rollout_id("demo", "t", "h", "m", sample),
         campaign="demo",
@@ -76,7 +80,7 @@ def request(sample: int) -> tuple[str, bytes]:
         model=ModelSpec(name="m"),
         sample=sample,
     )
-    return wanted.rollout_id, msgspec.json.encode(wanted)
+    return rollout_entry(wanted, FIRST)
 
 
 def fact(name: str) -> Event:
@@ -87,14 +91,14 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
     operator, worker = Publisher(roles["operator"]), Publisher(roles["worker"])
     book = CampaignBook(roles["operator"])
     await book.create("demo", RECORD)
-    for sample in range(4):
-        await operator.request(QUEUE, *request(sample))
+    for sample in range(3):
+        await operator.offer(request(sample))
 
     await declare(roles["worker"], roles["worker"].settings, [QUEUE])
     async with aclosing(CampaignBook(roles["worker"]).watch()) as entries:
         assert (await anext(entries)).name == "demo"
     async with Claims(roles["worker"], QUEUE) as claims:
-        for step in ("complete", "later", "release", "reject"):
+        for step in ("complete", "later", "reject"):
             claim = await claims.next(timeout=10)
             assert claim is not None, step
             match step:
@@ -103,9 +107,7 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
                     assert await worker.outcome("none") is None
                     await claim.complete()
                 case "later":
-                    await claim.retry_later("again", claim.body, 3600.0, "test")
-                case "release":
-                    await claim.release()
+                    await claim.retry_later(named(claim.queue, "again", claim.body), 3600.0, "test")
                 case "reject":
                     await claim.reject("poison")
 
@@ -127,7 +129,7 @@ async def test_annotations_are_offered_claimed_answered_and_put_off(roles: dict[
     operator, worker = Publisher(roles["operator"]), Publisher(roles["worker"])
     await declare(roles["operator"], roles["operator"].settings, [ANNOTATIONS])
     for number in range(2):
-        await operator.request(ANNOTATIONS, f"annotation-{number}", b"{}")
+        await operator.offer(named(ANNOTATIONS, f"annotation-{number}", b"{}"))
 
     async with Claims(roles["worker"], ANNOTATIONS) as claims:
         for step in ("complete", "later"):
@@ -137,14 +139,14 @@ async def test_annotations_are_offered_claimed_answered_and_put_off(roles: dict[
                 await worker.event(fact("annotated"))
                 await claim.complete()
             else:
-                await claim.retry_later("again", claim.body, 3600.0, "test")
+                await claim.retry_later(named(claim.queue, "again", claim.body), 3600.0, "test")
 
 
 async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: dict[str, Connection]) -> None:
     operator = Publisher(roles["operator"])
     keeping = asyncio.create_task(keep(roles["steward"]))
     try:
-        await operator.request(QUEUE, *request(0), delay=1.0)
+        await operator.offer(request(0), delay=1.0)
         async with Claims(roles["worker"], QUEUE) as claims:
             claim = await claims.next(timeout=20)
             assert claim is not None, "the delayed request was not forwarded"
@@ -159,6 +161,31 @@ async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: d
     (letter,) = await DeadLetters(roles["operator"]).list()
     assert "poison" in letter.reason
     assert (await DeadLetters(roles["operator"]).requeue(letter.sequence)).queue == QUEUE
+
+
+async def test_the_operator_cancels_and_resumes_and_the_steward_reconciles(
+    roles: dict[str, Connection], tmp_path: Path
+) -> None:
+    blobs = BlobStore(str(tmp_path))
+    campaigns = Campaigns(roles["operator"], blobs)
+    spec = CampaignSpec(
+        name="demo",
+        tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
+        harnesses=("h",),
+        models=(ModelSpec(name="m"),),
+        samples=3,
+    )
+    for steps in (campaigns.submit(spec), campaigns.cancel("demo"), campaigns.resume("demo")):
+        async for _ in steps:
+            pass
+    async with Claims(roles["worker"], QUEUE) as claims:
+        for _ in range(3):
+            claim = await claims.next(timeout=10)
+            assert claim is not None
+            await claim.complete()
+    reconciler = Reconciler(roles["steward"], blobs)
+
+    assert [await reconciler.look() for _ in range(2)] == [0, 3]
 
 
 async def test_the_writer_reads_the_log(roles: dict[str, Connection]) -> None:
@@ -227,7 +254,7 @@ async def test_keda_sees_the_lag_of_the_account_that_the_manifests_name(
     trigger = Trigger.of_metadata(
         {**job["spec"]["triggers"][0]["metadata"], "natsServerMonitoringEndpoint": server.monitoring}
     )
-    await Publisher(roles["operator"]).request(QUEUE, *request(0))
+    await Publisher(roles["operator"]).offer(request(0))
 
     async with aiohttp.ClientSession() as http, http.get(trigger.url) as reply:
         assert lag(await reply.read(), trigger) == 1

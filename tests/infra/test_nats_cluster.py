@@ -23,6 +23,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 from tests.infra.conftest import Manifests, free_ports
 
 QUEUE = Queue()
@@ -124,7 +125,7 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
         async with connect(settings, name="test") as connection:
             await declare(connection, settings, [QUEUE])
             publisher = Publisher(connection)
-            await publisher.request(QUEUE, "one", b"one")
+            await publisher.offer(named(QUEUE, "one", b"one"))
             info = await connection.jetstream.consumer_info(names.WORK, QUEUE.consumer)
             assert info.cluster is not None
             (leader,) = [server for server in cluster if server.name == info.cluster.leader]
@@ -146,7 +147,7 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
             leader.process.kill()
             await leader.process.wait()
 
-            await publisher.request(QUEUE, "two", b"two")
+            await publisher.offer(named(QUEUE, "two", b"two"))
             async with Claims(connection, QUEUE) as claims:
                 got = set()
                 while len(got) < 2:

@@ -21,6 +21,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 QUEUE = Queue()
 MAX_REPLICAS = 8
@@ -71,7 +72,7 @@ class Loop:
         for _ in range(BURSTS.get(now, 0)):
             name = f"r{len(self.published)}"
             self.published[name] = now
-            await self.publisher.request(QUEUE, name, name.encode())
+            await self.publisher.offer(named(QUEUE, name, name.encode()))
         open_requests = await self.poll()
         created = jobs_to_create(
             open_requests,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
@@ -21,6 +20,7 @@ from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 
@@ -40,7 +40,9 @@ async def claimed(claims: Claims, timeout: float = 10.0) -> Claim:
 async def test_every_slot_gets_a_request_of_its_own(
     connection: Connection, queue: Queue, claims: Claims
 ) -> None:
-    await Publisher(connection).requests(queue, [(f"r{number}", b"%d" % number) for number in range(20)])
+    await Publisher(connection).offer_all(
+        [named(queue, f"r{number}", b"%d" % number) for number in range(20)]
+    )
 
     taken = await asyncio.gather(*(claimed(claims) for _ in range(20)))
 
@@ -62,7 +64,7 @@ async def test_a_waiting_slot_is_served_as_soon_as_a_request_comes(
     waiting = asyncio.create_task(claimed(claims, 30))
     await asyncio.sleep(0)
 
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
 
     assert (await waiting).body == b"body"
 
@@ -70,7 +72,7 @@ async def test_a_waiting_slot_is_served_as_soon_as_a_request_comes(
 async def test_heartbeats_go_on_while_the_main_loop_is_blocked(
     connection: Connection, settings: NatsSettings, queue: Queue, claims: Claims
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
     claim = await claimed(claims)
 
     until = time.monotonic() + 2 * settings.ack_wait
@@ -85,7 +87,7 @@ async def test_heartbeats_go_on_while_the_main_loop_is_blocked(
 async def test_a_claim_whose_process_died_is_delivered_again(
     server: EmbeddedServer, connection: Connection, settings: NatsSettings, queue: Queue, claims: Claims
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
     async with connect(settings, name="dying", url=server.url) as other:
         async with Claims(other, queue) as dying:
             first = await claimed(dying)
@@ -100,7 +102,7 @@ async def test_a_worker_presumed_dead_loses_the_race_for_the_outcome(
     connection: Connection, queue: Queue, claims: Claims, make_terminal: Callable[..., Event]
 ) -> None:
     publisher = Publisher(connection)
-    await publisher.request(queue, "r1", b"body")
+    await publisher.offer(named(queue, "r1", b"body"))
     async with Claims(connection, queue) as dying:
         late = await claimed(dying)
     again = await claimed(claims)
@@ -122,7 +124,7 @@ async def test_a_claim_says_when_its_heartbeats_are_not_confirmed(
     claims: Claims,
     kill_server: Callable[[EmbeddedServer], Awaitable[None]],
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
     claim = await claimed(claims)
 
     await kill_server(server)
@@ -137,7 +139,7 @@ async def test_a_claim_outlives_a_restart_of_the_server(
     claims: Claims,
     kill_server: Callable[[EmbeddedServer], Awaitable[None]],
 ) -> None:
-    await Publisher(connection).requests(queue, [("r1", b"1"), ("r2", b"2")])
+    await Publisher(connection).offer_all([named(queue, "r1", b"1"), named(queue, "r2", b"2")])
     claim = await claimed(claims)
 
     await kill_server(server)
@@ -155,43 +157,18 @@ async def test_a_cancelled_wait_takes_nothing_with_it(
     waiting.cancel()
     await asyncio.wait({waiting})
 
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
 
     assert (await claimed(claims)).body == b"body"
 
 
-async def test_a_released_request_is_taken_by_the_next_at_once(
-    connection: Connection, queue: Queue, claims: Claims
-) -> None:
-    await Publisher(connection).request(queue, "r1", b"body")
-    first = await claimed(claims)
-
-    await first.release()
-
-    assert (await claimed(claims, 1.0)).deliveries == 2
-
-
-async def test_a_release_on_the_last_delivery_makes_a_new_entry_instead_of_a_dead_letter(
-    connection: Connection, queue: Queue, claims: Claims, make_request: Callable[[int], RolloutRequest]
-) -> None:
-    await Publisher(connection).request(queue, "r1", msgspec.json.encode(make_request(0)))
-    await (await claimed(claims)).release()
-
-    await (await claimed(claims)).release()
-
-    third = await claimed(claims)
-    request = msgspec.json.decode(third.body, type=RolloutRequest)
-    assert (third.deliveries, request.attempt_base) == (1, 2)
-    assert (await bounds(connection, names.ADVISORIES)).messages == 0
-
-
 async def test_a_claim_is_settled_once(connection: Connection, queue: Queue, claims: Claims) -> None:
-    await Publisher(connection).request(queue, "r1", b"body")
+    await Publisher(connection).offer(named(queue, "r1", b"body"))
     claim = await claimed(claims)
     await claim.complete()
 
     with pytest.raises(RuntimeError, match="settled already"):
-        await claim.release()
+        await claim.complete()
 
 
 async def test_retry_later_is_invisible_until_due_and_survives_a_killed_server(
@@ -202,10 +179,10 @@ async def test_retry_later_is_invisible_until_due_and_survives_a_killed_server(
     kill_server: Callable[[EmbeddedServer], Awaitable[None]],
     eventually: Eventually,
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"first")
+    await Publisher(connection).offer(named(queue, "r1", b"first"))
     claim = await claimed(claims)
 
-    await claim.retry_later("r1-again", b"again", delay=2.0, reason="the endpoint is down")
+    await claim.retry_later(named(queue, "r1-again", b"again"), delay=2.0, reason="the endpoint is down")
 
     info = await connection.jetstream.consumer_info(names.WORK, queue.consumer)
     due = await connection.jetstream.consumer_info(names.LATER, names.DUE_CONSUMER)
@@ -229,8 +206,8 @@ async def test_a_delayed_request_waits_for_room_on_a_full_queue(
 ) -> None:
     await declare(connection, msgspec.structs.replace(settings, work_max_messages=1), [queue])
     publisher = Publisher(connection)
-    await publisher.request(queue, "r1", b"first")
-    await publisher.request(queue, "r2", b"second", delay=0.1)
+    await publisher.offer(named(queue, "r1", b"first"))
+    await publisher.offer(named(queue, "r2", b"second"), delay=0.1)
     forwarding = asyncio.create_task(Later(connection).run())
 
     async def tried() -> bool:
@@ -247,14 +224,14 @@ async def test_a_delayed_request_waits_for_room_on_a_full_queue(
 async def test_a_rejected_request_is_a_dead_letter_with_its_reason(
     connection: Connection, queue: Queue, claims: Claims
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"not a request")
+    await Publisher(connection).offer(named(queue, "r1", b"not a request"))
     claim = await claimed(claims)
 
     await claim.reject("not JSON:\nline 1")
 
     [letter] = await DeadLetters(connection).list()
     assert (letter.reason, letter.body) == ("terminated: not JSON: line 1", b"not a request")
-    assert (letter.message_id, letter.subject, letter.deliveries) == ("r1", queue.subject, 1)
+    assert (letter.message_id, letter.subject, letter.deliveries) == ("r1", claim.subject, 1)
     assert (await bounds(connection, names.WORK)).messages == 0
 
 
@@ -268,7 +245,7 @@ async def test_a_cap_that_is_hit_is_logged(
         await declare(connection, tight, [queue])
         async with Claims(connection, queue) as claims:
             if cap == "max_ack_pending":
-                await Publisher(connection).requests(queue, [("r1", b"1"), ("r2", b"2")])
+                await Publisher(connection).offer_all([named(queue, "r1", b"1"), named(queue, "r2", b"2")])
                 await claimed(claims)
             await asyncio.gather(claims.next(0.3), claims.next(0.3))
 

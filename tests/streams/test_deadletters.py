@@ -8,19 +8,29 @@ import msgspec
 import pytest
 
 from orchard.schemas.campaigns import RolloutRequest
-from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
+from orchard.schemas.events import (
+    Event,
+    RolloutAborted,
+    RolloutFinished,
+    RolloutReopened,
+    make_event,
+    payload,
+)
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.streams import names
 from orchard.streams.attempts import attempt_number
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection
 from orchard.streams.deadletters import DeadLetters
+from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.errors import NatsUnreachable, NotRequeued
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
+from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 
@@ -91,7 +101,7 @@ async def test_past_max_deliver_a_rollout_ends_and_its_request_is_kept(
 ) -> None:
     request = make_request(0)
     body = msgspec.json.encode(request)
-    await Publisher(connection).request(queue, "r1", body)
+    await Publisher(connection).offer(named(queue, "r1", body))
     await fail_every_delivery(connection, queue)
     keeper = asyncio.create_task(keep(connection))
     letters = DeadLetters(connection)
@@ -119,10 +129,9 @@ async def test_a_requeued_rollout_is_open_again_and_its_attempts_go_on(
     make_terminal: Callable[..., Event],
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
-    await publisher.request(queue, "r1", msgspec.json.encode(make_request(0)))
+    await publisher.offer(named(queue, "r1", msgspec.json.encode(make_request(0))))
     await (await claimed(claims)).reject("a harness that nobody has")
     [letter] = await letters.list()
-    await letters.bury(letter.request_sequence, letter.consumer, letter.reason, letter.deliveries)
 
     done = await letters.requeue(letter.sequence, "fixed")
 
@@ -154,12 +163,11 @@ async def test_a_requeue_that_was_killed_half_way_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
-    await publisher.request(queue, "r1", msgspec.json.encode(make_request(0)))
+    await publisher.offer(named(queue, "r1", msgspec.json.encode(make_request(0))))
     await (await claimed(claims)).reject("poison")
     [letter] = await letters.list()
-    await letters.bury(letter.request_sequence, letter.consumer, letter.reason, letter.deliveries)
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "request", unreachable)
+        patch.setattr(Publisher, "offer", unreachable)
         with pytest.raises(NatsUnreachable):
             await letters.requeue(letter.sequence)
     reopening = await publisher.outcome(make_request(0).rollout_id)
@@ -180,7 +188,7 @@ async def test_a_rollout_with_an_outcome_has_no_dead_letter(
 ) -> None:
     """A worker that stored the outcome and died before acknowledging, every time."""
     request = make_request(0)
-    await Publisher(connection).request(queue, "r1", msgspec.json.encode(request))
+    await Publisher(connection).offer(named(queue, "r1", msgspec.json.encode(request)))
     sequence = await Publisher(connection).terminal(make_terminal(1, request.rollout_id))
     await fail_every_delivery(connection, queue)
     keeper = asyncio.create_task(keep(connection))
@@ -202,9 +210,9 @@ async def test_the_sweep_finds_what_left_no_advisory_and_spares_open_claims(
     make_request: Callable[[int], RolloutRequest],
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
-    await publisher.request(queue, "stuck", msgspec.json.encode(make_request(0)))
+    await publisher.offer(named(queue, "stuck", msgspec.json.encode(make_request(0))))
     await fail_every_delivery(connection, queue)
-    await publisher.request(queue, "open", msgspec.json.encode(make_request(1)))
+    await publisher.offer(named(queue, "open", msgspec.json.encode(make_request(1))))
     held = await claimed(claims)
 
     await connection.jetstream.purge_stream(names.ADVISORIES)
@@ -221,7 +229,7 @@ async def test_the_sweep_finds_what_left_no_advisory_and_spares_open_claims(
 async def test_poison_is_announced_though_no_rollout_is_known(
     connection: Connection, queue: Queue, claims: Claims, eventually: Eventually
 ) -> None:
-    await Publisher(connection).request(queue, "r1", b"\xff not a request")
+    await Publisher(connection).offer(named(queue, "r1", b"\xff not a request"))
     keeper = asyncio.create_task(keep(connection))
     await (await claimed(claims)).reject("not JSON")
 
@@ -242,20 +250,59 @@ async def test_a_letter_that_does_not_exist_is_one_clear_sentence(connection: Co
 
 
 async def test_a_rollout_that_finished_since_is_not_requeued(
-    connection: Connection, queue: Queue, claims: Claims, make_request: Callable[[int], RolloutRequest]
+    connection: Connection, claims: Claims, make_request: Callable[[int], RolloutRequest]
 ) -> None:
     letters, publisher = DeadLetters(connection), Publisher(connection)
     request = make_request(0)
-    await publisher.request(queue, "r1", msgspec.json.encode(request))
+    await publisher.offer(rollout_entry(request, FIRST))
     await (await claimed(claims)).reject("poison")
     [letter] = await letters.list()
-    await letters.bury(letter.request_sequence, letter.consumer, letter.reason, letter.deliveries)
-    await letters.requeue(letter.sequence)
-    claim = await claimed(claims)
-    await claim.reject("poison again")
-    [second] = await letters.list()
-    fence = msgspec.json.decode(claim.body, type=RolloutRequest).fence
+    aborted = await publisher.outcome(request.rollout_id)
+    assert aborted is not None
+    reopened = RolloutReopened(
+        superseded_sequence=aborted.sequence, cause=AbortCause.INVALID_REQUEST, reason="resumed"
+    )
+    fence = await publisher.reopen(
+        make_event(reopened, id="again", source="test", campaign="demo", rollout_id=request.rollout_id),
+        aborted.sequence,
+    )
     await publisher.terminal(finished(request), fence)
 
     with pytest.raises(NotRequeued, match=r"has rollout\.finished already"):
-        await letters.requeue(second.sequence)
+        await letters.requeue(letter.sequence)
+
+
+async def test_a_sequence_used_again_neither_hides_a_letter_nor_kills_the_new_request(
+    connection: Connection,
+    queue: Queue,
+    claims: Claims,
+    make_request: Callable[[int], RolloutRequest],
+    eventually: Eventually,
+) -> None:
+    """Power is lost, and with it the tail of the work stream: its next message has an old sequence."""
+    publisher, letters = Publisher(connection), DeadLetters(connection)
+    for sample in (0, 1):
+        await publisher.offer(rollout_entry(make_request(sample), FIRST))
+        claim = await claimed(claims)
+        await claim.reject(f"poison {sample}")
+        assert claim.sequence == 1
+        await lose_the_work_stream(connection, queue)
+    await publisher.offer(rollout_entry(make_request(2), FIRST))
+    keeper = asyncio.create_task(keep(connection))
+
+    async def notices_are_read() -> bool:
+        return (await bounds(connection, names.ADVISORIES)).messages == 0
+
+    await eventually(notices_are_read)
+    keeper.cancel()
+    assert [letter.reason for letter in await letters.list()] == [
+        "terminated: poison 0",
+        "terminated: poison 1",
+    ]
+    assert (await claimed(claims)).body == msgspec.json.encode(make_request(2))
+
+
+async def lose_the_work_stream(connection: Connection, queue: Queue) -> None:
+    """As if it had lost everything."""
+    await connection.jetstream.delete_stream(names.WORK)
+    await declare(connection, connection.settings, [queue])

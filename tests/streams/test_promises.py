@@ -12,6 +12,7 @@ from orchard.streams import names
 from orchard.streams.attempts import attempt_number
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -38,7 +39,7 @@ async def test_a_server_killed_again_and_again_costs_no_rollout_and_no_attempt(
     await declare(connection, settings, [queue])
     publisher = Publisher(connection)
     requests = [make_request(sample) for sample in range(ROLLOUTS)]
-    await publisher.requests(queue, [(one.rollout_id, msgspec.json.encode(one)) for one in requests])
+    await publisher.offer_all([rollout_entry(one, FIRST) for one in requests])
     taken: Counter[tuple[str, int]] = Counter()
     done = 0
 

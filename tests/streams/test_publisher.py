@@ -24,12 +24,14 @@ from orchard.streams.errors import (
     StreamsError,
     TopologyError,
 )
+from orchard.streams.placing import Placed, Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 
 def reopening(sequence: int, rollout: str = "ab12") -> Event:
@@ -99,12 +101,12 @@ async def test_a_request_survives_a_server_that_is_away_for_a_while(
     kill_server: Callable[[EmbeddedServer], Awaitable[None]],
 ) -> None:
     await kill_server(server)
-    request = asyncio.create_task(Publisher(connection).request(queue, "r1", b"body"))
+    request = asyncio.create_task(Publisher(connection).offer(named(queue, "r1", b"body")))
     await asyncio.sleep(0)
 
     await server.start()
 
-    assert await request == 1
+    assert await request == Placed(Verdict.STORED, 1)
 
 
 @pytest.mark.parametrize("size", [8 * 1024 * 1024 - 10, 9 * 1024 * 1024])
@@ -116,7 +118,9 @@ async def test_a_message_over_the_limit_is_refused_before_anything_is_sent(
     with pytest.raises(
         MessageTooLarge, match="over the server's limit of 8388608: put large texts into blobs"
     ):
-        await Publisher(connection).requests(queue, [("small", b"x"), ("large", b"x" * size)])
+        await Publisher(connection).offer_all(
+            [named(queue, "small", b"x"), named(queue, "large", b"x" * size)]
+        )
 
     assert connection.nats.stats["out_msgs"] == sent
 
@@ -126,10 +130,10 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(
 ) -> None:
     await declare(connection, msgspec.structs.replace(settings, work_max_messages=2), [queue])
     publisher = Publisher(connection)
-    await publisher.requests(queue, [("r1", b"1"), ("r2", b"2")])
+    await publisher.offer_all([named(queue, "r1", b"1"), named(queue, "r2", b"2")])
 
     with pytest.raises(QueueFull, match="maximum messages exceeded"):
-        await publisher.request(queue, "r3", b"3")
+        await publisher.offer(named(queue, "r3", b"3"))
 
     assert (await bounds(connection, names.WORK)).messages == 2
 

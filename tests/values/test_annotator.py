@@ -17,6 +17,7 @@ from orchard.streams.claims import Claims
 from orchard.streams.deadletters import DeadLetters
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.llm.oracle.server import OracleServer
+from tests.entries import named
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
 
@@ -208,8 +209,8 @@ async def test_what_is_no_request_of_this_version_becomes_a_dead_letter(pipeline
     with open_tables(pipeline.store) as tables:
         (request,) = open_requests(tables, "demo", Asking(model="judge"))
     old = msgspec.structs.replace(request, prompt_version="0")
-    await pipeline.publisher.request(QUEUE, "old", msgspec.json.encode(old))
-    await pipeline.publisher.request(QUEUE, "junk", b"{}")
+    await pipeline.publisher.offer(named(QUEUE, "old", msgspec.json.encode(old)))
+    await pipeline.publisher.offer(named(QUEUE, "junk", b"{}"))
     await run(pipeline, teacher.url, Asking(model="judge"), 1)
     letters = [await DeadLetters(pipeline.connection).get(number) for number in (1, 2)]
     assert all(letter is not None and "terminated" in letter.reason for letter in letters)

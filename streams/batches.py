@@ -1,0 +1,98 @@
+"""Many messages of a stream in one request (direct get, nats-server 2.11), over lost connections.
+
+Any replica answers, so what was stored a moment ago may be missing in a cluster: ask `reading` where that
+would matter.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from orchard.streams.confirmed import NobodyListens, Trial, Unavailable
+from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.errors import TopologyError
+from orchard.streams.records import StoredMessage
+
+_SUBJECTS = 256
+"""Subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
+_MESSAGES = 500
+_SILENCE = 5.0
+"""Seconds until an answer that does not go on is asked for again."""
+
+
+async def last_messages(
+    connection: Connection, stream: str, subjects: Sequence[str]
+) -> dict[str, StoredMessage]:
+    """The newest message of each subject (no wildcards) that has one."""
+    found: dict[str, StoredMessage] = {}
+    for start in range(0, len(subjects), _SUBJECTS):
+        wanted = {"multi_last": list(subjects[start : start + _SUBJECTS])}
+        found |= {message.subject: message for message in await _ask(connection, stream, wanted)}
+    return found
+
+
+async def messages_of(
+    connection: Connection, stream: str, pattern: str, *, start: int = 1, up_to: int | None = None
+) -> AsyncIterator[list[StoredMessage]]:
+    """The messages on subjects that match, in order, between two sequences, in lists of some hundred."""
+    position = start
+    while up_to is None or position <= up_to:
+        wanted = {"batch": _MESSAGES, "seq": position, "next_by_subj": pattern}
+        batch = await _ask(connection, stream, wanted)
+        if not batch:
+            return
+        position = batch[-1].sequence + 1
+        yield [message for message in batch if up_to is None or message.sequence <= up_to]
+
+
+async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
+    trial = Trial(connection)
+    while True:
+        try:
+            return await _ask_once(connection, stream, wanted)
+        except (NatsError, OSError, ConnectionLost) as error:
+            trial.problem = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error))
+        except TimeoutError:
+            trial.problem = Unavailable("no answer")
+        except NobodyListens as error:
+            trial.problem = error
+        await trial.pause(stream)
+
+
+async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox = connection.nats.new_inbox()
+    subscription = await connection.nats.subscribe(inbox, cb=arrived.put)
+    try:
+        request = msgspec.json.encode(wanted)
+        await connection.nats.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=inbox)
+        found: list[StoredMessage] = []
+        while True:
+            message = await asyncio.wait_for(arrived.get(), _SILENCE)
+            match status_of(message):
+                case "":
+                    found.append(_stored(message))
+                case "204" | "404":
+                    return found
+                case "503":
+                    raise NobodyListens("JetStream does not answer")
+                case status:
+                    raise TopologyError(f"the stream {stream} cannot be read in batches (status {status})")
+    finally:
+        await subscription.unsubscribe()
+
+
+def _stored(message: Msg) -> StoredMessage:
+    headers = {str(name): value for name, value in (message.headers or {}).items()}
+    return StoredMessage(
+        sequence=int(headers["Nats-Sequence"]),
+        subject=headers["Nats-Subject"],
+        time=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+        headers=headers,
+        data=message.data,
+    )

@@ -1,0 +1,106 @@
+"""Queue entries: where a request stands on the server, and what it is called. Pure functions.
+
+Each entry has a subject of its own, `orchard.work.<kind>.<domain>.<priority>` followed by
+`<campaign>.<shard>.<key>.<fence>`, and is stored only where that subject is empty. A work queue keeps a
+message until it is acknowledged, so the server itself refuses a second entry of a rollout that is queued or
+running (decision 0012).
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.identity import digest, shard
+from orchard.streams.settings import Queue
+
+_TAIL_TOKENS = 4
+
+
+class Place(NamedTuple):
+    """What the last four tokens of an entry's subject say."""
+
+    campaign: str
+    key: str
+    """The rollout id, or what tells a request of another kind from the others of its campaign."""
+    fence: int = 0
+    """The rollout's opening that the request is for: see `RolloutRequest.fence`."""
+
+    @property
+    def tail(self) -> str:
+        """The tokens, joined."""
+        return f"{self.campaign}.{shard(self.key)}.{self.key}.{self.fence}"
+
+
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One request for one queue. `name` is its message id: no two bodies may share one."""
+
+    queue: Queue
+    place: Place
+    name: str
+    body: bytes
+
+    @property
+    def subject(self) -> str:
+        """Where it is claimed from."""
+        return f"{self.queue.subject}.{self.place.tail}"
+
+    @property
+    def later_subject(self) -> str:
+        """Where it waits for its time."""
+        return f"{self.queue.later_subject}.{self.place.tail}"
+
+    @property
+    def due_subject(self) -> str:
+        """Where the server puts it when its time has come."""
+        return f"{self.queue.due_subject}.{self.place.tail}"
+
+
+def place_in(subject: str) -> Place | None:
+    """The place that a subject of WORK or LATER names, None for one of the versions before these tokens."""
+    tokens = subject.split(".")
+    if len(tokens) != 5 + _TAIL_TOKENS or not tokens[-1].isdigit():
+        return None
+    return Place(tokens[5], tokens[7], int(tokens[8]))
+
+
+def work_subject(due_subject: str) -> str:
+    """The subject of WORK that a due request moves to."""
+    return due_subject.replace("orchard.due.", "orchard.work.", 1)
+
+
+def entry(queue: Queue, place: Place, occasion: str, body: bytes) -> QueueEntry:
+    """An entry named by its place, the occasion it is made for, and its body.
+
+    The occasion must be new whenever the request may have been on the queue before, for example the number
+    of the attempt that failed. Two entries of one name are then the same entry sent twice.
+    """
+    name = f"{place.key}.{place.fence}.{occasion}.{hashlib.sha256(body).hexdigest()[:12]}"
+    return QueueEntry(queue=queue, place=place, name=name, body=body)
+
+
+def rollout_entry(request: RolloutRequest, occasion: str) -> QueueEntry:
+    """The entry of a rollout request; see `entry` for the occasion."""
+    queue = Queue(kind="rollout", domain=request.domain, priority=request.priority)
+    place = Place(request.campaign, request.rollout_id, request.fence)
+    return entry(queue, place, occasion, msgspec.json.encode(request))
+
+
+FIRST = "first"
+"""Occasion of a request that the campaign or run makes for the first time."""
+
+
+def after_attempt(number: int) -> str:
+    """Occasion of a retry. The number was taken in the log, so no other attempt has it (decision 0003)."""
+    return f"after-{number}"
+
+
+def in_round(number: int) -> str:
+    """Occasion of an offer by `orchard resume`: the campaign's rounds only go up."""
+    return f"round-{number}"
+
+
+def successor(message_id: str) -> str:
+    """Occasion of the entry that replaces the one with this message id, whose name is unique already."""
+    return f"next-{digest(message_id)}"

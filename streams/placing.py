@@ -1,0 +1,103 @@
+"""Putting entries on WORK and LATER: each on its own empty subject, every answer understood.
+
+Three things can stand in the way of an entry, and none of them may pass for "stored": its subject is taken
+by another entry, its name was used before, or the stream is full.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from orchard.streams import names
+from orchard.streams.confirmed import Fate, Message, fates_of
+from orchard.streams.connection import Connection
+from orchard.streams.entries import QueueEntry
+from orchard.streams.errors import NameReused, QueueFull, WrongSequence
+from orchard.streams.reading import last_message, message_at, server_time
+
+
+class Verdict(StrEnum):
+    """What became of an entry."""
+
+    STORED = "stored"
+    KNOWN = "known"
+    """This very entry is in the stream since an earlier call."""
+    TAKEN = "taken"
+    """This very entry was stored by an earlier call, and was claimed and settled since."""
+    OCCUPIED = "occupied"
+    """Another entry of the same request is queued or running (WORK), or delayed (LATER)."""
+    FULL = "full"
+    """The stream is at its limit."""
+
+
+class Placed(NamedTuple):
+    """The verdict, and the sequence of the entry where it is in the stream (else 0)."""
+
+    verdict: Verdict
+    sequence: int = 0
+
+
+def work_message(entry: QueueEntry) -> Message:
+    """The entry as it can be claimed at once."""
+    return Message(subject=entry.subject, payload=entry.body, id=entry.name, expected=0)
+
+
+async def place(connection: Connection, stream: str, message: Message) -> Placed:
+    """Store the message on its subject of `stream` where that is empty; what became of it.
+
+    Raises NameReused for a message id that the stream holds with another body, and as `fates_of`.
+    """
+    [fate] = await fates_of(connection, [message])
+    return await _placed(connection, stream, message, fate, look=True)
+
+
+async def place_all(connection: Connection, stream: str, messages: Sequence[Message]) -> list[Placed]:
+    """As `place`, pipelined. Where a subject is taken nobody looks by whom: OCCUPIED stands for KNOWN too."""
+    fates = await fates_of(connection, list(messages))
+    return [
+        await _placed(connection, stream, message, fate, look=False)
+        for message, fate in zip(messages, fates, strict=True)
+    ]
+
+
+async def put_off(connection: Connection, entry: QueueEntry, delay: float) -> Placed:
+    """Store the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts."""
+    due = await server_time(connection, names.LATER) + timedelta(seconds=delay)
+    message = Message(
+        subject=entry.later_subject,
+        payload=entry.body,
+        id=entry.name,
+        expected=0,
+        extra={
+            names.SCHEDULE: f"@at {due.isoformat().replace('+00:00', 'Z')}",
+            names.SCHEDULE_TARGET: entry.due_subject,
+            names.ORIGINAL_ID: entry.name,
+        },
+    )
+    return await place(connection, names.LATER, message)
+
+
+async def _placed(connection: Connection, stream: str, message: Message, fate: Fate, *, look: bool) -> Placed:
+    if fate.refusal is None and not fate.duplicate:
+        return Placed(Verdict.STORED, fate.sequence)
+    if isinstance(fate.refusal, QueueFull):
+        return Placed(Verdict.FULL)
+    if isinstance(fate.refusal, WrongSequence):
+        if not (look or fate.resent):
+            return Placed(Verdict.OCCUPIED)
+        held = await last_message(connection, stream, message.subject)
+        missing = Verdict.OCCUPIED  # whoever stood there has been taken since
+    elif fate.refusal is not None:
+        raise fate.refusal
+    else:
+        held = await message_at(connection, stream, fate.sequence)
+        missing = Verdict.STORED if fate.resent else Verdict.TAKEN
+    if held is None or held.headers.get(names.MESSAGE_ID) != message.id:
+        return Placed(missing)
+    if held.data != message.payload:
+        raise NameReused(
+            f"the message id {message.id} belongs to another request (sequence {held.sequence}): "
+            "the request was not stored, name it anew"
+        )
+    return Placed(Verdict.STORED if fate.resent else Verdict.KNOWN, held.sequence)

@@ -1,0 +1,143 @@
+"""Which rollouts of a campaign are queued, delayed or running at this moment, as the queues know it.
+
+Subjects say it (decision 0012): entries are listed by subject, shard by shard, without reading a request. A
+request that moves between WORK and LATER is in both for a moment, never in none; here it counts once.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+import msgspec
+
+from orchard.schemas.identity import shard
+from orchard.streams import names
+from orchard.streams.batches import messages_of
+from orchard.streams.connection import Connection
+from orchard.streams.deadletters import read_request
+from orchard.streams.entries import place_in
+from orchard.streams.reading import purge, subject_count, subjects
+from orchard.streams.settings import Queue
+
+SHARDS = tuple(f"{number:02x}" for number in range(256))
+_AT_ONCE = 50_000
+"""Subjects of a stream that are listed in one request instead of shard by shard."""
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """Rollout ids by where their request stands; no id is in two of the sets."""
+
+    waiting: set[str]
+    """On the work queue, never claimed."""
+    running: set[str]
+    """Claimed, or claimed once and about to be delivered again or buried."""
+    delayed: set[str]
+    """Waiting for their time."""
+
+    @property
+    def everything(self) -> set[str]:
+        """All of them."""
+        return self.waiting | self.running | self.delayed
+
+
+async def listed_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str]]]:
+    """The campaign's rollouts that stand in any queue, for each shard, `00` to `ff`.
+
+    Bounded memory: one shard is a 256th of the campaign. The moment is not the same for all shards.
+    """
+    async for shard_, work, delayed in _parts(connection, campaign):
+        yield shard_, work | delayed
+
+
+async def queued_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, Queued]]:
+    """As `listed_by_shard`, told apart."""
+    running = _by_shard(await running_now(connection, campaign))
+    async for shard_, work, delayed in _parts(connection, campaign):
+        waiting = work - running[shard_]
+        yield shard_, Queued(waiting, running[shard_], delayed - running[shard_] - waiting)
+
+
+async def queued(connection: Connection, campaign: str) -> Queued:
+    """The same for the whole campaign at once: some 100 bytes of memory for each rollout in a queue."""
+    whole = Queued(set(), set(), set())
+    async for _, part in queued_by_shard(connection, campaign):
+        whole.waiting.update(part.waiting)
+        whole.running.update(part.running)
+        whole.delayed.update(part.delayed)
+    return whole
+
+
+async def running_now(connection: Connection, campaign: str) -> set[str]:
+    """Rollouts of the campaign whose entry was delivered: a consumer delivers in the order of sequences, so
+    these are the ones up to the newest that it delivered. At most as many as the fleet has slots."""
+    found = set()
+    for info in await connection.jetstream.consumers_info(names.WORK):
+        delivered = info.delivered.stream_seq if info.delivered else 0
+        for pattern in info.config.filter_subjects or []:
+            if pattern.endswith(".>"):
+                mine = f"{pattern.removesuffix('>')}{campaign}.>"
+                async for batch in messages_of(connection, names.WORK, mine, up_to=delivered):
+                    found |= {spot.key for message in batch if (spot := place_in(message.subject))}
+    return found
+
+
+async def remove(connection: Connection, campaign: str, part: str, rollout_ids: Sequence[str]) -> None:
+    """Take what stands in any queue for these rollouts of one shard off it; their outcomes are stored."""
+    for stream in (names.WORK, names.LATER):
+        patterns = [f"orchard.*.rollout.*.*.{campaign}.{part}.{rollout}.*" for rollout in rollout_ids]
+        await purge(connection, stream, patterns)
+
+
+async def unplaced(connection: Connection, campaign: str) -> set[str]:
+    """Rollouts of the campaign in entries of versions that gave them no subject of their own: read from the
+    requests themselves, and soon gone."""
+    found = set()
+    for stream, patterns in _UNPLACED.items():
+        for pattern in patterns:
+            if not await subjects(connection, stream, pattern):
+                continue
+            async for batch in messages_of(connection, stream, pattern):
+                for message in batch:
+                    request = read_request(Queue.of_subject(message.subject), message.data)
+                    if request is not None and request.campaign == campaign:
+                        found.add(request.rollout_id)
+    return found
+
+
+_UNPLACED = {
+    names.WORK: ["orchard.work.rollout.*.*"],
+    names.LATER: ["orchard.later.rollout.*.*.*", "orchard.due.rollout.*.*"],
+}
+
+
+async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
+    """Whether this one rollout stands in any queue."""
+    pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
+    for stream in (names.LATER, names.WORK, names.LATER):
+        if await subjects(connection, stream, pattern):
+            return True
+    return rollout in await unplaced(connection, campaign)
+
+
+async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str], set[str]]]:
+    """For each shard, the rollouts on WORK and those in LATER."""
+    early = _by_shard(await unplaced(connection, campaign))
+    counts = [await subject_count(connection, stream) for stream in (names.WORK, names.LATER)]
+    for part in ["*"] if max(counts) <= _AT_ONCE else SHARDS:
+        before = await _listed(connection, names.LATER, campaign, part)
+        work = _by_shard(await _listed(connection, names.WORK, campaign, part))
+        # Asked again: it may have come from WORK since.
+        delayed = _by_shard(before | await _listed(connection, names.LATER, campaign, part))
+        for each in SHARDS if part == "*" else [part]:
+            yield each, work[each] | early[each], delayed[each]
+
+
+async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:
+    held = await subjects(connection, stream, f"orchard.*.rollout.*.*.{campaign}.{part}.>")
+    return {spot.key for subject in held if (spot := place_in(subject))}
+
+
+def _by_shard(keys: Iterable[str]) -> defaultdict[str, set[str]]:
+    parts: defaultdict[str, set[str]] = defaultdict(set)
+    for key in keys:
+        parts[shard(key)].add(key)
+    return parts
