@@ -117,12 +117,8 @@ class CampaignState(StrEnum):
 
 
 CAMPAIGN_MOVES: dict[CampaignState, frozenset[CampaignState]] = {
-    CampaignState.RUNNING: frozenset(
-        {CampaignState.PAUSED, CampaignState.CANCELLED, CampaignState.ARCHIVED}
-    ),
-    CampaignState.PAUSED: frozenset(
-        {CampaignState.RUNNING, CampaignState.CANCELLED, CampaignState.ARCHIVED}
-    ),
+    CampaignState.RUNNING: frozenset({CampaignState.PAUSED, CampaignState.CANCELLED, CampaignState.ARCHIVED}),
+    CampaignState.PAUSED: frozenset({CampaignState.RUNNING, CampaignState.CANCELLED, CampaignState.ARCHIVED}),
     CampaignState.CANCELLED: frozenset({CampaignState.RUNNING, CampaignState.ARCHIVED}),
     CampaignState.ARCHIVED: frozenset({CampaignState.PAUSED}),
 }

@@ -304,7 +304,7 @@ DECISION_TYPES = frozenset({"group.assembled", "prompt.failed"})
 """The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
 
 FENCES = frozenset({"annotated", "decided", "done", "started"})
-"""Third tokens of the subjects that stay in the stream for ever, because what comes later is compared with them."""
+"""Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
 _DECODERS = {name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()}

@@ -1,4 +1,4 @@
-"""Single messages of the event stream exactly as they are stored, and taking closed campaigns' ones out of it."""
+"""Single messages of the event stream exactly as they are stored, and taking some of them out of it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ async def _event_at(connection: Connection, sequence: int) -> Arrived | None:
 
 
 def nanoseconds(time: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 time in UTC with up to nine decimals, as the server writes."""
+    """Nanoseconds since the epoch of an RFC 3339 time in UTC with up to nine decimals, as NATS writes it."""
     whole, _, fraction = time.removesuffix("Z").partition(".")
     seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])

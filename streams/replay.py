@@ -66,9 +66,7 @@ async def arrivals(
     try:
         while True:
             batch = [
-                arrived
-                for arrived in await reader.next(idle)
-                if until is None or arrived.sequence <= until
+                arrived for arrived in await reader.next(idle) if until is None or arrived.sequence <= until
             ]
             if batch or idle is not None:
                 yield batch

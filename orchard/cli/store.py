@@ -57,7 +57,7 @@ def rebuild(
 
     async def events() -> int:
         async with session.connection_or_server("rebuild") as connection:
-            return await maintenance.rebuild_events(session.config.store, connection)
+            return await maintenance.rebuild_events(session.config.store, connection, session.config.archive)
 
     if from_stream:
         console.print(f"events made again up to sequence {asyncio.run(events())}")

@@ -1,4 +1,4 @@
-"""The whole log: the stream, and the archive where events have left the stream. Every sequence once, in order."""
+"""The whole log: the stream, and the archive for events that have left it. Every sequence once, in order."""
 
 import asyncio
 import heapq
@@ -20,54 +20,61 @@ _BATCH = 500
 
 
 async def whole_log(
-    connection: Connection, shelf: Shelf, start: int, *, follow: bool = False, idle: float | None = None
+    connection: Connection, shelf: Shelf, start: int, *, until: int | None, idle: float | None = None
 ) -> AsyncGenerator[list[StoredEvent], None]:
-    """Every event from sequence `start` on, in lists; `follow` and `idle` as `replay_batches` has them.
+    """Every event from sequence `start` on, in lists, up to `until`; None: without end, and with `idle` as
+    `replay_batches` has it.
 
-    Raises EventsLost for a sequence that neither the stream nor the archive holds, ArchiveCorrupt, and OtherStream
-    when both hold one and differ in it.
+    Raises EventsLost for a sequence that neither the stream nor the archive holds, ArchiveCorrupt, and
+    OtherStream when both hold one and differ in it.
     """
     held = await bounds(connection, names.EVENTS)
     sealed = Sealed(shelf, start)
     position = start
-    arriving = arrivals(connection, start, until=None if follow else held.last, idle=idle)
+    arriving = arrivals(connection, start, until=until, idle=idle)
     async with aclosing(arriving):
+        gone = held.first - 1 if until is None else min(held.first - 1, until)
+        async for batch in _filled(sealed, position, gone):
+            yield batch
+        position = max(position, gone + 1)
         async for arrived in arriving:
-            batch: list[Arrived] = []
+            ready: list[StoredEvent] = []
             for message in arrived:
-                while position < message.sequence:
-                    if batch:
-                        yield [_stored(one) for one in batch]
-                    batch = await _missing(sealed, position, message.sequence - 1)
-                    position = batch[-1].sequence + 1
-                sealed.compare(message)
-                batch.append(message)
-                position += 1
-            if batch or idle is not None:
-                yield [_stored(one) for one in batch]
-            # Sealed events at the end, where the stream has nothing after them.
-            while position <= held.last and not arrived:
-                batch = await _missing(sealed, position, held.last)
-                position = batch[-1].sequence + 1
-                yield [_stored(one) for one in batch]
-    while not follow and position <= held.last:
-        batch = await _missing(sealed, position, held.last)
-        position = batch[-1].sequence + 1
-        yield [_stored(one) for one in batch]
+                if message.sequence > position:
+                    if ready:
+                        yield ready
+                        ready = []
+                    async for batch in _filled(sealed, position, message.sequence - 1):
+                        yield batch
+                if sealed.has_copy(message.sequence):
+                    await asyncio.to_thread(sealed.compare, message)
+                ready.append(_stored(message))
+                position = message.sequence + 1
+            if ready or idle is not None:
+                yield ready
+            if not arrived:  # all is read, and what the stream ended with may be in the archive
+                async for batch in _filled(sealed, position, held.last):
+                    yield batch
+                position = max(position, held.last + 1)
+        if until is not None:
+            async for batch in _filled(sealed, position, until):
+                yield batch
 
 
-async def _missing(sealed: "Sealed", first: int, last: int) -> list[Arrived]:
-    """The next sealed messages, which begin with `first`; at least one."""
-    found = await asyncio.to_thread(sealed.take, first, last)
-    if not found:  # archived since the manifests were read
-        await asyncio.to_thread(sealed.look_again, first)
+async def _filled(sealed: "Sealed", first: int, last: int) -> AsyncGenerator[list[StoredEvent], None]:
+    """The events `first` to `last` from the archive; none where `first` is over `last`."""
+    while first <= last:
         found = await asyncio.to_thread(sealed.take, first, last)
-    if not found:
-        raise EventsLost(
-            f"event {first} is neither in the stream nor in the archive {sealed.url}: name the right archive, or "
-            "restore what is missing (`orchard log verify` tells what the archive has)"
-        )
-    return found
+        if not found:  # archived since the manifests were read
+            await asyncio.to_thread(sealed.look_again, first)
+            found = await asyncio.to_thread(sealed.take, first, last)
+        if not found:
+            raise EventsLost(
+                f"event {first} is neither in the stream nor in the archive {sealed.url}: restore the stream "
+                "(`orchard store restore-stream`), or name the right archive (`orchard log verify` reads it)"
+            )
+        yield [_stored(message) for message in found]
+        first = found[-1].sequence + 1
 
 
 class Sealed:
@@ -87,8 +94,8 @@ class Sealed:
         self._parts, self._open, self._start = None, [], start
 
     def take(self, first: int, last: int) -> list[Arrived]:
-        """Messages of consecutive sequences from `first` up to `last`, some hundred at most; none when the next
-        sealed one is not `first`."""
+        """Messages of consecutive sequences from `first` up to `last`, some hundred at most; none when the
+        next sealed one is not `first`."""
         found: list[Arrived] = []
         wanted = first
         while wanted <= last and len(found) < _BATCH:
@@ -99,14 +106,19 @@ class Sealed:
             wanted += 1
         return found
 
+    def has_copy(self, sequence: int) -> bool:
+        """Whether `compare` has something to do for this sequence."""
+        return bool(self._open) and self._open[0][0] <= sequence
+
     def compare(self, message: Arrived) -> None:
-        """Make sure that a copy of this message of the stream, where one is at hand, is equal."""
-        while self._open and self._open[0][0] <= message.sequence:
+        """Make sure that the copy of this message of the stream is equal."""
+        while self.has_copy(message.sequence):
             _, _, copy, rest = heapq.heappop(self._open)
-            if copy.sequence == message.sequence and (copy.subject, copy.data) != (message.subject, message.data):
+            same = (copy.subject, copy.data) == (message.subject, message.data)
+            if copy.sequence == message.sequence and not same:
                 raise OtherStream(
-                    f"event {message.sequence} of the stream is not the one in the archive {self.url}: the archive "
-                    "is of another stream, so name the right one"
+                    f"event {message.sequence} of the stream is not the one in the archive {self.url}: the "
+                    "archive is of another stream, so name the right one"
                 )
             self._push(rest)
 

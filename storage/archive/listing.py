@@ -11,7 +11,7 @@ from orchard.storage.archive.segments import is_fence
 from orchard.storage.reader import open_tables, position
 
 PART_EVENTS = 500_000
-"""At most in one part, so that a campaign of any size is archived in bounded memory and gives room as it goes."""
+"""At most in one part: a campaign of any size is archived in bounded memory and gives room as it goes."""
 _BOOKKEEPING = ("campaign.archived", "campaign.state_changed")
 """Types that archiving itself publishes: they alone are no reason for another part."""
 

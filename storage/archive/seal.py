@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
@@ -30,7 +30,7 @@ class Sealing:
     async def copy(self, connection: Connection) -> AsyncIterator[int]:
         """Copy what is listed; yields how many events are in segments.
 
-        Raises EventsLost when the stream does not hold exactly what the tables list: then nothing is archived.
+        Raises EventsLost, and nothing is archived, when the stream does not hold what the tables list.
         """
         listing = self._listing
         copied: list[tuple[int, str]] = []
@@ -41,8 +41,8 @@ class Sealing:
                 yield len(copied)
         if difference := listing.differs(copied):
             raise EventsLost(
-                f"the stream and the tables differ in campaign {self._campaign}: {difference}; nothing was removed, "
-                "run `orchard store check`"
+                f"the stream and the tables differ in campaign {self._campaign}: {difference}; nothing was "
+                "removed, run `orchard store check`"
             )
 
     def finish(self) -> Part:
@@ -83,12 +83,10 @@ class Sealing:
 
 async def _messages(
     connection: Connection, campaign: str, listing: Listing
-) -> AsyncIterator[list[Arrived]]:
+) -> AsyncGenerator[list[Arrived], None]:
     """The campaign's own messages and its fences, in the order of the stream."""
     fences = listing.fences
-    own = arrivals(
-        connection, listing.after + 1, until=listing.through, subjects=campaign_subjects(campaign)
-    )
+    own = arrivals(connection, listing.after + 1, until=listing.through, subjects=campaign_subjects(campaign))
     taken = 0
     async with aclosing(own):
         async for batch in own:

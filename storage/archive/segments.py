@@ -1,11 +1,11 @@
 """Segments: stream messages as Parquet, byte for byte, and the hash of what they say. Pure functions.
 
-A row has all that the stream says of a message. The payload is bytes, as in the stream, and not text as in the
-table `events`: what is no event survives unchanged.
+A row has all that the stream says of a message. The payload is bytes, as in the stream, and not text as in
+the table `events`: what is no event survives unchanged.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import BytesIO
 
 import pyarrow as pa
@@ -139,7 +139,7 @@ def read_segment(data: bytes, after: int = 0) -> Iterator[list[Arrived]]:
 
 
 def _messages(rows: pa.Table) -> Iterator[Arrived]:
-    columns: Sequence[list[object]] = [
+    columns = [
         rows.column("sequence").to_pylist(),
         rows.column("subject").to_pylist(),
         rows.column("time").cast(pa.int64()).to_pylist(),
@@ -147,7 +147,7 @@ def _messages(rows: pa.Table) -> Iterator[Arrived]:
         rows.column("headers").to_pylist(),
     ]
     for sequence, subject, time, payload, headers in zip(*columns, strict=True):
-        yield Arrived(sequence, subject, time, payload, dict(headers))  # type: ignore[arg-type,call-overload]
+        yield Arrived(sequence, subject, time, payload, dict(headers))
 
 
 def counted_subject(subject: str) -> str:

@@ -18,6 +18,6 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"archive.after_days is {self.after_days}: it must be 0 or more days")
 
 
-def archive_url(store_url: str, settings: ArchiveSettings) -> str:
-    """Where the archive of a store is."""
-    return settings.url or f"{Location.parse(store_url).url}/archive"
+def archive_url(store_url: str, settings: ArchiveSettings | None) -> str:
+    """Where the archive of a store is, as configured or by default."""
+    return (settings and settings.url) or f"{Location.parse(store_url).url}/archive"

@@ -1,7 +1,7 @@
 """Where sealed events are kept: `<archive>/<campaign>/` with segments and the manifests that name them.
 
-A file has the SHA-256 of its bytes in its name and is never changed. A manifest is written last, so a file that
-no manifest names is what a killed run left.
+A file has the SHA-256 of its bytes in its name and is never changed. A manifest is written last, so a file
+that no manifest names is what a killed run left.
 """
 
 import hashlib
@@ -71,12 +71,12 @@ class Shelf:
             manifest = msgspec.json.decode(data, type=Manifest)
         except msgspec.DecodeError as error:
             raise ArchiveCorrupt(
-                f"{self._key(part.campaign, part.name)} is not a manifest ({error}): use a newer version of Orchard"
+                f"{self._key(part.campaign, part.name)} is no manifest that this version reads ({error}): "
+                "use a newer Orchard"
             ) from error
         if manifest.version > MANIFEST_VERSION:
             raise ArchiveCorrupt(
-                f"{self._key(part.campaign, part.name)} has version {manifest.version}: use a newer version of "
-                "Orchard to read it"
+                f"{self._key(part.campaign, part.name)} has version {manifest.version}: use a newer Orchard"
             )
         return manifest
 

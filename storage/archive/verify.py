@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from orchard.schemas.archives import Manifest, Segment
 from orchard.storage.archive.listing import relisted
@@ -58,7 +59,7 @@ def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, 
 def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
     """What the manifest says wrongly of its messages; empty when all is right."""
     sequences = [sequence for sequence, _ in found]
-    if any(later <= earlier for earlier, later in zip(sequences, sequences[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(sequences)):
         return "names messages that are not in the order of the stream"
     if not sequences or sequences[0] <= manifest.after or sequences[-1] > manifest.through:
         return "names messages outside of its range"
