@@ -21,7 +21,7 @@ class _Stream(msgspec.Struct):
     config: _Config
 
 
-class _Limits(msgspec.Struct):
+class _Limits(msgspec.Struct, frozen=True):
     max_storage: int = -1
 
 

@@ -13,13 +13,11 @@ from orchard.config import ConfigError
 from orchard.pipelines.archiving import Archiving
 from orchard.schemas.events import FENCES
 from orchard.session import Session
-from orchard.storage.archive.listing import recorded
 from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.sizes import Size, sizes
 from orchard.storage.archive.steps import Step
-from orchard.storage.archive.verify import check_part
-from orchard.storage.errors import ArchiveCorrupt
+from orchard.storage.archive.verify import verify_archive
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
@@ -86,29 +84,12 @@ def verify(context: typer.Context, name: Names = None) -> None:
     """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
     session: Session = context.obj
     shelf = Shelf(archive_url(session.config.store, session.config.archive))
-    findings: list[str] = []
-    parts = [part for part in shelf.parts() if not name or part.campaign in name]
-    missing = set(recorded(session.config.store)) - {(part.campaign, part.sha256) for part in parts}
-    for campaign, sha256 in sorted(missing):
-        if not name or campaign in name:
-            findings.append(
-                f"{campaign}: the manifest {sha256} that the log has recorded is not in {shelf.location.url}: "
-                "restore it from a copy"
-            )
-    events = 0
-    for part in parts:
-        read = 0
-        try:
-            for read in check_part(shelf, part, session.config.store):
-                pass
-        except ArchiveCorrupt as error:
-            findings.append(str(error))
-        events += read
-    for finding in findings:
+    found = verify_archive(shelf, session.config.store, name or [])
+    for finding in found.findings:
         console.print(f"[red]{finding}[/]", highlight=False, soft_wrap=True)
-    if findings:
+    if found.findings:
         raise typer.Exit(1)
-    console.print(f"[bold green]sound[/] {len(parts)} parts, {events} events in {shelf.location.url}")
+    console.print(f"[bold green]sound[/] {found.parts} parts, {found.events} events in {shelf.location.url}")
 
 
 def _archiving(session: Session, connection: Connection) -> Archiving:

@@ -25,8 +25,8 @@ class Size(NamedTuple):
 def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
     """The size of each campaign, or kind of fence, by the third token of its subjects.
 
-    Events up to a campaign's sequence in `archived` have left the stream and do not count. Bytes are exact for
-    a row group of a file as a whole, and shared out in it by number of events.
+    Events up to a campaign's sequence in `archived` have left the stream and do not count. Bytes are exact
+    for a row group of a file as a whole, and shared out in it by number of events.
     """
     location = Location.parse(store_url)
     found: dict[str, Size] = defaultdict(Size)

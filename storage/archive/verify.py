@@ -1,14 +1,47 @@
 """Whether a part of the archive is what its manifest says, and what the tables say: every byte is read."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orchard.schemas.archives import Manifest, Segment
-from orchard.storage.archive.listing import relisted
+from orchard.storage.archive.listing import recorded, relisted
 from orchard.storage.archive.segments import Content, counted_subject, is_fence
 from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.errors import ArchiveCorrupt
+
+
+@dataclass
+class Verified:
+    """What was read, and each thing that is wrong as a sentence."""
+
+    parts: int = 0
+    events: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()) -> Verified:
+    """Check every part, or those of some campaigns, and that each part that the log has recorded is there."""
+    found = Verified()
+    parts = [part for part in shelf.parts() if not campaigns or part.campaign in campaigns]
+    missing = set(recorded(store_url)) - {(part.campaign, part.sha256) for part in parts}
+    for campaign, sha256 in sorted(missing):
+        if not campaigns or campaign in campaigns:
+            found.findings.append(
+                f"{campaign}: the manifest {sha256} that the log has recorded is not in "
+                f"{shelf.location.url}: restore it from a copy"
+            )
+    for part in parts:
+        found.parts += 1
+        events = 0
+        try:
+            for read in check_part(shelf, part, store_url):
+                events = read
+        except ArchiveCorrupt as error:
+            found.findings.append(str(error))
+        found.events += events
+    return found
 
 
 def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]:
