@@ -11,7 +11,7 @@ from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reader import Arrived
-from orchard.streams.reading import bounds
+from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 from orchard.streams.replay import arrivals
 
@@ -52,10 +52,12 @@ async def whole_log(
                 position = message.sequence + 1
             if ready or idle is not None:
                 yield ready
-            if not arrived:  # all is read, and what the stream ended with may be in the archive
-                async for batch in _filled(sealed, position, held.last):
+            if not arrived and position <= held.last:  # what the stream ended with may be in the archive
+                following = await next_message(connection, names.EVENTS, position, names.EVENT_SUBJECTS)
+                gone = held.last if following is None else min(following.sequence - 1, held.last)
+                async for batch in _filled(sealed, position, gone):
                     yield batch
-                position = max(position, held.last + 1)
+                position = max(position, gone + 1)
         if until is not None:
             async for batch in _filled(sealed, position, until):
                 yield batch

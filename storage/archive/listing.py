@@ -89,5 +89,5 @@ def _rows(tables: duckdb.DuckDBPyConnection, campaign: str, after: int, through:
         "campaign": campaign,
         "prefix": f"{EVENTS_PREFIX}.{campaign}.",
     }
-    found: pa.Table = tables.execute(_LISTED, values).to_arrow_table()
+    found: pa.Table = tables.sql(_LISTED, params=values).to_arrow_table()
     return found
