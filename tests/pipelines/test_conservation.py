@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchard.pipelines import conservation
@@ -115,8 +116,7 @@ async def test_every_place_is_counted_while_the_writer_lags(
         await _end(connection, REQUESTS[0])
         await ended.complete()
         await _write(connection, store)
-        await delayed.put_back(rollout_entry(REQUESTS[1], after_attempt(1)), 600.0)
-        await connection.jetstream.purge_stream(names.WORK, keep=9)  # nothing: ten entries are left
+        await delayed.retry_later(rollout_entry(REQUESTS[1], after_attempt(1)), 600.0, "test")
         balance = await _only(connection, store, blobs)
         await _end(connection, REQUESTS[2])  # the writer does not know of it
         later = await _only(connection, store, blobs)
@@ -223,7 +223,7 @@ async def test_it_holds_at_any_moment_while_everything_moves(
                 tries += 1
                 if chance.random() < 0.3:
                     entry = rollout_entry(request, after_attempt(1000 * seed + tries))
-                    await claim.put_back(entry, chance.choice([0.01, 600.0]))
+                    await claim.retry_later(entry, chance.choice([0.01, 600.0]), "test")
                 else:
                     await publisher.terminal(
                         make_event(
@@ -260,8 +260,6 @@ async def test_it_holds_at_any_moment_while_everything_moves(
 
 
 def _decode(body: bytes) -> RolloutRequest:
-    import msgspec
-
     return msgspec.json.decode(body, type=RolloutRequest)
 
 
