@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.writer import WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
@@ -61,6 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sandbox: SandboxSettings = SandboxSettings()
     worker: WorkerSettings = WorkerSettings()
     writer: WriterSettings = WriterSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     up: UpSettings = UpSettings()
     oracle: OracleSettings = OracleSettings()
     endpoints: dict[str, EndpointSettings] = {}

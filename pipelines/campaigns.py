@@ -103,6 +103,8 @@ class Campaigns:
             raise OtherPlan(
                 f"campaign {spec.name!r} exists with another plan: choose another --name or repeat its flags"
             )
+        if record.state is CampaignState.ARCHIVED:
+            raise CampaignError(_archived(spec.name))
         if record.state is not CampaignState.RUNNING:
             raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")
         submitted = CampaignSubmitted(
@@ -251,6 +253,8 @@ class Campaigns:
         """Change the state by compare-and-set; a move that CAMPAIGN_MOVES does not permit raises. With
         `resumed` a new round begins."""
         record, revision = await self._find(name)
+        if record.state is CampaignState.ARCHIVED:
+            raise CampaignError(_archived(name))
         if state is not record.state and state not in CAMPAIGN_MOVES[record.state]:
             raise CampaignError(f"campaign {name!r} is {record.state} and cannot become {state}")
         rounds = record.rounds + (0 if resumed is None else 1)
@@ -265,6 +269,13 @@ class Campaigns:
             )
         )
         return moved
+
+
+def _archived(name: str) -> str:
+    return (
+        f"campaign {name!r} is archived: `orchard log restore {name}` verifies its archive and pauses it, "
+        f"then `orchard resume {name}` goes on"
+    )
 
 
 def requested_event(request: RolloutRequest) -> Event:

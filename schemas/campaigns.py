@@ -112,12 +112,15 @@ class CampaignState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    ARCHIVED = "archived"
+    """Closed, and its events are in the archive: see `orchard.pipelines.archiving`."""
 
 
 CAMPAIGN_MOVES: dict[CampaignState, frozenset[CampaignState]] = {
-    CampaignState.RUNNING: frozenset({CampaignState.PAUSED, CampaignState.CANCELLED}),
-    CampaignState.PAUSED: frozenset({CampaignState.RUNNING, CampaignState.CANCELLED}),
-    CampaignState.CANCELLED: frozenset({CampaignState.RUNNING}),
+    CampaignState.RUNNING: frozenset({CampaignState.PAUSED, CampaignState.CANCELLED, CampaignState.ARCHIVED}),
+    CampaignState.PAUSED: frozenset({CampaignState.RUNNING, CampaignState.CANCELLED, CampaignState.ARCHIVED}),
+    CampaignState.CANCELLED: frozenset({CampaignState.RUNNING, CampaignState.ARCHIVED}),
+    CampaignState.ARCHIVED: frozenset({CampaignState.PAUSED}),
 }
 """Permitted moves; any other is refused with both states named."""
 

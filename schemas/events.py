@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
@@ -251,6 +252,7 @@ class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
+    "campaign.archived": CampaignArchived,
     "task.imported": TaskImported,
     "task.validated": TaskValidated,
     "task.rejected": TaskRejected,
@@ -300,6 +302,9 @@ STARTED_TYPE = "rollout.started"
 
 DECISION_TYPES = frozenset({"group.assembled", "prompt.failed"})
 """The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
+
+FENCES = frozenset({"annotated", "decided", "done", "started"})
+"""Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
 _DECODERS = {name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()}
@@ -376,6 +381,11 @@ def event_subject(event: Event) -> str:
     if event.type in DECISION_TYPES:
         return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
+
+
+def campaign_subjects(campaign: str) -> str:
+    """All subjects of a campaign's events but the fences."""
+    return f"{EVENTS_PREFIX}.{campaign}.>"
 
 
 def started_subject(rollout_id: str) -> str:

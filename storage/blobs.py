@@ -7,12 +7,11 @@ In a directory: `blobs/ab/cd/<sha256>`; on S3 the same keys. Any number of proce
 import hashlib
 import os
 import re
-import secrets
 
 import pyarrow.fs as pafs
 
 from orchard.schemas.blobs import BlobRef
-from orchard.storage.durable import sync
+from orchard.storage.durable import write_whole
 from orchard.storage.errors import BlobCorrupt, BlobMissing, store_errors
 from orchard.storage.location import Location
 
@@ -74,15 +73,4 @@ class BlobStore:
             with self._files.open_output_stream(self._key(sha256)) as stream:
                 stream.write(data)
             return
-        directory = self._location.path / "blobs" / sha256[:2] / sha256[2:4]
-        directory.mkdir(parents=True, exist_ok=True)
-        temporary = directory / f".{sha256}.{secrets.token_hex(8)}"
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(directory / sha256)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(directory)
+        write_whole(self._location.path / "blobs" / sha256[:2] / sha256[2:4], sha256, data)

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from orchard.schemas import events as e
+from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
@@ -233,5 +234,6 @@ RULES: dict[type, tuple[str, Callable[[Any], Row]]] = {
     RunStarted: ("policies_all", _run_started),
     PolicyUpdated: ("policies_all", _with(kind="updated")),
     PolicyStep: ("policy_steps_all", _scalars),
+    CampaignArchived: ("archives_all", _scalars),
 }
 """Payload type to its table and the columns it fills there."""

@@ -1,6 +1,8 @@
 """Making files and directory entries survive a power failure."""
 
 import os
+import secrets
+from pathlib import Path
 
 
 def sync(path: os.PathLike[str] | str) -> None:
@@ -10,3 +12,18 @@ def sync(path: os.PathLike[str] | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(directory: Path, name: str, data: bytes) -> None:
+    """A durable file that is there whole or not at all, in a directory that is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{name[:64]}.{secrets.token_hex(8)}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / name)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(directory)

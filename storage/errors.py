@@ -39,6 +39,14 @@ class BlobCorrupt(StorageError):
     """A blob's bytes do not have the SHA-256 that is its name."""
 
 
+class ArchiveCorrupt(StorageError):
+    """A file of the archive is missing or does not have the bytes that it was written with."""
+
+
+class ArchiveRefused(StorageError):
+    """A campaign cannot be archived or restored as it is."""
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("os error 28", "os error 122", "No space left", "StorageFull")
 

@@ -5,13 +5,16 @@ first and put them in the place of the old ones in one commit for each table, so
 and a crash on the way changes nothing.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchard.storage import compaction
+from orchard.storage.archive.history import whole_log
+from orchard.storage.archive.settings import ArchiveSettings, archive_url
+from orchard.storage.archive.shelf import Shelf
 from orchard.storage.delta import VACUUM_HOURS, DataFile, Table, write_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events
@@ -24,8 +27,6 @@ from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
-from orchard.streams.records import StoredEvent
-from orchard.streams.replay import replay_batches
 
 _FILE_BYTES = 32 * 1024 * 1024
 """Bytes of rows in memory at which a rebuild writes a file."""
@@ -59,13 +60,16 @@ def rebuild_derived(store_url: str) -> None:
         progress.append(progress.schema.empty_table(), events.watermark)
 
 
-async def rebuild_events(store_url: str, connection: Connection) -> int:
-    """Makes `events` again from the stream, up to the stream's last event; its sequence.
+async def rebuild_events(
+    store_url: str, connection: Connection, archive: ArchiveSettings | None = None
+) -> int:
+    """Makes `events` again from stream and archive, up to the stream's last event; its sequence.
 
-    Derived tables follow when the writer runs next, or by `rebuild_derived`. Raises EventsLost, with
-    nothing changed, when the stream does not hold every event from the first on; StoreBusy.
+    Derived tables follow when the writer runs next, or by `rebuild_derived`. Raises EventsLost, with nothing
+    changed, when an event from the first on is neither in the stream nor in the archive; StoreBusy.
     """
     location = Location.parse(store_url)
+    shelf = Shelf(archive_url(store_url, archive))
     with writer_lock(location):
         events = Table(location, EVENTS)
         files = _Files(location, EVENTS)
@@ -76,7 +80,7 @@ async def rebuild_events(store_url: str, connection: Connection) -> int:
                 "a rebuild would lose the difference, so restore the stream first"
             )
         reached = 0
-        async with aclosing(_whole_stream(connection, last)) as batches:
+        async with aclosing(whole_log(connection, shelf, 1, until=last)) as batches:
             async for batch in batches:
                 files.take(log_batch(batch).rows)
                 reached = batch[-1].sequence
@@ -86,23 +90,6 @@ async def rebuild_events(store_url: str, connection: Connection) -> int:
             )
         events.replace(files.written(), reached)
         return reached
-
-
-async def _whole_stream(connection: Connection, last: int) -> AsyncGenerator[list[StoredEvent], None]:
-    """Every message from 1 to `last`."""
-    position = 1
-    async with aclosing(replay_batches(connection, 1)) as arriving:
-        async for arrived in arriving:
-            batch = [message for message in arrived if message.sequence <= last]
-            for message in batch:
-                if message.sequence != position:
-                    raise EventsLost(
-                        f"the stream has no event {position}: it was trimmed, so `events` of the "
-                        "store holds more than a rebuild could give"
-                    )
-                position += 1
-            if batch:
-                yield batch
 
 
 def check(store_url: str) -> list[str]:

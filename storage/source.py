@@ -4,40 +4,44 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from orchard.storage.errors import EventsLost, OtherStream
+from orchard.storage.archive.history import whole_log
+from orchard.storage.archive.shelf import Shelf
+from orchard.storage.errors import OtherStream
 from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent, stored_event
-from orchard.streams.replay import replay_batches
 
 IDLE_SECONDS = 0.2
 """How long a quiet stream may keep a reader from looking at the clock and at its stop event."""
 
 
 async def batches(
-    connection: Connection, start: int, *, rows: int, size: int, seconds: float, stop: asyncio.Event
+    connection: Connection,
+    shelf: Shelf,
+    start: int,
+    *,
+    rows: int,
+    size: int,
+    seconds: float,
+    stop: asyncio.Event,
 ) -> AsyncGenerator[list[StoredEvent], None]:
     """Messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or `seconds` of
-    age. Once `stop` is set ends after what the stream holds then.
+    age; those that have left the stream come from the archive. Once `stop` is set ends after what the stream
+    holds then.
 
-    Raises EventsLost when a sequence is missing.
+    Raises EventsLost when a sequence is in neither.
     """
     clock = asyncio.get_running_loop().time
     batch: list[StoredEvent] = []
     collected, since = 0, 0.0
     until: int | None = None
     position = start
-    arriving = replay_batches(connection, start, follow=True, idle=IDLE_SECONDS)
+    arriving = whole_log(connection, shelf, start, until=None, idle=IDLE_SECONDS)
     async with aclosing(arriving):
         async for arrived in arriving:
             for message in arrived:
-                if message.sequence != position:
-                    raise EventsLost(
-                        f"the stream goes on with event {message.sequence} where event {position} should be, "
-                        "which the store does not have: restore the stream, or start a new store"
-                    )
-                position += 1
+                position = message.sequence + 1
                 if not batch:
                     since = clock()
                 batch.append(message)
@@ -58,19 +62,13 @@ async def batches(
 async def check_position(connection: Connection, watermark: int, last_id: str | None) -> None:
     """Makes sure that the stream goes on where a store ends: at `watermark`, with the event `last_id`.
 
-    Raises EventsLost when events after the watermark are gone, OtherStream when the stream ends before it
-    or has another event there.
+    Raises OtherStream when the stream ends before it or has another event there.
     """
     held = await bounds(connection, EVENTS)
     if held.last < watermark:
         raise OtherStream(
             f"the stream ends at event {held.last}, but the store has {watermark}: it was written from "
             "another stream, so connect to that one or choose another store"
-        )
-    if held.first > watermark + 1:
-        raise EventsLost(
-            f"the stream begins at event {held.first}, but the store ends at {watermark} and lacks those "
-            "between: restore the stream, or start a new store"
         )
     if not watermark or held.first > watermark:
         return

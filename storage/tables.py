@@ -360,6 +360,16 @@ SCHEMAS: dict[str, pa.Schema] = {
         seconds=_REAL,
         waited=_REAL,
     ),
+    "archives_all": _derived(
+        manifest_sha256=_TEXT,
+        after=_INT,
+        through=_INT,
+        first_sequence=_INT,
+        last_sequence=_INT,
+        events=_INT,
+        removed=_INT,
+        bytes=_INT,
+    ),
     "unreadable_all": _derived(type=_TEXT, reason=_TEXT),
 }
 

@@ -174,6 +174,7 @@ VIEWS: dict[str, str] = {
     "groups_all": f"select t.* {_once('groups_all')}",
     "policies": f"select t.* {_once('policies_all')}",
     "policy_steps": f"select t.* {_once('policy_steps_all')}",
+    "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }
 """View name to its query, in the order of their creation. `values` has the latest annotation of each rollout

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from orchard.storage.archive.settings import ArchiveSettings, archive_url
+from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, compact, vacuum
 from orchard.storage.delta import Table
 from orchard.storage.derived import Committed, DerivedTables, last_event_id
@@ -56,9 +58,14 @@ class Writer:
     """The one writer of a store."""
 
     def __init__(
-        self, store_url: str, connection: Connection, settings: WriterSettings | None = None
+        self,
+        store_url: str,
+        connection: Connection,
+        settings: WriterSettings | None = None,
+        archive: ArchiveSettings | None = None,
     ) -> None:
         self._location = Location.parse(store_url)
+        self._shelf = Shelf(archive_url(store_url, archive))
         self._connection = connection
         self._settings = settings or WriterSettings()
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="writer")
@@ -103,6 +110,7 @@ class Writer:
         settings = self._settings
         async for batch in batches(
             self._connection,
+            self._shelf,
             watermark + 1,
             rows=settings.commit_rows,
             size=settings.commit_bytes,

@@ -38,6 +38,7 @@ class Arrived(NamedTuple):
     subject: str
     time: int
     data: bytes
+    headers: dict[str, str]
 
 
 class Reader:
@@ -101,7 +102,11 @@ class Reader:
             self._delivered = delivery.consumer_sequence
             self.position = delivery.sequence + 1
             self.caught_up = delivery.waiting == 0
-            batch.append(Arrived(delivery.sequence, message.subject, delivery.time, message.data))
+            batch.append(
+                Arrived(
+                    delivery.sequence, message.subject, delivery.time, message.data, message.headers or {}
+                )
+            )
         return batch
 
     async def _ask_for_more(self) -> None:

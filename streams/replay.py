@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.reader import Reader
+from orchard.streams.reader import Arrived, Reader
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 
@@ -41,6 +41,24 @@ async def replay_batches(
     """As `replay`, in lists of what has arrived together. With `idle`, an empty list is given whenever
     nothing came for so many seconds, so that a writer can commit in time."""
     until = None if follow else (await bounds(connection, names.EVENTS)).last
+    arriving = arrivals(connection, start, until=until, subjects=subjects, idle=idle)
+    async with aclosing(arriving):
+        async for batch in arriving:
+            yield [
+                stored_event(arrived.sequence, arrived.subject, from_nanoseconds(arrived.time), arrived.data)
+                for arrived in batch
+            ]
+
+
+async def arrivals(
+    connection: Connection,
+    start: int,
+    *,
+    until: int | None,
+    subjects: str | Sequence[str] | None = None,
+    idle: float | None = None,
+) -> AsyncGenerator[list[Arrived], None]:
+    """As `replay_batches`, the messages as they came, up to sequence `until`; None: without end."""
     if until is not None and start > until:
         return
     filters = [subjects] if isinstance(subjects, str) else list(subjects or [])
@@ -48,9 +66,7 @@ async def replay_batches(
     try:
         while True:
             batch = [
-                stored_event(arrived.sequence, arrived.subject, from_nanoseconds(arrived.time), arrived.data)
-                for arrived in await reader.next(idle)
-                if until is None or arrived.sequence <= until
+                arrived for arrived in await reader.next(idle) if until is None or arrived.sequence <= until
             ]
             if batch or idle is not None:
                 yield batch

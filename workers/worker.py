@@ -124,7 +124,7 @@ class Worker:
         )
         known = await self._campaigns.get(request.campaign)
         state = known[0].state if known else CampaignState.RUNNING
-        if state is CampaignState.CANCELLED:
+        if state in (CampaignState.CANCELLED, CampaignState.ARCHIVED):
             await self._end(claim, attempt, attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", 0))
         elif state is CampaignState.PAUSED:
             await self._park(claim, attempt)

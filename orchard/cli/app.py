@@ -18,6 +18,7 @@ from orchard.cli import (
     demos,
     doctor,
     images,
+    log,
     policy,
     processes,
     quickstart,
@@ -117,6 +118,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(images.app, name="images")
 app.add_typer(store.app, name="store")
 app.add_typer(dead.app, name="dead")
+app.add_typer(log.app, name="log")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(values.app, name="values")
 app.add_typer(rl.app, name="rl")

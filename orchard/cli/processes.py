@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ import typer
 import uvloop
 
 from orchard.config import Config
+from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.session import Session
@@ -222,7 +224,19 @@ async def run_writer(session: Session) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.connection("writer") as connection:
         await declare(connection, session.config.nats, [])
-        await Writer(session.config.store, connection, session.config.writer).run(stop)
+        config = session.config
+        writer = Writer(config.store, connection, config.writer, config.archive)
+        days = config.archive.after_days
+        if days is None:
+            await writer.run(stop)
+            return
+        archiving = Archiving(connection, config.store, session.blobs, config.archive)
+        beside = asyncio.create_task(archiving.run(timedelta(days=days)))
+        try:
+            await writer.run(stop)
+        finally:
+            beside.cancel()
+            await asyncio.wait({beside})
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

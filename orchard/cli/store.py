@@ -4,8 +4,10 @@ import asyncio
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
 from orchard.cli.reading import rows_table
+from orchard.pipelines.conservation import Balance, balances, balances_of_tables
 from orchard.session import Session
 from orchard.storage import maintenance
 from orchard.storage.digest import store_digests
@@ -16,14 +18,48 @@ app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, ma
 
 @app.command()
 def check(context: typer.Context) -> None:
-    """Whether files are whole, no row is there twice, all rollouts are accounted for. Exit code 1 if not."""
+    """Whether files are whole, no row is there twice, and each rollout is in one place. Exit code 1 if not.
+
+    requested = accepted + aborted + waiting + delayed + running + parked + not offered yet, at any moment.
+    Without a server that runs, queues are not looked at: then open rollouts count as parked.
+    """
     session: Session = context.obj
     findings = maintenance.check(session.config.store)
+    runs = session.config.nats.url is not None or session.up() is not None
+    if not findings:
+        found = asyncio.run(_balances(session)) if runs else balances_of_tables(session.config.store)
+        console.print(_balance_table(found))
+        findings = [finding for balance in found for finding in balance.findings()]
     for finding in findings:
-        console.print(f"[red]{finding}[/]", highlight=False)
+        console.print(f"[red]{finding}[/]", highlight=False, soft_wrap=True)
     if findings:
         raise typer.Exit(1)
     console.print(f"[bold green]sound[/] {session.config.store}")
+    if not runs:
+        console.print("nothing runs on this store, so the queues were not looked at")
+
+
+async def _balances(session: Session) -> list[Balance]:
+    async with session.connection("check") as connection:
+        return await balances(connection, session.config.store, session.blobs)
+
+
+def _balance_table(found: list[Balance]) -> RenderableType:
+    rows = [
+        (
+            balance.campaign,
+            balance.state,
+            balance.requested,
+            balance.accepted,
+            balance.aborted,
+            *map(len, (balance.waiting, balance.delayed, balance.running, balance.parked, balance.unoffered)),
+            len(balance.missing),
+        )
+        for balance in found
+    ]
+    outcomes = ["requested", "accepted", "aborted"]
+    places = ["waiting", "delayed", "running", "parked", "not offered", "nowhere"]
+    return rows_table(["campaign", "state", *outcomes, *places], rows)
 
 
 @app.command()
@@ -57,7 +93,7 @@ def rebuild(
 
     async def events() -> int:
         async with session.connection_or_server("rebuild") as connection:
-            return await maintenance.rebuild_events(session.config.store, connection)
+            return await maintenance.rebuild_events(session.config.store, connection, session.config.archive)
 
     if from_stream:
         console.print(f"events made again up to sequence {asyncio.run(events())}")

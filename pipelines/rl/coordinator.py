@@ -61,6 +61,7 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
         source=SOURCE,
         campaign=plan.name,
     )
+    await refuse_archived(connection, plan.name)
     first = await next_message(connection, names.EVENTS, 1, event_subject(started))
     if first is None:
         return await Publisher(connection).event(started)
@@ -71,6 +72,13 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
             f"run {plan.name!r} exists with another plan: choose another name, or repeat its settings"
         )
     return first.sequence
+
+
+async def refuse_archived(connection: Connection, run: str) -> None:
+    """Raises RunError for a run whose events have left the stream: it would fold nothing and begin again."""
+    subject = f"{EVENTS_PREFIX}.{run}.*.campaign.archived"
+    if await next_message(connection, names.EVENTS, 1, subject) is not None:
+        raise RunError(f"run {run!r} is finished and archived: choose another name")
 
 
 def subjects(run: str) -> list[str]:

@@ -1,0 +1,139 @@
+"""`log status|archive|restore|verify`: the event log's whole life, from the stream into the archive."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.pipelines.archiving import Archiving
+from orchard.schemas.events import FENCES
+from orchard.session import Session
+from orchard.storage.archive.settings import archive_url
+from orchard.storage.archive.shelf import Shelf
+from orchard.storage.archive.sizes import Size, sizes
+from orchard.storage.archive.steps import Step
+from orchard.storage.archive.verify import verify_archive
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.capacity import event_capacity
+from orchard.streams.connection import Connection
+from orchard.terminal import console
+
+app = typer.Typer(no_args_is_help=True, help="The event log: its size, its archive, and both verified.")
+
+Names = Annotated[list[str] | None, typer.Argument(help="Names of campaigns, as `log status` shows them.")]
+
+
+@app.command()
+def status(context: typer.Context) -> None:
+    """Events and bytes by campaign, in the stream and in the archive, and the room that is left."""
+    asyncio.run(_status(context.obj))
+
+
+@app.command()
+def archive(
+    context: typer.Context,
+    name: Names = None,
+    closed: Annotated[bool, typer.Option("--closed", help="Every campaign that is closed.")] = False,
+    older_than: Annotated[
+        float, typer.Option(help="With --closed: only those without an event for so many days.", min=0)
+    ] = 0.0,
+) -> None:
+    """Move closed campaigns from the stream into the archive, verified. Run it again after a break.
+
+    orchard log archive first
+    orchard log archive --closed --older-than 30
+    """
+    session: Session = context.obj
+    if bool(name) == closed:
+        raise ConfigError("name the campaigns to archive, or give --closed")
+
+    async def run() -> list[str]:
+        async with session.connection_or_server("archive") as connection:
+            archiving = _archiving(session, connection)
+            names = name or await archiving.closed(timedelta(days=older_than))
+            for each in names:
+                await _follow(archiving.archive(each), each)
+            return names
+
+    names = asyncio.run(run())
+    console.print(f"[bold green]archived[/] {', '.join(names)}" if names else "no campaign to archive")
+
+
+@app.command()
+def restore(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="Name of the campaign.")]
+) -> None:
+    """Verify a campaign's archive and let the campaign be resumed. Its events stay in the archive."""
+    session: Session = context.obj
+
+    async def run() -> None:
+        async with session.connection_or_server("restore") as connection:
+            await _follow(_archiving(session, connection).restore(name), name)
+
+    asyncio.run(run())
+    console.print(f"[bold green]restored[/] {name}: it is paused, `orchard resume {name}` goes on")
+
+
+@app.command()
+def verify(context: typer.Context, name: Names = None) -> None:
+    """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
+    session: Session = context.obj
+    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    found = verify_archive(shelf, session.config.store, name or [])
+    for finding in found.findings:
+        console.print(f"[red]{finding}[/]", highlight=False, soft_wrap=True)
+    if found.findings:
+        raise typer.Exit(1)
+    console.print(f"[bold green]sound[/] {found.parts} parts, {found.events} events in {shelf.location.url}")
+
+
+def _archiving(session: Session, connection: Connection) -> Archiving:
+    config = session.config
+    return Archiving(connection, config.store, session.blobs, config.archive)
+
+
+async def _status(session: Session) -> None:
+    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    async with session.connection_or_server("log status") as connection:
+        capacity = await event_capacity(connection)
+        book = await CampaignBook(connection).list()
+    parts = await asyncio.to_thread(shelf.parts)
+    through: dict[str, int] = {}
+    sealed: dict[str, Size] = {}
+    for part in parts:
+        manifest = await asyncio.to_thread(shelf.manifest, part)
+        before = sealed.get(part.campaign, Size())
+        sealed[part.campaign] = Size(before.events + manifest.events, before.bytes + manifest.bytes)
+        through[part.campaign] = manifest.through
+    live = await asyncio.to_thread(sizes, session.config.store, through)
+    rows = []
+    for campaign in sorted(live.keys() | sealed.keys(), key=lambda name: (name in FENCES, name)):
+        here, there = live.get(campaign, Size()), sealed.get(campaign, Size())
+        state = str(book[campaign][0].state) if campaign in book else "fences" if campaign in FENCES else ""
+        rows.append((campaign, state, here.events, _size(here.bytes), there.events, _size(there.bytes)))
+    columns = ["campaign", "state", "events in the stream", "about", "events in the archive", "bytes"]
+    console.print(rows_table(columns, rows))
+    left = "no limit but the disk's" if capacity.left is None else f"room for {_size(capacity.left)} more"
+    console.print(f"The stream holds {capacity.messages} events, {_size(capacity.bytes)}: {left}.")
+    console.print(f"The archive is {shelf.location.url}: {len(parts)} parts.", soft_wrap=True)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+async def _follow(steps: AsyncIterator[Step], title: str) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task(title, total=None)
+        async for step in steps:
+            bar.update(row, description=f"{title}: {step.doing}", completed=step.events, total=step.total)

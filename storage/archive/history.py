@@ -1,0 +1,162 @@
+"""The whole log: the stream, and the archive for events that have left it. Every sequence once, in order."""
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from orchard.schemas.archives import Manifest
+from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.errors import EventsLost, OtherStream
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.reader import Arrived
+from orchard.streams.reading import bounds, next_message
+from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
+from orchard.streams.replay import arrivals
+
+_BATCH = 500
+"""Messages from the archive that are given at once."""
+
+
+async def whole_log(
+    connection: Connection, shelf: Shelf, start: int, *, until: int | None, idle: float | None = None
+) -> AsyncGenerator[list[StoredEvent], None]:
+    """Every event from sequence `start` on, in lists, up to `until`; None: without end, and with `idle` as
+    `replay_batches` has it.
+
+    Raises EventsLost for a sequence that neither the stream nor the archive holds, ArchiveCorrupt, and
+    OtherStream when both hold one and differ in it.
+    """
+    held = await bounds(connection, names.EVENTS)
+    sealed = Sealed(shelf, start)
+    position = start
+    arriving = arrivals(connection, start, until=until, idle=idle)
+    async with aclosing(arriving):
+        gone = held.first - 1 if until is None else min(held.first - 1, until)
+        async for batch in _filled(sealed, position, gone):
+            yield batch
+        position = max(position, gone + 1)
+        async for arrived in arriving:
+            ready: list[StoredEvent] = []
+            for message in arrived:
+                if message.sequence > position:
+                    if ready:
+                        yield ready
+                        ready = []
+                    async for batch in _filled(sealed, position, message.sequence - 1):
+                        yield batch
+                if sealed.has_copy(message.sequence):
+                    await asyncio.to_thread(sealed.compare, message)
+                ready.append(_stored(message))
+                position = message.sequence + 1
+            if ready or idle is not None:
+                yield ready
+            if not arrived and position <= held.last:  # what the stream ended with may be in the archive
+                following = await next_message(connection, names.EVENTS, position, names.EVENT_SUBJECTS)
+                gone = held.last if following is None else min(following.sequence - 1, held.last)
+                async for batch in _filled(sealed, position, gone):
+                    yield batch
+                position = max(position, gone + 1)
+        if until is not None:
+            async for batch in _filled(sealed, position, until):
+                yield batch
+
+
+async def _filled(sealed: "Sealed", first: int, last: int) -> AsyncGenerator[list[StoredEvent], None]:
+    """The events `first` to `last` from the archive; none where `first` is over `last`."""
+    while first <= last:
+        found = await asyncio.to_thread(sealed.take, first, last)
+        if not found:  # archived since the manifests were read
+            await asyncio.to_thread(sealed.look_again, first)
+            found = await asyncio.to_thread(sealed.take, first, last)
+        if not found:
+            raise EventsLost(
+                f"event {first} is neither in the stream nor in the archive {sealed.url}: restore the stream "
+                "(`orchard store restore-stream`), or name the right archive (`orchard log verify` reads it)"
+            )
+        yield [_stored(message) for message in found]
+        first = found[-1].sequence + 1
+
+
+class Sealed:
+    """Reads all parts of an archive as one ascending sequence of messages. A part is opened when the position
+    comes to its first event, and one row group of each open part is in memory."""
+
+    def __init__(self, shelf: Shelf, start: int) -> None:
+        self.url = shelf.location.url
+        self._shelf = shelf
+        self._parts: list[tuple[int, Part, Manifest]] | None = None
+        self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
+        self._opened = 0
+        self._start = start
+
+    def look_again(self, start: int) -> None:
+        """Forget what was read and begin again at `start`."""
+        self._parts, self._open, self._start = None, [], start
+
+    def take(self, first: int, last: int) -> list[Arrived]:
+        """Messages of consecutive sequences from `first` up to `last`, some hundred at most; none when the
+        next sealed one is not `first`."""
+        found: list[Arrived] = []
+        wanted = first
+        while wanted <= last and len(found) < _BATCH:
+            message = self._next(wanted)
+            if message is None or message.sequence != wanted:
+                break
+            found.append(message)
+            wanted += 1
+        return found
+
+    def has_copy(self, sequence: int) -> bool:
+        """Whether `compare` has something to do for this sequence."""
+        return bool(self._open) and self._open[0][0] <= sequence
+
+    def compare(self, message: Arrived) -> None:
+        """Make sure that the copy of this message of the stream is equal."""
+        while self.has_copy(message.sequence):
+            _, _, copy, rest = heapq.heappop(self._open)
+            same = (copy.subject, copy.data) == (message.subject, message.data)
+            if copy.sequence == message.sequence and not same:
+                raise OtherStream(
+                    f"event {message.sequence} of the stream is not the one in the archive {self.url}: the "
+                    "archive is of another stream, so name the right one"
+                )
+            self._push(rest)
+
+    def _next(self, wanted: int) -> Arrived | None:
+        """The message with the lowest sequence from `wanted` on, which stays at hand."""
+        self._open_parts(wanted)
+        while self._open and self._open[0][0] < wanted:
+            self._push(heapq.heappop(self._open)[3])
+        return self._open[0][2] if self._open else None
+
+    def _open_parts(self, wanted: int) -> None:
+        if self._parts is None:
+            manifests = [(part, self._shelf.manifest(part)) for part in self._shelf.parts()]
+            self._parts = sorted(
+                (manifest.first_sequence, part, manifest)
+                for part, manifest in manifests
+                if manifest.last_sequence >= self._start
+            )
+            self._parts.reverse()
+        while self._parts and self._parts[-1][0] <= wanted:
+            _, part, manifest = self._parts.pop()
+            self._push(_messages(self._shelf, part, manifest, wanted - 1))
+
+    def _push(self, messages: Iterator[Arrived]) -> None:
+        message = next(messages, None)
+        if message is not None:
+            self._opened += 1
+            heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
+
+
+def _messages(shelf: Shelf, part: Part, manifest: Manifest, after: int) -> Iterator[Arrived]:
+    for segment in manifest.segments:
+        if segment.last_sequence > after:
+            for messages in shelf.messages(part.campaign, segment, after):
+                yield from messages
+
+
+def _stored(message: Arrived) -> StoredEvent:
+    return stored_event(message.sequence, message.subject, from_nanoseconds(message.time), message.data)

@@ -1,0 +1,23 @@
+"""Configuration of the archive."""
+
+import msgspec
+
+from orchard.storage.location import Location
+
+
+class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[archive]` section."""
+
+    url: str | None = None
+    """Directory or `s3://bucket/prefix` of sealed events; None: `archive` in the store."""
+    after_days: float | None = None
+    """Days without an event after which the writer archives a closed campaign by itself; None: never."""
+
+    def __post_init__(self) -> None:
+        if self.after_days is not None and not self.after_days >= 0:
+            raise ValueError(f"archive.after_days is {self.after_days}: it must be 0 or more days")
+
+
+def archive_url(store_url: str, settings: ArchiveSettings | None) -> str:
+    """Where the archive of a store is, as configured or by default."""
+    return (settings and settings.url) or f"{Location.parse(store_url).url}/archive"

@@ -1,0 +1,146 @@
+"""Where sealed events are kept: `<archive>/<campaign>/` with segments and the manifests that name them.
+
+A file has the SHA-256 of its bytes in its name and is never changed. A manifest is written last, so a file
+that no manifest names is what a killed run left.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+import pyarrow.fs as pafs
+
+from orchard.schemas.archives import MANIFEST_VERSION, Manifest, Segment
+from orchard.storage.archive.segments import read_segment
+from orchard.storage.durable import write_whole
+from orchard.storage.errors import ArchiveCorrupt, store_errors
+from orchard.storage.location import Location
+from orchard.streams.reader import Arrived
+
+_MANIFEST = re.compile(r"manifest-(\d{20})-(\d+)-([0-9a-f]{64})\.json")
+_LEFT_OVER = timedelta(days=1)
+"""Age at which a file without a manifest belongs to no running archiver any more."""
+
+
+class Part(NamedTuple):
+    """One manifest of a campaign, as its file's name tells of it."""
+
+    campaign: str
+    through: int
+    """Sequence up to which the campaign's events are in this part or in earlier ones."""
+    removed: int
+    """Events that this part may take out of the stream."""
+    sha256: str
+    """Of the manifest."""
+
+    @property
+    def name(self) -> str:
+        """The manifest's file name."""
+        return f"manifest-{self.through:020}-{self.removed}-{self.sha256}.json"
+
+
+class Shelf:
+    """The files of one archive. Synchronous: async callers use threads."""
+
+    def __init__(self, url: str) -> None:
+        self.location = Location.parse(url)
+        self._files = self.location.filesystem
+
+    def parts(self, campaign: str | None = None) -> list[Part]:
+        """All parts, or those of one campaign, by campaign and position. Reads no files."""
+        found = []
+        for info in self._listed(campaign):
+            directory, _, name = info.path.rpartition("/")
+            if match := _MANIFEST.fullmatch(name):
+                through, removed, sha256 = match.groups()
+                found.append(Part(directory.rpartition("/")[2], int(through), int(removed), sha256))
+        return sorted(found)
+
+    def manifest(self, part: Part) -> Manifest:
+        """A verified manifest. Raises ArchiveCorrupt."""
+        data = self._read(part.campaign, part.name)
+        if hashlib.sha256(data).hexdigest() != part.sha256:
+            raise ArchiveCorrupt(
+                f"{self._key(part.campaign, part.name)} does not have the SHA-256 that is in its name: "
+                "restore the file from a copy"
+            )
+        try:
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.DecodeError as error:
+            raise ArchiveCorrupt(
+                f"{self._key(part.campaign, part.name)} is no manifest that this version reads ({error}): "
+                "use a newer Orchard"
+            ) from error
+        if manifest.version > MANIFEST_VERSION:
+            raise ArchiveCorrupt(
+                f"{self._key(part.campaign, part.name)} has version {manifest.version}: use a newer Orchard"
+            )
+        return manifest
+
+    def messages(self, campaign: str, segment: Segment, after: int = 0) -> Iterator[list[Arrived]]:
+        """The messages of a verified segment at sequences over `after`. Raises ArchiveCorrupt."""
+        data = self._read(campaign, segment.path)
+        if hashlib.sha256(data).hexdigest() != segment.sha256:
+            raise ArchiveCorrupt(
+                f"{self._key(campaign, segment.path)} does not have the SHA-256 that its manifest names: "
+                "restore the file from a copy"
+            )
+        return read_segment(data, after)
+
+    def put_segment(self, campaign: str, segment: Segment, data: bytes) -> None:
+        """Store a segment's file, durably."""
+        self._write(campaign, segment.path, data)
+
+    def put_manifest(self, manifest: Manifest) -> Part:
+        """Store a manifest, durably: from now on its events are in the archive."""
+        data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+        part = Part(manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest())
+        self._write(part.campaign, part.name, data)
+        return part
+
+    def sweep(self, campaign: str) -> int:
+        """Delete what killed runs left of a campaign more than a day ago; how many files."""
+        named = {
+            name
+            for part in self.parts(campaign)
+            for name in (part.name, *(segment.path for segment in self.manifest(part).segments))
+        }
+        oldest = datetime.now(UTC) - _LEFT_OVER
+        left = [
+            info.path
+            for info in self._listed(campaign)
+            if info.path.rpartition("/")[2] not in named and info.mtime < oldest
+        ]
+        with store_errors(self.location.url):
+            for path in left:
+                self._files.delete_file(path)
+        return len(left)
+
+    def _listed(self, campaign: str | None) -> list[pafs.FileInfo]:
+        root = self.location.key(campaign) if campaign else self.location.key()
+        selector = pafs.FileSelector(root.rstrip("/"), recursive=campaign is None, allow_not_found=True)
+        with store_errors(self.location.url):
+            return [info for info in self._files.get_file_info(selector) if info.type == pafs.FileType.File]
+
+    def _key(self, campaign: str, name: str) -> str:
+        return self.location.key(campaign, name)
+
+    def _read(self, campaign: str, name: str) -> bytes:
+        key = self._key(campaign, name)
+        with store_errors(self.location.url):
+            try:
+                with self._files.open_input_stream(key) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError:
+                raise ArchiveCorrupt(f"{key} is missing: restore the file from a copy") from None
+
+    def _write(self, campaign: str, name: str, data: bytes) -> None:
+        with store_errors(self.location.url):
+            if self.location.is_s3:
+                with self._files.open_output_stream(self._key(campaign, name)) as stream:
+                    stream.write(data)
+            else:
+                write_whole(self.location.path / campaign, name, data)

@@ -1,0 +1,104 @@
+"""Whether a part of the archive is what its manifest says, and what the tables say: every byte is read."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from orchard.schemas.archives import Manifest, Segment
+from orchard.storage.archive.listing import recorded, relisted
+from orchard.storage.archive.segments import Content, counted_subject, is_fence
+from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.errors import ArchiveCorrupt
+
+
+@dataclass
+class Verified:
+    """What was read, and each thing that is wrong as a sentence."""
+
+    parts: int = 0
+    events: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()) -> Verified:
+    """Check every part, or those of some campaigns, and that each part that the log has recorded is there."""
+    found = Verified()
+    parts = [part for part in shelf.parts() if not campaigns or part.campaign in campaigns]
+    missing = set(recorded(store_url)) - {(part.campaign, part.sha256) for part in parts}
+    for campaign, sha256 in sorted(missing):
+        if not campaigns or campaign in campaigns:
+            found.findings.append(
+                f"{campaign}: the manifest {sha256} that the log has recorded is not in "
+                f"{shelf.location.url}: restore it from a copy"
+            )
+    for part in parts:
+        found.parts += 1
+        events = 0
+        try:
+            for read in check_part(shelf, part, store_url):
+                events = read
+        except ArchiveCorrupt as error:
+            found.findings.append(str(error))
+        found.events += events
+    return found
+
+
+def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]:
+    """Yields the events read so far. Raises ArchiveCorrupt for the first thing that is wrong.
+
+    With a store, what the part holds must be what its table `events` lists.
+    """
+    manifest = shelf.manifest(part)
+    where = f"{shelf.location.url}/{part.campaign}/{part.name}"
+    if (manifest.campaign, manifest.through, manifest.removed) != (part.campaign, part.through, part.removed):
+        raise ArchiveCorrupt(f"{where} is in the wrong place: its manifest is of another part")
+    found: list[tuple[int, str]] = []
+    counts: Counter[str] = Counter()
+    size = 0
+    for segment in manifest.segments:
+        for sequence, subject, length in _read(shelf, part.campaign, segment):
+            found.append((sequence, subject))
+            counts[counted_subject(subject)] += 1
+            size += length
+        yield len(found)
+    if problem := _differs(manifest, found, counts, size):
+        raise ArchiveCorrupt(f"{where} {problem}: restore its files from a copy")
+    if store_url is not None:
+        listing = relisted(store_url, part.campaign, manifest.after, manifest.through)
+        if difference := listing.differs(found):
+            raise ArchiveCorrupt(
+                f"{where} is not what the tables of {store_url} have: {difference}; the archive or the store "
+                "belongs to another stream, or one of them was changed"
+            )
+
+
+def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+    """Sequence, subject and payload bytes of a segment's messages, whose hash and range must be right."""
+    content, events, first, last = Content(), 0, 0, 0
+    for messages in shelf.messages(campaign, segment):
+        for message in messages:
+            content.take(message)
+            events, first, last = events + 1, first or message.sequence, message.sequence
+            yield message.sequence, message.subject, len(message.data)
+    expected = (segment.content_sha256, segment.events, segment.first_sequence, segment.last_sequence)
+    if (content.hexdigest(), events, first, last) != expected:
+        raise ArchiveCorrupt(
+            f"{shelf.location.url}/{campaign}/{segment.path} holds other messages than its manifest says: "
+            "restore the file from a copy"
+        )
+
+
+def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
+    """What the manifest says wrongly of its messages; empty when all is right."""
+    sequences = [sequence for sequence, _ in found]
+    if any(later <= earlier for earlier, later in pairwise(sequences)):
+        return "names messages that are not in the order of the stream"
+    if not sequences or sequences[0] <= manifest.after or sequences[-1] > manifest.through:
+        return "names messages outside of its range"
+    said = (manifest.first_sequence, manifest.last_sequence, manifest.events, manifest.bytes)
+    if said != (sequences[0], sequences[-1], len(found), size) or manifest.subjects != dict(counts):
+        return "counts other messages than its segments hold"
+    if manifest.removed != sum(not is_fence(subject) for _, subject in found):
+        return "counts other fences than its segments hold"
+    return ""
