@@ -1,18 +1,22 @@
 """Compaction: many small files become few large ones, while the writer appends and readers read.
 
 Rows keep their order. The commit removes the small files and adds the large ones at once; the bytes of the
-small ones stay on disk until a vacuum after the retention, so a reader that has opened them reads on.
+small ones stay on disk until no reader can need them (`orchard.storage.pins`).
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
+from orchard.storage import pins
 from orchard.storage.delta import (
     COMPACT_LEVEL,
     GROUP_BYTES,
     GROUP_ROWS,
+    MERGED_LEVEL,
     VACUUM_HOURS,
     DataFile,
     list_files,
@@ -33,7 +37,11 @@ class CompactionCancelled(Exception):
 
 
 def plan(files: Sequence[DataFile], target: int = TARGET_BYTES) -> list[list[DataFile]]:
-    """Runs of neighbouring small files to merge, each run into one file of about `target` bytes at most."""
+    """Runs of neighbouring small files to merge, each run into one file of about `target` bytes at most.
+
+    A file joins a run only when those after it are together at least half its size: so a byte is written
+    again a few times, and not each time that some small files have come after it.
+    """
     bins: list[list[DataFile]] = [[]]
     size = 0
     for file in files:
@@ -44,7 +52,16 @@ def plan(files: Sequence[DataFile], target: int = TARGET_BYTES) -> list[list[Dat
         if small:
             bins[-1].append(file)
             size += file.size
-    return [found for found in bins if len(found) > 1]
+    return [run for found in bins if len(run := _worthwhile(found)) > 1]
+
+
+def _worthwhile(run: list[DataFile]) -> list[DataFile]:
+    rest = sum(file.size for file in run)
+    for index, file in enumerate(run):
+        rest -= file.size
+        if file.size <= 2 * rest:
+            return run[index:]
+    return []
 
 
 def compact(
@@ -60,32 +77,100 @@ def compact(
     Leaves the table as it was when somebody else compacted it meanwhile. Raises CompactionCancelled,
     StoreFull or StoreUnreachable.
     """
-    with store_errors(location.url):
-        delta = DeltaTable(location.table_url(table), storage_options=location.storage_options)
+
+    def look() -> tuple[DeltaTable, list[list[DataFile]]]:
+        delta = _opened(location, table)
         bins = plan(list_files(delta), target)
-    if sum(map(len, bins)) <= above:
-        return 0
+        return delta, bins if sum(map(len, bins)) > above else []
+
+    with store_errors(location.url):
+        (delta, bins), pin = pins.pinned(
+            location, look, lambda seen: [_key(table, file.path) for run in seen[1] for file in run]
+        )
+    try:
+        return _merge(location, table, delta, bins, target, cancelled)
+    finally:
+        pin.release()
+
+
+def _merge(
+    location: Location,
+    table: str,
+    delta: DeltaTable,
+    bins: list[list[DataFile]],
+    target: int,
+    cancelled: Callable[[], bool],
+) -> int:
     merged = 0
-    for found in bins:
-        rows = (rows for file in found for rows in _watched(read_rows(location, table, file), cancelled))
+    for run in bins:
+        rows = (rows for file in run for rows in _watched(read_rows(location, table, file), cancelled))
+        last_time = sum(file.size for file in run) * 2 >= target
         with store_errors(location.url):
-            new = write_file(location, table, regroup(rows), COMPACT_LEVEL)
-            if not swap_files(delta, SCHEMAS[table], found, new):
+            new = write_file(location, table, regroup(rows), COMPACT_LEVEL if last_time else MERGED_LEVEL)
+            if not swap_files(delta, SCHEMAS[table], run, new):
                 return merged
             delta.update_incremental()
-        merged += len(found) - 1
+        merged += len(run) - 1
     return merged
 
 
 def vacuum(location: Location, table: str, hours: int = VACUUM_HOURS) -> int:
-    """Deletes files that no snapshot of the last `hours` names; how many. A reader whose connection is older
-    than that must refresh. Raises StorageError for less than an hour."""
+    """Deletes files that were replaced more than `hours` ago, or left over by a process that was killed then,
+    and that no reader has pinned; how many. Raises StorageError for less than an hour."""
     if hours < 1:
-        raise StorageError("vacuum would break running readers: keep files for at least 1 hour")
+        raise StorageError("vacuum would take files that are about to be committed: give at least 1 hour")
     with store_errors(location.url):
-        delta = DeltaTable(location.table_url(table), storage_options=location.storage_options)
-        gone = delta.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
-    return len(gone)
+        found = _opened(location, table).vacuum(
+            retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
+    return len(_delete(location, table, set(found)))
+
+
+class Vacuum:
+    """Deletes replaced files as soon as no reader can need them: GRACE seconds after this object has first
+    seen that they were replaced, when no reader has pinned them. One for each table."""
+
+    def __init__(self, location: Location, table: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._location, self._table, self._clock = location, table, clock
+        self._seen: dict[str, float] = {}
+        """Replaced files that may be on disk, by the time they were first seen."""
+        self._gone: set[str] = set()
+        """Deleted files that the log still names."""
+
+    def run(self) -> int:
+        """How many files it deleted. Raises StoreUnreachable."""
+        now = self._clock()
+        with store_errors(self._location.url):
+            found = _opened(self._location, self._table).vacuum(
+                retention_hours=0, dry_run=True, enforce_retention_duration=False
+            )
+        self._gone &= set(found)
+        self._seen = {file: self._seen.get(file, now) for file in found if file not in self._gone}
+        old = {file for file, since in self._seen.items() if now - since >= pins.GRACE}
+        deleted = _delete(self._location, self._table, old)
+        self._gone |= deleted
+        return len(deleted)
+
+
+def _delete(location: Location, table: str, files: set[str]) -> set[str]:
+    """Deletes those of the files of a table that nobody has pinned; which."""
+    if not files:
+        return set()
+    with store_errors(location.url):
+        free = sorted(files - {key.rpartition("/")[2] for key in pins.held(location)})
+        keys = [location.key(_key(table, file)) for file in free]
+        for info in location.filesystem.get_file_info(keys):
+            if info.type == pafs.FileType.File:
+                location.filesystem.delete_file(info.path)
+    return set(free)
+
+
+def _key(table: str, file: str) -> str:
+    return f"tables/{table}/{file}"
+
+
+def _opened(location: Location, table: str) -> DeltaTable:
+    return DeltaTable(location.table_url(table), storage_options=location.storage_options)
 
 
 def regroup(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -5,7 +5,6 @@ What needs several events (the accepted outcome, the state of a task, conservati
 """
 
 from collections.abc import Callable, Iterable
-from enum import Enum
 from typing import Any
 
 import msgspec
@@ -98,12 +97,8 @@ def _place(fact: Fact) -> Row:
     }
 
 
-def _scalars(data: msgspec.Struct) -> Row:
-    """The fields as they are, with enums as their text; columns without such a field stay null."""
-    return {
-        name: value.value if isinstance(value := getattr(data, name), Enum) else value
-        for name in data.__struct_fields__
-    }
+_scalars = msgspec.structs.asdict
+"""The fields as they are. Columns without such a field stay null; fields without a column are left out."""
 
 
 def _sha256(blob: BlobRef | None) -> str | None:

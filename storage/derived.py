@@ -15,10 +15,11 @@ from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
 from orchard.storage.log import Fact, facts
+from orchard.storage.pins import pinned
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
 
 _SLICE_ROWS = 128
-"""Rows that are in memory at once when a file is read."""
+"""Rows that are given at once when a file is read; a row group is in memory."""
 
 
 class Appender:
@@ -80,17 +81,32 @@ class DerivedTables:
         """Sequence up to which every table has its rows, committed or waiting."""
         self._since: float | None = None
 
-    def advance(self, watermark: int, batch: Committed | None, cancelled: Callable[[], bool]) -> None:
-        """Brings the tables to the `watermark` of `events`: with the batch at hand where it is the next one,
-        else from the files, as after a crash between two commits. Commits the tables for which it is time."""
-        if batch is not None and batch.first == self.reached + 1:
-            self._take(batch.facts, batch.last)
-        if self.reached < watermark:
-            for rows in read_events(self._location, snapshot(self._location, EVENTS), self.reached):
+    def take(self, batch: Committed) -> None:
+        """The next batch of `events`. Commits the tables for which it is time."""
+        self._take(batch.facts, batch.last)
+
+    def catch_up(self, watermark: int, cancelled: Callable[[], bool]) -> None:
+        """Takes what `events` has up to `watermark` from its files, as after a crash between two commits."""
+        files, pin = pinned(
+            self._location,
+            lambda: snapshot(self._location, EVENTS),
+            lambda found: [f"tables/{EVENTS}/{file.path}" for file in found],
+        )
+        try:
+            for rows in read_events(self._location, files, self.reached):
                 if cancelled():
                     return
                 self._take(list(facts(rows)), rows.column("sequence")[-1].as_py())
-        self._flush_in_time()
+                if self.reached >= watermark:
+                    return
+        finally:
+            pin.release()
+
+    @property
+    def due(self) -> float:
+        """Seconds until `flush_in_time` has something to do."""
+        waited = 0.0 if self._since is None else time.monotonic() - self._since
+        return max(self._seconds - waited, 0.0)
 
     def flush(self) -> None:
         """Commits everything, and that it is complete."""
@@ -109,9 +125,10 @@ class DerivedTables:
             if appender.full():
                 appender.flush()
         self.reached = reached
-        self._flush_in_time()
+        self.flush_in_time()
 
-    def _flush_in_time(self) -> None:
+    def flush_in_time(self) -> None:
+        """Commits everything when a row has waited long enough."""
         if self._since is not None and time.monotonic() - self._since >= self._seconds:
             self.flush()
 
@@ -132,12 +149,15 @@ def read_rows(location: Location, table: str, file: DataFile) -> Iterator[pa.Tab
     schema = SCHEMAS[table]
     key = location.key("tables", table, file.path)
     with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-        for batch in pq.ParquetFile(source).iter_batches(_SLICE_ROWS, use_threads=False):
-            rows = pa.Table.from_batches([batch])
+        parquet = pq.ParquetFile(source)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group, use_threads=False)
             for field in schema:
                 if field.name not in rows.column_names:
                     rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-            yield rows.select(schema.names).cast(schema)
+            rows = rows.select(schema.names).cast(schema)
+            for start in range(0, rows.num_rows, _SLICE_ROWS):
+                yield rows.slice(start, _SLICE_ROWS)
 
 
 def last_event_id(location: Location, events: Table) -> str | None:

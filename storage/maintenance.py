@@ -39,8 +39,8 @@ def compact(store_url: str, *, above: int = 1) -> dict[str, int]:
 
 
 def vacuum(store_url: str, *, hours: int = VACUUM_HOURS) -> dict[str, int]:
-    """Deletes files replaced or left over more than `hours` ago; how many, by table. Raises StorageError for
-    less than an hour: readers may be using them."""
+    """Deletes files that were replaced or left over more than `hours` ago and that no reader has pinned; how
+    many, by table. Raises StorageError for less than an hour: a process may be about to commit them."""
     location = Location.parse(store_url)
     return {table: compaction.vacuum(location, table, hours) for table in _existing(location)}
 

@@ -1,19 +1,22 @@
 """The read side: DuckDB in memory over the tables' files, for any number of processes while the writer runs.
 
 A connection sees the store as it was when it was opened or last refreshed: `events` to its last commit, and
-all other tables to the one sequence up to which every one of them is complete. Its files stay on disk for
-VACUUM_HOURS after they have been replaced: refresh within that time.
+all other tables to the one sequence up to which every one of them is complete. Its files stay on disk until
+it is closed or refreshed (`orchard.storage.pins`).
 """
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from orchard.storage.delta import EVOLVED, list_files, watermark_of
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
+from orchard.storage.pins import Pin, pinned
 from orchard.storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
 
@@ -63,14 +66,22 @@ def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int
                 "wait for the writer, or name an earlier sequence"
             )
         complete = as_of
-    with ThreadPoolExecutor(4) as threads:
-        sources = list(threads.map(lambda table: _source(location, table), TABLES))
+    sources, pin = pinned(location, lambda: _sources(location), _files)
     for table, (files, evolved) in zip(TABLES, sources, strict=True):
         scan = _scan(connection, location, table, files, evolved)
         which = "true" if table == EVENTS and as_of is None else f"sequence <= {complete}"
         connection.execute(
             f"create or replace view tables.{table} as select {_columns(table)} from {scan} where {which}"
         )
+    _keep(connection, pin)
+
+
+def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
+    """Releases the pin when the connection is closed, collected, or given another one: DuckDB drops then what
+    is registered under this name."""
+    token = pa.table({"pin": pa.nulls(1)})
+    weakref.finalize(token, pin.release)
+    connection.register("_pin", token)
 
 
 def _opened(location: Location, table: str) -> DeltaTable | None:
@@ -88,13 +99,25 @@ def position(store_url: str) -> int:
         return watermark_of(progress) if progress else 0
 
 
-def _source(location: Location, table: str) -> tuple[list[str], bool]:
-    """Keys of a table's files, and whether they differ in their columns."""
+_Source = tuple[list[str], bool]
+"""The files of a table, and whether they differ in their columns."""
+
+
+def _sources(location: Location) -> list[_Source]:
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda table: _source(location, table), TABLES))
+
+
+def _files(sources: list[_Source]) -> list[str]:
+    return [file for files, _ in sources for file in files]
+
+
+def _source(location: Location, table: str) -> _Source:
     with store_errors(location.url):
         delta = _opened(location, table)
         if delta is None:
             return [], False
-        files = [location.key("tables", table, file.path) for file in list_files(delta) if file.rows]
+        files = [f"tables/{table}/{file.path}" for file in list_files(delta) if file.rows]
         declared = {field.name for field in SCHEMAS[table]}
         stored = {field.name for field in delta.schema().fields}
         evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
@@ -107,12 +130,13 @@ def _scan(
     """A table expression over the files. DuckDB reads a directory itself; S3 goes through Arrow, because
     DuckDB's own S3 support is an extension that an air-gapped machine cannot download."""
     if files and not location.is_s3 and not evolved:
-        names = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+        names = ", ".join("'" + location.key(file).replace("'", "''") + "'" for file in files)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
     import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
 
-    found = pads.dataset(files, schema=schema, format="parquet", filesystem=location.filesystem)
+    keys = [location.key(file) for file in files]
+    found = pads.dataset(keys, schema=schema, format="parquet", filesystem=location.filesystem)
     connection.register(f"_{table}", found if files else schema.empty_table())
     return f"_{table}"
 

@@ -3,8 +3,8 @@
 Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived
 tables. A batch's rows and its last sequence are one commit, so a writer killed anywhere starts again right
 after what it committed. Derived tables follow `events` as `events` follows the stream, with positions of
-their own. The log comes first: while the stream is far ahead the derived tables wait, and are then made
-from the files of `events`.
+their own: from the batch that was committed last, or from the files of `events` where they are behind, which
+the log does not wait for.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ import msgspec
 
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
-from orchard.storage.compaction import CompactionCancelled, compact, vacuum
+from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import Table
 from orchard.storage.derived import Committed, DerivedTables, last_event_id
 from orchard.storage.errors import StoreFull
@@ -36,21 +35,20 @@ from orchard.streams.records import StoredEvent
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_LAG = 200_000
-_LAG_SECONDS = 10.0
-"""Events, and seconds, that the derived tables may be behind while the log catches up with the stream."""
+_LEFTOVER_SECONDS = 3600.0
+"""Between looks for files that killed processes left."""
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[writer]` section: a commit is made at whichever limit comes first."""
 
-    commit_rows: int = 2000
+    commit_rows: int = 10_000
     commit_seconds: float = 2.0
-    commit_bytes: int = 12 * 1024 * 1024
+    commit_bytes: int = 16 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
-    compact_above: int = 100
+    compact_above: int = 30
     """Small files of a table that start a compaction."""
-    compact_seconds: float = 5.0
+    compact_seconds: float = 10.0
     """Between looks at whether a table has that many."""
 
 
@@ -73,10 +71,8 @@ class Writer:
         self.position = 0
         """Sequence of the newest event this run knows to be in `events`."""
         self._full_batch_at = float("-inf")
-        self._committed: Committed | None = None
-        """The newest batch in `events`, until the derived tables take it."""
-        self._news = asyncio.Event()
-        self._log_ended = False
+        self._in_step = False
+        """Derived tables have what was in `events` before, so that they can take each batch as it comes."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Writes until `stop` is set, then commits what the stream holds and returns.
@@ -97,10 +93,11 @@ class Writer:
         await check_position(self._connection, events.watermark, last_id)
         self.position = events.watermark
         received: asyncio.Queue[list[StoredEvent] | None] = asyncio.Queue(1)
+        committed: asyncio.Queue[Committed | None] = asyncio.Queue(1)
         await _together(
             self._receive(events.watermark, stop, received),
-            self._commit(events, received),
-            self._derive(events),
+            self._commit(events, received, committed),
+            self._derive(committed),
             beside=self._maintain(),
         )
 
@@ -121,40 +118,48 @@ class Writer:
             await received.put(batch)
         await received.put(None)
 
-    async def _commit(self, events: Table, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
+    async def _commit(
+        self,
+        events: Table,
+        received: "asyncio.Queue[list[StoredEvent] | None]",
+        committed: "asyncio.Queue[Committed | None]",
+    ) -> None:
         while (batch := await received.get()) is not None:
             if _is_full(batch, self._settings):
                 self._full_batch_at = time.monotonic()
-            self._committed = await self._in_thread(partial(_commit_batch, events, batch))
-            self.position = events.watermark
+            done = await self._in_thread(partial(_commit_batch, events, batch))
+            self.position = done.last
             received.task_done()
-            self._news.set()
-        self._log_ended = True
-        self._news.set()
+            if self._in_step:
+                await committed.join()
+                await committed.put(done)
+        await committed.put(None)
 
-    async def _derive(self, events: Table) -> None:
+    async def _derive(self, committed: "asyncio.Queue[Committed | None]") -> None:
         settings = self._settings
         derived = await self._in_thread(
             lambda: DerivedTables(
                 self._location, settings.commit_rows, settings.commit_bytes, settings.commit_seconds
             )
         )
-        advanced = time.monotonic()
-        while True:
-            ended = self._log_ended
-            late = events.watermark - derived.reached > _LAG or time.monotonic() - advanced > _LAG_SECONDS
-            if ended or late or not self._behind():
-                batch, self._committed = self._committed, None
-                await self._in_thread(
-                    partial(derived.advance, events.watermark, batch, self._stopping.is_set)
-                )
-                advanced = time.monotonic()
-            if ended:
-                await self._in_thread(derived.flush)
-                return
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), settings.commit_seconds)
-            self._news.clear()
+        while derived.reached < self.position:
+            await self._in_thread(partial(derived.catch_up, self.position, self._stopping.is_set))
+        self._in_step = True
+        coming = asyncio.ensure_future(committed.get())
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=derived.due)
+                if not coming.done():
+                    await self._in_thread(derived.flush_in_time)
+                    continue
+                if (batch := coming.result()) is None:
+                    await self._in_thread(derived.flush)
+                    return
+                await self._in_thread(partial(derived.take, batch))
+                committed.task_done()
+                coming = asyncio.ensure_future(committed.get())
+        finally:
+            coming.cancel()
 
     def _behind(self) -> bool:
         """Whether the stream has been ahead of the log just now."""
@@ -162,22 +167,30 @@ class Writer:
 
     async def _maintain(self) -> None:
         """Compacts when the writer keeps up with the stream; when it does not, that is more urgent."""
+        vacuums = {name: Vacuum(self._location, name) for name in TABLES}
+        leftovers_at = float("-inf")
         while True:
             await asyncio.sleep(self._settings.compact_seconds)
             above = self._settings.compact_above * (10 if self._behind() else 1)
+            look_for_leftovers = time.monotonic() - leftovers_at > _LEFTOVER_SECONDS
             for name in TABLES:
-                await self._in_thread(partial(self._compact, name, above))
+                await self._in_thread(partial(self._keep, name, above, vacuums[name], look_for_leftovers))
+            if look_for_leftovers:
+                leftovers_at = time.monotonic()
 
-    def _compact(self, table: str, above: int) -> None:
+    def _keep(self, table: str, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
+        """Compacts a table, and deletes files that nobody needs."""
         try:
             merged = compact(self._location, table, above=above, cancelled=self._stopping.is_set)
         except CompactionCancelled:
             return
         except StoreFull:
+            merged = 0
             log.warning("no space to compact %s: free some", table)
-            return
-        if merged:
-            gone = vacuum(self._location, table)
+        gone = replaced.run()
+        if look_for_leftovers:
+            gone += vacuum(self._location, table)
+        if merged or gone:
             log.info("compacted %s: %d files merged away, %d old ones deleted", table, merged, gone)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:

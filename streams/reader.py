@@ -22,11 +22,14 @@ from orchard.streams.records import Delivery
 log = logging.getLogger(__name__)
 
 BATCH = 256
-"""Messages asked for at once; at most one and a half times as many are in memory."""
+BATCH_BYTES = 16 * 1024 * 1024
+"""Messages, and bytes, asked for at once; at most twice as many are in memory. A message is smaller."""
 _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
 """Seconds without even a heartbeat after which the consumer counts as gone."""
+_FULL = "Message Size Exceeds MaxBytes"
+"""What the server says when the next message would not fit: the request is done, and the consumer goes on."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -112,7 +115,12 @@ class Reader:
     async def _ask_for_more(self) -> None:
         if self._outstanding > BATCH // 2 or self._broken:
             return
-        request = {"batch": BATCH, "expires": int(_EXPIRES * 1e9), "idle_heartbeat": int(_HEARTBEAT * 1e9)}
+        request = {
+            "batch": BATCH,
+            "max_bytes": BATCH_BYTES,
+            "expires": int(_EXPIRES * 1e9),
+            "idle_heartbeat": int(_HEARTBEAT * 1e9),
+        }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         assert self._subscription is not None
         try:
@@ -176,7 +184,7 @@ class Reader:
         if not status:
             self._outstanding -= 1
             self._arrived.append(message)
-        elif status in ("404", "408"):
+        elif status in ("404", "408") or _FULL in (message.headers or {}).get("Description", ""):
             self._outstanding -= int((message.headers or {}).get("Nats-Pending-Messages", BATCH))
         elif status != "100":
             log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, message.headers)

@@ -96,10 +96,9 @@ async def test_events_are_committed_while_the_writer_runs(
 
 
 async def test_derived_tables_follow_a_stream_that_never_rests(
-    connection: Connection, publisher: Publisher, store: str, log, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, publisher: Publisher, store: str, log
 ) -> None:
     """Every batch is full here, so that the writer always counts as behind the stream."""
-    monkeypatch.setattr("orchard.storage.writer._LAG_SECONDS", 0.2)
     stop = asyncio.Event()
     writer = Writer(store, connection, WriterSettings(commit_rows=1, commit_seconds=1.0))
     running = asyncio.create_task(writer.run(stop))

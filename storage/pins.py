@@ -1,0 +1,162 @@
+"""Pins: which files readers hold, so that vacuum spares them for as long as they are read.
+
+A pin is an object below `readers/` that names the files of one reader, one key a line. In a directory the
+reader holds a lock on it, which the operating system takes back when the reader dies, however it dies and
+for however long it was stopped. On S3 the reader writes it again every PULSE seconds, and one that was not
+written for DEAD_AFTER is nobody's; both ages are taken from the store's clock.
+
+No pin is needed to read: a file outlives the commit that replaced it by GRACE seconds in any case. So a
+reader lists files and pins them within that time, or starts again (`pinned`); vacuum looks at the pins last.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import pyarrow.fs as pafs
+
+from orchard.storage.errors import StoreUnreachable
+from orchard.storage.location import Location
+
+log = logging.getLogger(__name__)
+
+GRACE = 60.0
+"""Seconds for which a file that was replaced stays on disk, pinned or not."""
+PULSE = 60.0
+DEAD_AFTER = 600.0
+_FOLDER = "readers"
+_T = TypeVar("_T")
+
+
+class Pin:
+    """Files that stay on disk until `release`, or until the process ends."""
+
+    def __init__(self, location: Location, files: Iterable[str]) -> None:
+        """`files` are keys below the store's root. Where the store may not be written to nothing is pinned:
+        then only GRACE protects the reader."""
+        self._release: Callable[[], None] = lambda: None
+        text = "\n".join(files).encode()
+        try:
+            self._release = _pulsing(location, text) if location.is_s3 else _locked(location, text)
+        except OSError as error:
+            log.debug("files of %s are read without a pin: %s", location.url, error)
+
+    def release(self) -> None:
+        """Vacuum may delete the files from now on."""
+        release, self._release = self._release, lambda: None
+        release()
+
+
+def pinned(
+    location: Location, look: Callable[[], _T], files: Callable[[_T], Iterable[str]]
+) -> tuple[_T, Pin]:
+    """What `look` finds, with a pin on the files that this names, all of which are on disk then."""
+    while True:
+        began = time.monotonic()
+        found = look()
+        pin = Pin(location, files(found))
+        if time.monotonic() - began < GRACE / 2:
+            return found, pin
+        pin.release()
+
+
+def held(location: Location) -> set[str]:
+    """Every file that a living reader has pinned. Pins of the dead are removed."""
+    return set(_held_on_s3(location) if location.is_s3 else _held_in_directory(location))
+
+
+# --- a directory ---------------------------------------------------------------------------------
+
+
+def _locked(location: Location, text: bytes) -> Callable[[], None]:
+    """A locked file; it gets its name only when it has its lock and its lines."""
+    folder = location.path / _FOLDER
+    folder.mkdir(exist_ok=True)
+    process = os.getpid()
+    name = f"{process}-{secrets.token_hex(8)}"
+    hidden, path = folder / f".{name}", folder / name
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(text)
+        hidden.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        hidden.unlink(missing_ok=True)
+        raise
+
+    def release() -> None:
+        if os.getpid() == process:  # and not a fork of it
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+    return release
+
+
+def _held_in_directory(location: Location) -> Iterator[str]:
+    folder = location.path / _FOLDER
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        try:
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield from file.read().decode().splitlines()
+                    continue
+                if not path.name.startswith("."):
+                    path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue
+
+
+# --- S3 ------------------------------------------------------------------------------------------
+
+
+def _pulsing(location: Location, text: bytes) -> Callable[[], None]:
+    """An object that a thread keeps young."""
+    key = location.key(_FOLDER, f"{secrets.token_hex(12)}")
+    _put(location, key, text)
+    released = threading.Event()
+
+    def pulse() -> None:
+        while not released.wait(PULSE):
+            with contextlib.suppress(OSError):
+                _put(location, key, text)
+        with contextlib.suppress(OSError):
+            location.filesystem.delete_file(key)
+
+    threading.Thread(target=pulse, name="pin", daemon=True).start()
+    return released.set
+
+
+def _put(location: Location, key: str, data: bytes) -> None:
+    with location.filesystem.open_output_stream(key) as stream:
+        stream.write(data)
+
+
+def _held_on_s3(location: Location) -> Iterator[str]:
+    files = location.filesystem
+    clock = location.key(_FOLDER, ".clock")
+    _put(location, clock, b"")
+    now = files.get_file_info(clock).mtime
+    if now is None:
+        raise StoreUnreachable(f"the store {location.url} does not tell the age of its objects")
+    for info in files.get_file_info(pafs.FileSelector(location.key(_FOLDER))):
+        if info.path == clock or info.mtime is None:
+            continue
+        if now - info.mtime > timedelta(seconds=DEAD_AFTER):
+            files.delete_file(info.path)
+            continue
+        with contextlib.suppress(FileNotFoundError), files.open_input_stream(info.path) as stream:
+            yield from bytes(stream.read()).decode().splitlines()
