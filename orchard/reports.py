@@ -71,7 +71,9 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> Rende
 
 def pipeline_line(pipeline: PipelineView) -> RenderableType:
     """Processes, lag of the writer, delayed requests and dead letters, in one line."""
-    alive = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in pipeline.processes.items())
+    alive = ", ".join(
+        f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in pipeline.processes.items()
+    )
     late = pipeline.lag_seconds > LAG_SECONDS
     lag = f"{pipeline.lag_events:,} events not in the tables yet"
     lag += f" (oldest {duration(pipeline.lag_seconds)})" if pipeline.lag_events else ""

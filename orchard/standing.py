@@ -121,9 +121,7 @@ class Standing:
     pipeline: PipelineView
 
 
-def state_of(
-    record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int
-) -> State:
+def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:
     """What a campaign is doing: its record says what was asked for, outcomes and queues what is so.
 
     `serving` is the number of workers alive that serve its queue.
@@ -168,6 +166,10 @@ select campaign,
        bool_or(model_kind = 'oracle') as oracle
 from mine join bounds using (campaign) group by all
 """
+_RECONCILED = """
+select campaign, count(*) as reconciled from events
+where type = 'rollout.reconciled' and list_contains($names, campaign) group by 1
+"""
 _RETRIES = """
 select campaign, count(*) - count(distinct rollout_id) as retries from tables.attempts_all
 where kind = 'started' and list_contains($names, campaign) group by 1
@@ -178,6 +180,7 @@ where kind = 'started' and list_contains($names, campaign) group by 1
 class _Rows:
     outcomes: list[dict[str, Any]]
     retries: dict[str, int]
+    reconciled: dict[str, int]
 
 
 def _rows(store: str, names_: list[str]) -> _Rows:
@@ -185,6 +188,7 @@ def _rows(store: str, names_: list[str]) -> _Rows:
         return _Rows(
             _dicts(tables, _OUTCOMES, names_),
             {row["campaign"]: row["retries"] for row in _dicts(tables, _RETRIES, names_)},
+            {row["campaign"]: row["reconciled"] for row in _dicts(tables, _RECONCILED, names_)},
         )
 
 
@@ -216,6 +220,7 @@ def _view(
         running=min(moving.running, open_),
         delayed=min(moving.delayed, open_),
         retries=rows.retries.get(name, 0),
+        reconciled=rows.reconciled.get(name, 0),
         queue=queue,
         turns=sum(row["turns"] or 0 for row in mine),
         tokens=sum(row["tokens"] or 0 for row in mine),

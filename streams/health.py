@@ -7,7 +7,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import msgspec
@@ -22,37 +23,43 @@ from orchard.streams.reading import server_time
 
 log = logging.getLogger(__name__)
 
-Look = Callable[[], ProcessReport]
+Look = Callable[[ProcessReport], ProcessReport]
+"""Fills in what changes of a report: condition, says, numbers."""
 
 
-class Reporter:
-    """Sends what `look` says every REPORT_SECONDS until cancelled, and then that the process stopped.
+@asynccontextmanager
+async def reporting(
+    connection: Connection, kind: str, name: str, look: Look = lambda report: report, *, serves: str = ""
+) -> AsyncIterator[None]:
+    """Send a report every REPORT_SECONDS for as long as the block lasts, then one that it stopped."""
+    blank = ProcessReport(
+        name=name,
+        kind=kind,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=datetime.now(UTC),
+        serves=serves,
+    )
 
-    `look` changes the fields of `blank` that it knows about: condition, says, numbers.
-    """
+    async def run() -> None:
+        while True:
+            await _send(connection, look(blank))
+            await asyncio.sleep(REPORT_SECONDS)
 
-    def __init__(self, connection: Connection, kind: str, name: str) -> None:
-        self._connection = connection
-        self.blank = ProcessReport(
-            name=name, kind=kind, host=socket.gethostname(), pid=os.getpid(), started=datetime.now(UTC)
-        )
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await _send(connection, msgspec.structs.replace(blank, condition=Condition.STOPPED))
 
-    async def run(self, look: Look | None = None) -> None:
-        """Until cancelled."""
-        report = self.blank
-        try:
-            while True:
-                report = look() if look else self.blank
-                await self._send(report)
-                await asyncio.sleep(REPORT_SECONDS)
-        finally:
-            await self._send(msgspec.structs.replace(report, condition=Condition.STOPPED, says=""))
 
-    async def _send(self, report: ProcessReport) -> None:
-        try:
-            await self._connection.nats.publish(_subject(report.name), msgspec.json.encode(report))
-        except (NatsError, OSError) as error:
-            log.debug("a report of %s was not sent: %s", report.name, error)
+async def _send(connection: Connection, report: ProcessReport) -> None:
+    try:
+        await connection.nats.publish(_subject(report.name), msgspec.json.encode(report))
+    except (NatsError, OSError) as error:
+        log.debug("a report of %s was not sent: %s", report.name, error)
 
 
 async def reports(connection: Connection) -> list[HeardReport]:

@@ -18,10 +18,12 @@ import uvloop
 from orchard.config import Config
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
+from orchard.schemas.health import ProcessReport
 from orchard.session import Session
 from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
+from orchard.streams.health import reporting
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
@@ -214,7 +216,15 @@ async def run_worker(session: Session, name: str | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
+        look = partial(_worker_report, worker)
+        await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
         await worker.run()
+
+
+def _worker_report(worker: Worker, report: ProcessReport) -> ProcessReport:
+    return msgspec.structs.replace(
+        report, numbers={"running": float(worker.running), "slots": float(worker.slots)}
+    )
 
 
 async def run_writer(session: Session) -> None:
@@ -222,7 +232,13 @@ async def run_writer(session: Session) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.connection("writer") as connection:
         await declare(connection, session.config.nats, [])
-        await Writer(session.config.store, connection, session.config.writer).run(stop)
+        writer = Writer(session.config.store, connection, session.config.writer)
+
+        def look(report: ProcessReport) -> ProcessReport:
+            return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
+
+        async with reporting(connection, "writer", "writer", look):
+            await writer.run(stop)
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -243,7 +259,8 @@ async def run_steward(session: Session) -> None:
     async with session.connection("steward") as connection, asyncio.TaskGroup() as tasks:
         await declare(connection, session.config.nats, [])
         reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
-        await run_until(stop, keep(connection))
+        async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
+            await run_until(stop, keep(connection))
         reconciling.cancel()
 
 
