@@ -1,152 +1,121 @@
-"""Campaigns at a glance: what the tables and the queue say, as plain data, and as tables for a terminal."""
+"""Campaigns and the pipeline at a glance, as tables for a terminal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import duckdb
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.schemas.campaigns import CampaignRecord
-from orchard.streams import names
-from orchard.streams.connection import Connection
-from orchard.streams.settings import Queue
+from orchard.standing import CampaignView, PipelineView, State
 
-RATE_WINDOW_SECONDS = 300
-
-
-@dataclass(frozen=True)
-class QueueDepth:
-    """Requests that wait on a queue, and those that are claimed."""
-
-    waiting: int = 0
-    running: int = 0
+LAG_SECONDS = 60.0
+"""Age of an event outside of the tables from which the writer counts as late."""
+_STYLES = {
+    State.RUNNING: "bold",
+    State.FINISHED: "green",
+    State.ABORTED: "red",
+    State.PAUSED: "yellow",
+    State.CANCELLED: "yellow",
+    State.STUCK: "bold red",
+}
 
 
-async def queue_depth(connection: Connection, queue: Queue) -> QueueDepth:
-    """The depth of one queue now."""
-    info = await connection.jetstream.consumer_info(names.WORK, queue.consumer)
-    return QueueDepth(waiting=info.num_pending or 0, running=info.num_ack_pending or 0)
-
-
-@dataclass(frozen=True)
-class CampaignView:
-    """One campaign now. Aborted rollouts stand beside the graded ones, never among them."""
-
-    name: str
-    size: int
-    state: str
-    outcomes: dict[str, int] = field(default_factory=dict)
-    """Rollouts by outcome: resolved, unresolved, ungraded, and `aborted: <cause>`."""
-    waiting: int = 0
-    running: int = 0
-    """On the whole queue, not of this campaign alone: the queue does not tell them apart."""
-    turns: int = 0
-    tokens: int = 0
-    cost_usd: float | None = None
-    seconds: float = 0.0
-    """From the first start to the last outcome."""
-    recent: int = 0
-    """Outcomes in the last `recent_seconds`."""
-    recent_seconds: float = 0.0
-    oracle: bool = False
-
-    @property
-    def done(self) -> int:
-        """Rollouts with an outcome."""
-        return sum(self.outcomes.values())
-
-    @property
-    def over(self) -> bool:
-        """Whether each rollout has one."""
-        return self.size > 0 and self.done >= self.size
-
-    @property
-    def per_second(self) -> float | None:
-        """Outcomes a second lately; None before there are any."""
-        return self.recent / self.recent_seconds if self.recent and self.recent_seconds > 0 else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """At the recent rate; None when there is none."""
-        return (self.size - self.done) / self.per_second if self.per_second else None
-
-
-_VIEW = f"""
-with mine as (select * from rollouts where campaign = $name),
-     bounds as (select max(time) as ended, min(started_at) as began from mine)
-select case when status = 'aborted' then 'aborted: ' || cause
-            when resolved is null then 'ungraded'
-            when resolved then 'resolved' else 'unresolved' end as outcome,
-       count(*), sum(turns), sum(prompt_tokens + completion_tokens), sum(cost_usd),
-       date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0,
-       count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second),
-       bool_or(model_kind = 'oracle')
-from mine, bounds group by 1
-"""
-
-
-def campaign_view(
-    tables: duckdb.DuckDBPyConnection, name: str, record: CampaignRecord, depth: QueueDepth
-) -> CampaignView:
-    """The campaign as the committed tables tell it, with the queue as it is now."""
-    rows: Sequence[Any] = tables.execute(_VIEW, {"name": name}).fetchall()
-    seconds = max((row[5] or 0.0 for row in rows), default=0.0)
-    costs = [row[4] for row in rows if row[4] is not None]
-    return CampaignView(
-        name=name,
-        size=record.size,
-        state=record.state,
-        outcomes={row[0]: row[1] for row in sorted(rows)},
-        waiting=depth.waiting,
-        running=depth.running,
-        turns=sum(row[2] or 0 for row in rows),
-        tokens=sum(row[3] or 0 for row in rows),
-        cost_usd=sum(costs) if costs else None,
-        seconds=seconds,
-        recent=sum(row[6] for row in rows),
-        recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
-        oracle=any(row[7] for row in rows),
-    )
-
-
-def campaign_table(view: CampaignView) -> RenderableType:
+def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType:
     """The live display of `orchard watch`."""
     bar = ProgressBar(total=max(view.size, 1), completed=view.done, width=50)
     counts = Table(box=None, show_header=False)
     for outcome, number in view.outcomes.items():
-        counts.add_row(outcome, str(number), style=_style(outcome))
+        counts.add_row(outcome, f"{number:,}", style=_style(outcome))
     line = Text.assemble(
         (view.name, "bold"),
-        f"  {view.state}  {view.done} of {view.size} done",
-        f"  queue: {view.waiting} waiting, {view.running} running",
+        "  ",
+        (str(view.state), _STYLES[view.state]),
+        f"  {view.done:,} of {view.size:,} done",
+        f"  {view.waiting:,} waiting, {view.running:,} running, {view.delayed:,} delayed",
+        f"  {view.retries:,} retries" if view.retries else "",
     )
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     cost = f"{view.cost_usd:.2f} USD" if view.cost_usd is not None else "no price known"
     if view.oracle:
         cost = "played by the oracle from gold patches: not a model's work"
-    facts = Text(f"{rate}{left}  {view.turns:,} turns  {view.tokens:,} tokens  {cost}", style="dim")
-    return Group(line, bar, counts, facts)
+    finished = f"{view.turns:,} turns  {view.tokens:,} tokens  {cost} (rollouts with an outcome)"
+    facts = Text(f"{rate}{left}  {finished}", style="dim")
+    return Group(line, bar, counts, facts, *(Text(hint, style="yellow") for hint in hints(view, pipeline)))
 
 
-def status_table(views: Sequence[CampaignView], depths: dict[str, QueueDepth]) -> RenderableType:
-    """All campaigns, and all queues."""
-    columns = ("campaign", "state", "size", "resolved", "unresolved", "aborted", "open", "tokens", "cost USD")
-    campaigns = Table(*columns, header_style="bold")
+def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
+    """All campaigns, and what they share."""
+    columns = (
+        *("campaign", "state", "size", "resolved", "unresolved", "aborted", "waiting", "running"),
+        *("delayed", "retries", "reconciled", "tokens", "cost USD"),
+    )
+    campaigns = Table(header_style="bold")
+    for column in columns:
+        left = column in ("campaign", "state")
+        campaigns.add_column(column, justify="left" if left else "right", no_wrap=left)
     for view in views:
-        aborted = sum(count for outcome, count in view.outcomes.items() if outcome.startswith("aborted"))
-        graded = [view.outcomes.get(outcome, 0) for outcome in ("resolved", "unresolved")]
         cost = f"{view.cost_usd:.2f}" if view.cost_usd is not None else ""
-        numbers = [view.size, *graded, aborted, view.size - view.done, view.tokens]
-        campaigns.add_row(view.name, view.state, *(f"{number:,}" for number in numbers), cost)
-    queues = Table("queue", "waiting", "running", header_style="bold")
-    for name, depth in depths.items():
-        queues.add_row(name, f"{depth.waiting:,}", f"{depth.running:,}")
-    return Group(campaigns, queues)
+        numbers = (
+            *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
+            *(view.aborted, view.waiting, view.running, view.delayed, view.retries, view.reconciled),
+            view.tokens,
+        )
+        state = f"[{_STYLES[view.state]}]{view.state}[/]"
+        campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), cost)
+    notes = [hint for view in views for hint in hints(view, pipeline)]
+    return Group(campaigns, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes)))
+
+
+def pipeline_line(pipeline: PipelineView) -> RenderableType:
+    """Processes, lag of the writer, delayed requests and dead letters, in one line."""
+    alive = ", ".join(
+        f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in pipeline.processes.items()
+    )
+    late = pipeline.lag_seconds > LAG_SECONDS
+    lag = f"{pipeline.lag_events:,} events not in the tables yet"
+    lag += f" (oldest {duration(pipeline.lag_seconds)})" if pipeline.lag_events else ""
+    return Text.assemble(
+        alive or ("no process reports: start `orchard up`", "red"),
+        "  ",
+        (lag, "red" if late else ""),
+        f"  {pipeline.delayed:,} delayed",
+        "  ",
+        (f"{pipeline.dead_letters:,} dead letters", "red" if pipeline.dead_letters else ""),
+    )
+
+
+def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
+    """What somebody should do, a sentence each."""
+    found = [*pipeline.sick]
+    if view.state is State.STUCK:
+        found.append(
+            f"{view.name}: no worker serves its queue {view.queue}: start one with `orchard up`, or `orchard "
+            "worker` with that domain and priority"
+        )
+    if view.aborted and view.over:
+        found.append(
+            f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
+            f"resume {view.name}`"
+        )
+    if view.state in (State.PAUSED, State.CANCELLED):
+        found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
+    if view.reconciled:
+        found.append(
+            f"{view.name}: {view.reconciled:,} rollouts were in no queue and were offered again: please "
+            "report this, with the log of the steward"
+        )
+    if pipeline.dead_letters:
+        found.append("dead letters: `orchard dead list` shows them")
+    if pipeline.lag_seconds > LAG_SECONDS:
+        found.append("the writer is late: `orchard doctor` and its log say why; nothing is lost meanwhile")
+    return found
+
+
+def _once(sentences: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(sentences))
 
 
 def _style(outcome: str) -> str:

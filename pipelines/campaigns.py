@@ -40,6 +40,7 @@ from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
 from orchard.streams.records import StoredEvent
+from orchard.streams.settings import Queue
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -96,7 +97,12 @@ class Campaigns:
         blob = await asyncio.to_thread(self._blobs.put, msgspec.json.encode(spec), "application/json")
         known = await self._book.get(spec.name)
         if known is None:
-            record = CampaignRecord(spec=blob, spec_hash=digest, size=spec.size)
+            record = CampaignRecord(
+                spec=blob,
+                spec_hash=digest,
+                size=spec.size,
+                queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
+            )
             known = record, await self._book.create(spec.name, record)
         record, revision = known
         if record.spec_hash != digest:

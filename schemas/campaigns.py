@@ -134,6 +134,8 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: CampaignState = CampaignState.RUNNING
     offered: int = 0
     """Requests the queue has confirmed, in the order of `rollout_requests`: a killed submit goes on here."""
+    queue: str = ""
+    """Consumer that its requests are claimed from; empty in records of older versions."""
     rounds: int = 0
     """Times the campaign was resumed; part of the message ids of what resuming offers again."""
     resumed: int | None = None

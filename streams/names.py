@@ -16,10 +16,16 @@ CAMPAIGNS = "ORCHARD_CAMPAIGNS"
 CAMPAIGNS_STREAM = f"KV_{CAMPAIGNS}"
 CAMPAIGNS_PREFIX = f"$KV.{CAMPAIGNS}."
 
+HEALTH = "ORCHARD_HEALTH"
+"""The newest report of each process about itself, in memory."""
+HEALTH_AGE = 3600.0
+"""Seconds that the report of a silent process is kept."""
+
 WORK_SUBJECTS = "orchard.work.>"
 LATER_SUBJECTS = "orchard.later.>"
 DUE_SUBJECTS = "orchard.due.>"
 DEAD_SUBJECTS = "orchard.dead.>"
+HEALTH_SUBJECTS = "orchard.health.>"
 EVENT_SUBJECTS = f"{EVENTS_PREFIX}.>"
 MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"

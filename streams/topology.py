@@ -83,6 +83,17 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             duplicate_window=settings.event_dedupe,
         ),
         api.StreamConfig(
+            name=names.HEALTH,
+            description="What processes say of themselves",
+            subjects=[names.HEALTH_SUBJECTS],
+            retention=api.RetentionPolicy.LIMITS,
+            max_msgs_per_subject=1,
+            max_age=names.HEALTH_AGE,
+            storage=api.StorageType.MEMORY,
+            num_replicas=replicas,
+            allow_direct=True,
+        ),
+        api.StreamConfig(
             name=names.CAMPAIGNS_STREAM,
             description="Campaigns: a key-value bucket",
             subjects=[f"{names.CAMPAIGNS_PREFIX}>"],

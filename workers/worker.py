@@ -66,6 +66,16 @@ class Worker:
         self._running: dict[Attempt, asyncio.Future[Interruption]] = {}
         """Each attempt that runs, with the future that interrupts it."""
 
+    @property
+    def slots(self) -> int:
+        """Attempts that may run at the same time."""
+        return self._settings.slots
+
+    @property
+    def running(self) -> int:
+        """Attempts that run now."""
+        return len(self._running)
+
     def drain(self) -> None:
         """Claim nothing more; what runs may finish within the shutdown timeout, then goes back.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -14,12 +14,11 @@ from orchard.config import ConfigError
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.campaigns import Progress as Step
 from orchard.pipelines.tasks.registry import read_task_refs
-from orchard.reports import CampaignView, QueueDepth, campaign_table, campaign_view, queue_depth, status_table
+from orchard.reports import campaign_table, status_table
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
-from orchard.storage.reader import open_tables
-from orchard.streams import names
+from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
@@ -28,8 +27,8 @@ from orchard.workers.harnesses import get_harness
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
-WATCHING = 19.0
-"""Seconds between looks for each second that a look took: what is watched runs on the same cores."""
+STUCK_LOOKS = 30
+"""Looks in a row at a campaign that nobody works on, after which `watch` gives up."""
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.")]
 
@@ -125,8 +124,13 @@ def register(app: typer.Typer) -> None:
         name: Name,
         every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
     ) -> None:
-        """Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost."""
-        asyncio.run(watch_campaign(context.obj, name, every))
+        """Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.
+
+        Exit code 1 when rollouts aborted without a grade, or the campaign is paused, cancelled or stuck.
+        """
+        view = asyncio.run(watch_campaign(context.obj, name, every))
+        if view.aborted or view.state is not State.FINISHED:
+            raise typer.Exit(1)
 
     @app.command()
     def pause(context: typer.Context, name: Name) -> None:
@@ -195,50 +199,52 @@ async def cancel_campaign(session: Session, name: str) -> int:
 
 async def _status(session: Session) -> None:
     async with session.connection("status") as connection:
-        records = await CampaignBook(connection).list()
-        consumers = await connection.jetstream.consumers_info(names.WORK)
-        depths = {
-            info.name: QueueDepth(info.num_pending or 0, info.num_ack_pending or 0) for info in consumers
-        }
-    if not records:
-        console.print("no campaigns yet: `orchard submit --help` says how to queue one")
-        return
-    with open_tables(session.config.store) as tables:
-        views = [campaign_view(tables, name, record, QueueDepth()) for name, (record, _) in records.items()]
-    console.print(status_table(views, depths))
+        records = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
+        if not records:
+            console.print("no campaigns yet: `orchard submit --help` says how to queue one")
+            return
+        now = await standing(session, connection, records, await _queues(session, records))
+    console.print(status_table(now.campaigns, now.pipeline))
 
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
-    """Show the campaign until each rollout has an outcome; returns the last view."""
+    """Show the campaign until it is over, stopped or stuck; returns the last view."""
     async with session.connection("watch") as connection:
         book = CampaignBook(connection)
-        queue = None
-        shown = time.monotonic()
+        queues: dict[str, str] = {}
+        shown, stuck = time.monotonic(), 0
         with Live(console=console, refresh_per_second=4) as live:
             while (known := await book.get(name)) is not None:
-                record, _ = known
-                if queue is None:
-                    spec = await campaign_spec(session, record)
-                    queue = Queue(domain=spec.domain, priority=spec.priority)
-                depth = await queue_depth(connection, queue)
-                began = time.monotonic()
-                view = await asyncio.to_thread(_view, session.config.store, name, record, depth)
-                took = time.monotonic() - began
-                live.update(campaign_table(view))
+                records = {name: known[0]}
+                queues = queues or await _queues(session, records)
+                now = await standing(session, connection, records, queues)
+                view = now.campaigns[0]
+                live.update(campaign_table(view, now.pipeline))
                 if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                     shown = time.monotonic()
-                    console.print(f"{view.name}: {view.done} of {view.size} done")
-                if view.over:
+                    console.print(
+                        f"{view.name}: {view.done:,} of {view.size:,} done, {view.waiting:,} waiting, "
+                        f"{view.running:,} running, {view.delayed:,} delayed"
+                    )
+                stuck = stuck + 1 if view.state is State.STUCK else 0
+                if view.over or view.state in (State.PAUSED, State.CANCELLED) or stuck > STUCK_LOOKS:
                     live.stop()
                     console.print()
                     return view
-                await asyncio.sleep(max(every, WATCHING * took))
+                await asyncio.sleep(every)
     raise ConfigError(f"there is no campaign {name!r}: `orchard status` lists them")
 
 
-def _view(store: str, name: str, record: CampaignRecord, depth: QueueDepth) -> CampaignView:
-    with open_tables(store) as tables:
-        return campaign_view(tables, name, record, depth)
+async def _queues(session: Session, records: Mapping[str, CampaignRecord]) -> dict[str, str]:
+    """The consumer of each campaign's queue."""
+    found = {}
+    for name, record in records.items():
+        if record.queue:
+            found[name] = record.queue
+        else:
+            spec = await campaign_spec(session, record)
+            found[name] = Queue(domain=spec.domain, priority=spec.priority).consumer
+    return found
 
 
 async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpec:

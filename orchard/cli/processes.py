@@ -20,10 +20,12 @@ from orchard.config import Config
 from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
+from orchard.schemas.health import ProcessReport
 from orchard.session import Session
 from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
+from orchard.streams.health import reporting
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
@@ -216,7 +218,15 @@ async def run_worker(session: Session, name: str | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
+        look = partial(_worker_report, worker)
+        await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
         await worker.run()
+
+
+def _worker_report(worker: Worker, report: ProcessReport) -> ProcessReport:
+    return msgspec.structs.replace(
+        report, numbers={"running": float(worker.running), "slots": float(worker.slots)}
+    )
 
 
 async def run_writer(session: Session) -> None:
@@ -226,17 +236,18 @@ async def run_writer(session: Session) -> None:
         await declare(connection, session.config.nats, [])
         config = session.config
         writer = Writer(config.store, connection, config.writer, config.archive)
-        days = config.archive.after_days
-        if days is None:
+
+        def look(report: ProcessReport) -> ProcessReport:
+            return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
+
+        async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
+            archiving = None
+            if (days := config.archive.after_days) is not None:
+                work = Archiving(connection, config.store, session.blobs, config.archive)
+                archiving = tasks.create_task(work.run(timedelta(days=days)))
             await writer.run(stop)
-            return
-        archiving = Archiving(connection, config.store, session.blobs, config.archive)
-        beside = asyncio.create_task(archiving.run(timedelta(days=days)))
-        try:
-            await writer.run(stop)
-        finally:
-            beside.cancel()
-            await asyncio.wait({beside})
+            if archiving is not None:
+                archiving.cancel()
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -257,7 +268,8 @@ async def run_steward(session: Session) -> None:
     async with session.connection("steward") as connection, asyncio.TaskGroup() as tasks:
         await declare(connection, session.config.nats, [])
         reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
-        await run_until(stop, keep(connection))
+        async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
+            await run_until(stop, keep(connection))
         reconciling.cancel()
 
 

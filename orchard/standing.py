@@ -1,0 +1,272 @@
+"""How the pipeline and each campaign stand now: tables, queues and processes asked once, as plain data."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import duckdb
+
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
+from orchard.session import Session
+from orchard.storage.reader import open_tables, position
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.health import reports
+from orchard.streams.queued import running_now
+from orchard.streams.reading import bounds, next_message, server_time, subject_count, subjects
+
+RATE_WINDOW_SECONDS = 300
+
+
+class State(StrEnum):
+    """A campaign as people see it."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    """Each rollout has an outcome, and some have a graded one."""
+    ABORTED = "aborted"
+    """Each rollout has an outcome, and all of them aborted."""
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    STUCK = "stuck"
+    """Rollouts are open and nothing moves: no worker serves the queue."""
+
+
+@dataclass(frozen=True)
+class InQueues:
+    """Rollouts of one campaign that are claimed, and that wait for their time."""
+
+    running: int = 0
+    delayed: int = 0
+
+
+@dataclass(frozen=True)
+class CampaignView:
+    """One campaign now. Aborted rollouts stand beside the graded ones, never among them."""
+
+    name: str
+    size: int
+    state: State
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Rollouts by outcome: resolved, unresolved, ungraded, and `aborted: <cause>`."""
+    waiting: int = 0
+    """Open and not claimed: on the queue, or parked by a pause."""
+    running: int = 0
+    delayed: int = 0
+    retries: int = 0
+    """Attempts beyond each rollout's first."""
+    reconciled: int = 0
+    """Rollouts that were in no queue and were offered again: more than 0 is a fault of ours."""
+    queue: str = ""
+    turns: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+    """From the first start to the last outcome."""
+    recent: int = 0
+    """Outcomes in the last `recent_seconds`."""
+    recent_seconds: float = 0.0
+    oracle: bool = False
+
+    @property
+    def done(self) -> int:
+        """Rollouts with an outcome."""
+        return sum(self.outcomes.values())
+
+    @property
+    def aborted(self) -> int:
+        """Rollouts that ended without a grade because infrastructure failed."""
+        return sum(count for outcome, count in self.outcomes.items() if outcome.startswith("aborted"))
+
+    @property
+    def over(self) -> bool:
+        """Whether each rollout has an outcome."""
+        return self.size > 0 and self.done >= self.size
+
+    @property
+    def per_second(self) -> float | None:
+        """Outcomes a second lately; None before there are any."""
+        return self.recent / self.recent_seconds if self.recent and self.recent_seconds > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the recent rate; None when there is none."""
+        return (self.size - self.done) / self.per_second if self.per_second else None
+
+
+@dataclass(frozen=True)
+class PipelineView:
+    """What all campaigns share."""
+
+    lag_events: int = 0
+    """Events of the stream that the tables do not have yet."""
+    lag_seconds: float = 0.0
+    """Age of the oldest of them."""
+    delayed: int = 0
+    dead_letters: int = 0
+    processes: dict[str, int] = field(default_factory=dict)
+    """Processes alive, by kind."""
+    sick: Sequence[str] = ()
+    """A sentence for each process that does not work."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Everything at one moment."""
+
+    campaigns: list[CampaignView]
+    pipeline: PipelineView
+
+
+def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:
+    """What a campaign is doing: its record says what was asked for, outcomes and queues what is so.
+
+    `serving` is the number of workers alive that serve its queue.
+    """
+    done = sum(outcomes.values())
+    if done >= record.size:
+        return State.ABORTED if all(name.startswith("aborted") for name in outcomes) else State.FINISHED
+    if record.state is not CampaignState.RUNNING:
+        return State(record.state.value)
+    return State.RUNNING if serving or moving.running else State.STUCK
+
+
+async def standing(
+    session: Session, connection: Connection, records: Mapping[str, CampaignRecord], queues: Mapping[str, str]
+) -> Standing:
+    """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline."""
+    heard, moving, rows, pipeline = await asyncio.gather(
+        reports(connection),
+        asyncio.gather(*(_in_queues(connection, name) for name in records)),
+        asyncio.to_thread(_rows, session.config.store, list(records)),
+        _pipeline(session, connection),
+    )
+    working = alive(heard)
+    views = [
+        _view(name, record, rows, in_queues, queues.get(name, ""), working)
+        for (name, record), in_queues in zip(records.items(), moving, strict=True)
+    ]
+    return Standing(views, _with_processes(pipeline, heard, working))
+
+
+_OUTCOMES = f"""
+with mine as (select * from rollouts where list_contains($names, campaign)),
+     bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
+select campaign,
+       case when status = 'aborted' then 'aborted: ' || cause
+            when resolved is null then 'ungraded'
+            when resolved then 'resolved' else 'unresolved' end as outcome,
+       count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
+       sum(cost_usd) as cost_usd,
+       date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
+       count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
+       bool_or(model_kind = 'oracle') as oracle
+from mine join bounds using (campaign) group by all
+"""
+_RECONCILED = """
+select campaign, count(*) as reconciled from events
+where type = 'rollout.reconciled' and list_contains($names, campaign) group by 1
+"""
+_RETRIES = """
+select campaign, count(*) - count(distinct rollout_id) as retries from tables.attempts_all
+where kind = 'started' and list_contains($names, campaign) group by 1
+"""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    outcomes: list[dict[str, Any]]
+    retries: dict[str, int]
+    reconciled: dict[str, int]
+
+
+def _rows(store: str, names_: list[str]) -> _Rows:
+    with open_tables(store) as tables:
+        return _Rows(
+            _dicts(tables, _OUTCOMES, names_),
+            {row["campaign"]: row["retries"] for row in _dicts(tables, _RETRIES, names_)},
+            {row["campaign"]: row["reconciled"] for row in _dicts(tables, _RECONCILED, names_)},
+        )
+
+
+def _dicts(tables: duckdb.DuckDBPyConnection, query: str, names_: list[str]) -> list[dict[str, Any]]:
+    result = tables.execute(query, {"names": names_})
+    columns = [column[0] for column in result.description or []]
+    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+
+
+def _view(
+    name: str,
+    record: CampaignRecord,
+    rows: _Rows,
+    moving: InQueues,
+    queue: str,
+    working: Sequence[ProcessReport],
+) -> CampaignView:
+    mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
+    outcomes = {row["outcome"]: row["rollouts"] for row in mine}
+    costs = [row["cost_usd"] for row in mine if row["cost_usd"] is not None]
+    seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
+    open_ = max(record.size - sum(outcomes.values()), 0)
+    return CampaignView(
+        name=name,
+        size=record.size,
+        state=state_of(record, outcomes, moving, sum(report.serves == queue for report in working)),
+        outcomes=outcomes,
+        waiting=max(open_ - moving.running - moving.delayed, 0),
+        running=min(moving.running, open_),
+        delayed=min(moving.delayed, open_),
+        retries=rows.retries.get(name, 0),
+        reconciled=rows.reconciled.get(name, 0),
+        queue=queue,
+        turns=sum(row["turns"] or 0 for row in mine),
+        tokens=sum(row["tokens"] or 0 for row in mine),
+        cost_usd=sum(costs) if costs else None,
+        seconds=seconds,
+        recent=sum(row["recent"] for row in mine),
+        recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
+        oracle=any(row["oracle"] for row in mine),
+    )
+
+
+async def _in_queues(connection: Connection, campaign: str) -> InQueues:
+    """Counts that need no listing of what waits, which may be a million entries."""
+    running, delayed = await asyncio.gather(
+        running_now(connection, campaign),
+        subjects(connection, names.LATER, f"orchard.*.rollout.*.*.{campaign}.>"),
+    )
+    return InQueues(len(running), len(delayed))
+
+
+async def _pipeline(session: Session, connection: Connection) -> PipelineView:
+    written, events, dead, delayed = await asyncio.gather(
+        asyncio.to_thread(position, session.config.store),
+        bounds(connection, names.EVENTS),
+        subject_count(connection, names.DEAD),
+        bounds(connection, names.LATER),
+    )
+    lag = max(events.last - written, 0)
+    seconds = 0.0
+    if lag:
+        oldest = await next_message(connection, names.EVENTS, written + 1, names.EVENT_SUBJECTS)
+        if oldest is not None:
+            now = await server_time(connection, names.EVENTS)
+            seconds = max((now - oldest.time).total_seconds(), 0.0)
+    return PipelineView(lag_events=lag, lag_seconds=seconds, delayed=delayed.messages, dead_letters=dead)
+
+
+def _with_processes(
+    pipeline: PipelineView, heard: list[HeardReport], working: list[ProcessReport]
+) -> PipelineView:
+    kinds = sorted({report.kind for report in working})
+    return PipelineView(
+        lag_events=pipeline.lag_events,
+        lag_seconds=pipeline.lag_seconds,
+        delayed=pipeline.delayed,
+        dead_letters=pipeline.dead_letters,
+        processes={kind: sum(report.kind == kind for report in working) for kind in kinds},
+        sick=tuple(sick(heard)),
+    )

@@ -1,0 +1,68 @@
+"""What `status` and `watch` say of a campaign and of processes: decided on plain numbers."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from orchard.reports import hints
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
+from orchard.standing import CampaignView, InQueues, PipelineView, State, state_of
+
+
+def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:
+    return CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=size, state=state)
+
+
+def report(name: str, condition: Condition = Condition.OK, says: str = "") -> ProcessReport:
+    return ProcessReport(
+        name=name,
+        kind="worker",
+        host="h",
+        pid=7,
+        started=datetime(2026, 1, 1, tzinfo=UTC),
+        condition=condition,
+        says=says,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "outcomes", "moving", "serving", "says"),
+    [
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(), 1, State.RUNNING),
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(running=1), 0, State.RUNNING),
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(delayed=1), 0, State.STUCK),
+        (CampaignState.RUNNING, {"resolved": 1, "aborted: cancelled": 3}, InQueues(), 0, State.FINISHED),
+        (CampaignState.PAUSED, {"resolved": 4}, InQueues(), 0, State.FINISHED),
+        (CampaignState.PAUSED, {"resolved": 3}, InQueues(), 1, State.PAUSED),
+        (CampaignState.CANCELLED, {}, InQueues(), 1, State.CANCELLED),
+        (CampaignState.RUNNING, {"aborted: llm_unavailable": 4}, InQueues(), 1, State.ABORTED),
+    ],
+)
+def test_the_state_is_what_is_so_and_not_only_what_was_asked_for(
+    state: CampaignState, outcomes: dict[str, int], moving: InQueues, serving: int, says: State
+) -> None:
+    assert state_of(record(state), outcomes, moving, serving) is says
+
+
+def test_a_process_that_is_silent_or_holds_is_sick_and_one_that_stopped_is_not() -> None:
+    heard = [
+        HeardReport(report("well"), 3.0),
+        HeardReport(report("killed"), SILENT_SECONDS + 1),
+        HeardReport(report("holds", Condition.HOLDING, "the stream has lost events"), 3.0),
+        HeardReport(report("ended", Condition.STOPPED), 1000.0),
+    ]
+    silent, holding = sorted(sick(heard), key=lambda sentence: "silent" not in sentence)
+    assert silent.startswith("killed") and holding.endswith("the stream has lost events")
+    assert [each.name for each in alive(heard)] == ["well", "holds"]
+
+
+def test_hints_name_the_command_that_mends() -> None:
+    over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2})
+    assert any("orchard resume c" in hint for hint in hints(over, PipelineView()))
+    stuck = CampaignView("c", 2, State.STUCK, queue="rollout-swe-high")
+    assert any("rollout-swe-high" in hint for hint in hints(stuck, PipelineView()))
+    assert hints(CampaignView("c", 2, State.RUNNING), PipelineView()) == []
+    late = PipelineView(lag_events=9, lag_seconds=600.0, dead_letters=1)
+    assert len(hints(CampaignView("c", 2, State.RUNNING), late)) == 2
