@@ -17,8 +17,12 @@ collect_ignore = ["kubernetes"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes comes first, so that in the end no process waits for another's."""
-    items.sort(key=lambda item: item.path.parent.name != "learning")
+    """The learning demonstrations are slow, and what takes minutes comes first, so that no process waits at
+    the end."""
+    for item in items:
+        if item.path.parent.name == "learning":
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture
