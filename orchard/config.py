@@ -57,7 +57,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Everything that can be configured."""
 
     store: str = ".orchard"
-    """Directory, or `s3://bucket/prefix`, of tables and blobs; a directory also holds the embedded server."""
+    """Directory, or `s3://bucket/prefix`, of tables and blobs."""
+    state: str | None = None
+    """Directory of what belongs to this machine: embedded NATS server, local sandboxes, package cache, logs.
+    Default: the store where that is a directory, else a folder named after it below `.orchard`."""
     nats: NatsSettings = NatsSettings()
     sandbox: SandboxSettings = SandboxSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -67,6 +70,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     oracle: OracleSettings = OracleSettings()
     endpoints: dict[str, EndpointSettings] = {}
     """Models' endpoints by name; a campaign's model names one of them."""
+
+    @property
+    def directory(self) -> Path:
+        """The state directory, absolute."""
+        scheme, remote, name = self.store.rpartition("://")
+        default = Path(".orchard", scheme, *name.split("/")) if remote else Path(self.store)
+        return (Path(self.state) if self.state else default).expanduser().absolute()
 
 
 def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> Config:

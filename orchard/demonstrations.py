@@ -117,7 +117,8 @@ class Demonstration:
 
     async def command(self, *words: str) -> None:
         """An `orchard` command in a process of its own, as a user would; RuntimeError when it fails."""
-        command = [sys.executable, "-m", "orchard", "--store", self.config.store, *words]
+        where = ["--store", self.config.store, "--state", str(self.config.directory)]
+        command = [sys.executable, "-m", "orchard", *where, *words]
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
         if code := await process.wait():
             raise RuntimeError(f"`{' '.join(command)}` ended with exit code {code}: run it again to go on")

@@ -78,6 +78,7 @@ class Processes:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings
         orchard = [sys.executable, "-m", "orchard", "--store", session.config.store]
+        orchard += ["--state", str(session.directory)]
         self._commands: dict[str, list[str]] = {
             "coordinator": [*orchard, "rl", "coordinator", str(file)],
             "trainer": [*orchard, "rl", "trainer", str(file)],

@@ -29,10 +29,8 @@ class Session:
 
     @property
     def directory(self) -> Path:
-        """The store as a directory of this machine; ConfigError for one that is elsewhere."""
-        if "://" in self.config.store:
-            raise ConfigError(f"this command needs a local --store directory, not {self.config.store}")
-        return Path(self.config.store).absolute()
+        """What belongs to this machine: server, sandboxes, caches, logs."""
+        return self.config.directory
 
     @property
     def blobs(self) -> BlobStore:
@@ -41,7 +39,7 @@ class Session:
 
     def up(self) -> UpRecord | None:
         """What `orchard up` runs on this store, if anything."""
-        return None if "://" in self.config.store else running(self.directory)
+        return running(self.directory)
 
     def endpoints(self) -> dict[str, EndpointSettings]:
         """The configured endpoints, and the oracle of the pipeline that runs here."""

@@ -47,30 +47,30 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a store directory keeps what belongs to the running pipeline."""
+    """Where a state directory keeps what belongs to the running pipeline."""
 
-    store: Path
+    directory: Path
 
     @property
     def record(self) -> Path:
-        return self.store / "run" / "up.json"
+        return self.directory / "run" / "up.json"
 
     @property
     def key(self) -> Path:
-        return self.store / "run" / "sandbox.key"
+        return self.directory / "run" / "sandbox.key"
 
     @property
     def logs(self) -> Path:
-        return self.store / "run" / "logs"
+        return self.directory / "run" / "logs"
 
     @property
     def lock(self) -> Path:
-        return self.store / "run" / "up.lock"
+        return self.directory / "run" / "up.lock"
 
 
-def running(store: Path) -> UpRecord | None:
-    """What runs on this store, or None when nothing does: the lock, not the file, decides."""
-    files = RunFiles(store)
+def running(directory: Path) -> UpRecord | None:
+    """What runs on this state directory, or None when nothing does: the lock, not the file, decides."""
+    files = RunFiles(directory)
     try:
         with files.lock.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,10 +102,9 @@ class Child:
 
 @dataclass
 class Supervisor:
-    """Starts, watches, restarts and stops the children of one store."""
+    """Starts, watches, restarts and stops the children of one store, from one state directory."""
 
     config: Config
-    store: Path
     announce: Callable[[str], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     _children: list[Child] = field(default_factory=list)
@@ -118,13 +117,13 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
         """Until `stop` is set. Raises ConfigError when another `up` holds the store."""
-        files = RunFiles(self.store)
+        files = RunFiles(self.config.directory)
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             stack.enter_context(_locked(files.lock))
             self._ports = {name: _free_port() for name in ("nats", "sandbox", "oracle")}
             if self.config.nats.url is None:
-                server = EmbeddedServer(self.store / "nats", port=self._ports["nats"])
+                server = EmbeddedServer(self.config.directory / "nats", port=self._ports["nats"])
                 await server.start()
                 self._nats_url = server.url
                 stack.push_async_callback(server.stop)
@@ -151,6 +150,12 @@ class Supervisor:
     def hurry(self) -> None:
         """Stop without waiting for what runs: it goes back to the queue at once."""
         self._hurried = True
+
+    @property
+    def _store(self) -> str:
+        """Absolute, whatever folder a child works in."""
+        store = self.config.store
+        return store if "://" in store else str(Path(store).expanduser().absolute())
 
     @property
     def nats_url(self) -> str:
@@ -191,7 +196,7 @@ class Supervisor:
             Child("steward", [*orchard, "steward"], stop_seconds=5.0),
         ]
         if self._own_sandboxes:
-            where = ["--state", str(self.store / "sandboxes")]
+            where = ["--state", str(self.config.directory / "sandboxes")]
             where += ["--backend", UNSAFE_HOST] if self.config.sandbox.url == UNSAFE_HOST else []
             serve = ["--port", str(self._ports["sandbox"]), "--agent", "external"]
             plan += [
@@ -225,19 +230,20 @@ class Supervisor:
         environment = {
             **{name: value for name, value in os.environ.items() if name not in secret},
             **self.environment,
-            "ORCHARD_STORE": str(self.store),
+            "ORCHARD_STORE": self._store,
+            "ORCHARD_STATE": str(self.config.directory),
             "ORCHARD_NATS__URL": self.nats_url,
             "ORCHARD_SANDBOX__URL": self.sandbox_url,
             "PYTHONUNBUFFERED": "1",
         }
         if self._own_sandboxes:  # another service's key is in our environment
-            environment[self.config.sandbox.api_key_env] = RunFiles(self.store).key.read_text()
+            environment[self.config.sandbox.api_key_env] = RunFiles(self.config.directory).key.read_text()
         if self.oracle_url:
             environment["ORCHARD_ENDPOINTS__ORACLE__BASE_URL"] = self.oracle_url
         return environment
 
     async def _start(self, child: Child) -> None:
-        path = RunFiles(self.store).logs / f"{child.name}.log"
+        path = RunFiles(self.config.directory).logs / f"{child.name}.log"
         with path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
                 *child.command,
@@ -260,7 +266,7 @@ class Supervisor:
             oracle_url=self.oracle_url,
             children=self._pids,
         )
-        path = RunFiles(self.store).record
+        path = RunFiles(self.config.directory).record
         temporary = path.with_suffix(".new")
         _write_private(temporary, msgspec.json.encode(record).decode())
         temporary.replace(path)
@@ -274,7 +280,7 @@ class Supervisor:
                 return
             child.failed = code > 0
             child.restarts += 1
-            log_path = RunFiles(self.store).logs / f"{child.name}.log"
+            log_path = RunFiles(self.config.directory).logs / f"{child.name}.log"
             self.announce(f"{child.name} ended ({_reason(code)}), starting it again; its log: {log_path}")
             pause = min(self.config.up.restart_seconds * 2 ** min(child.restarts - 1, 5), 15.0)
             await asyncio.sleep(pause if code > 0 else self.config.up.restart_seconds)
@@ -306,7 +312,7 @@ class Supervisor:
                         self._check_services()
                         await asyncio.sleep(0.05)
             except TimeoutError as error:
-                path = RunFiles(self.store).logs / f"{name}.log"
+                path = RunFiles(self.config.directory).logs / f"{name}.log"
                 raise ConfigError(f"{name} did not start within {READY_SECONDS:g} s: read {path}") from error
 
     def _check_services(self) -> None:
@@ -409,7 +415,8 @@ class _locked:
         except BlockingIOError:
             self._file.close()
             raise ConfigError(
-                f"another `orchard up` runs on {self._path.parent.parent}: stop it, or choose another --store"
+                f"another `orchard up` runs on {self._path.parent.parent}: stop it, or choose another "
+                "--store or --state"
             ) from None
 
     def __exit__(self, *_: object) -> None:

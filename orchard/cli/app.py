@@ -94,6 +94,13 @@ def options(
         str | None,
         typer.Option("--store", help="Directory or s3:// URL of tables and blobs.", show_default=".orchard"),
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of what belongs to this machine: server, sandboxes, logs.",
+            show_default="the store, if it is a directory",
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings.", show_default="orchard.toml, if there")
     ] = None,
@@ -101,7 +108,7 @@ def options(
     sandbox: Annotated[str | None, typer.Option(help="External sandbox service, http://HOST:PORT.")] = None,
 ) -> None:
     """Options that every command shares."""
-    flags = {"store": store_, "nats.url": nats, "sandbox.url": sandbox}
+    flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     context.obj = Session(configuration.load(flags, file=config))
 
 

@@ -90,7 +90,7 @@ async def announce(session: Session, manifest: Manifest, seconds: float) -> None
         campaign="datasets",
         subject=f"datasets/{manifest.name}",
     )
-    local = "://" not in session.config.store and (session.directory / "nats").is_dir()
+    local = (session.directory / "nats").is_dir()
     if not (session.config.nats.url or session.up() or local):
         # A new stream under tables that were written from another would part the two for ever.
         console.print("[yellow]the build is not in the log: this store has no stream here[/]")

@@ -61,17 +61,16 @@ def examine(session: Session) -> Iterator[Finding]:
     yield Finding("nats-server", True, str(find_binary()))
     for name, able, says, remedy in capabilities():
         yield Finding(name, able, says, remedy)
-    if "://" not in session.config.store:
-        where = session.directory
-        while not where.exists():
-            where = where.parent
-        free = shutil.disk_usage(where).free
-        yield Finding(
-            "disk",
-            free > LOW_DISK_BYTES,
-            f"{free / 2**30:.0f} GiB free for {session.config.store}",
-            "" if free > LOW_DISK_BYTES else "free some space, or choose another --store",
-        )
+    where = session.directory
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    yield Finding(
+        "disk",
+        free > LOW_DISK_BYTES,
+        f"{free / 2**30:.0f} GiB free for {session.directory}",
+        "" if free > LOW_DISK_BYTES else "free some space, or choose another --store or --state",
+    )
     record = session.up()
     says = f"running as process {record.pid}" if record else "not running (`orchard up` starts it)"
     yield Finding("pipeline", True, says)

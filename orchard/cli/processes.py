@@ -9,7 +9,6 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -112,13 +111,14 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer. Ctrl-C drains.
 
-        Everything lives below --store and goes on where it stopped. A process that dies is started again.
+        Tables and blobs live in --store, what belongs to this machine in --state (default: the store, if it
+        is a directory). All goes on where it stopped; a process that dies is started again.
         """
         session: Session = context.obj
         config = replaced(session.config, "up", workers=workers)
         config = with_endpoint(replaced(config, "worker", slots=slots), base_url, api_key_env)
         start_logging()
-        uvloop.run(_up(config, session.directory))
+        uvloop.run(_up(config))
 
     @app.command()
     def worker(
@@ -164,15 +164,15 @@ def register(app: typer.Typer) -> None:
         uvloop.run(run_oracle(context.obj, port))
 
 
-async def _up(config: Config, store: Path) -> None:
+async def _up(config: Config) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     ready = asyncio.Event()
-    supervisor = Supervisor(config, store, announce=console.print, environment=up_environment(config))
+    supervisor = Supervisor(config, announce=console.print, environment=up_environment(config))
 
     async def greet() -> None:
         await ready.wait()
         console.print(
-            f"[bold green]up[/] on {store}: NATS {supervisor.nats_url.rpartition('@')[2]}, "
+            f"[bold green]up[/] on {config.store}: NATS {supervisor.nats_url.rpartition('@')[2]}, "
             f"sandboxes {supervisor.sandbox_url}"
         )
         console.print(f"{config.up.workers} workers x {config.worker.slots} slots. Ctrl-C drains and stops.")

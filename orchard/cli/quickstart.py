@@ -74,7 +74,7 @@ async def pipeline(config: Config) -> AsyncIterator[Session]:
     session = Session(config)
     stop, ready = asyncio.Event(), asyncio.Event()
     environment = up_environment(config)
-    supervisor = Supervisor(config, session.directory, announce=console.print, environment=environment)
+    supervisor = Supervisor(config, announce=console.print, environment=environment)
     running = asyncio.create_task(supervisor.run(stop, ready))
     started = asyncio.create_task(ready.wait())
     try:
