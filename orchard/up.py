@@ -319,7 +319,7 @@ class Supervisor:
         """Raise ConfigError when one has ended by itself before all were ready."""
         for child in self._children:
             if child.failed and child.name in SERVICES:
-                path = RunFiles(self.store).logs / f"{child.name}.log"
+                path = RunFiles(self.config.directory).logs / f"{child.name}.log"
                 lines = path.read_text(errors="replace").splitlines() or ["no output"]
                 raise ConfigError(f"{child.name} could not start ({lines[-1].strip()}): read {path}")
 
