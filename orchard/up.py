@@ -301,7 +301,7 @@ class Supervisor:
         """Wait until every service of ours accepts connections."""
         services: list[tuple[str, int | Path]] = []
         if self._own_sandboxes:
-            services.append(("agent", self.store / "sandboxes" / SOCKET))
+            services.append(("agent", self.config.directory / "sandboxes" / SOCKET))
             services.append(("orchestrator", self._ports["sandbox"]))
         if self.config.up.oracle:
             services.append(("oracle", self._ports["oracle"]))

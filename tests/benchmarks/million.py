@@ -48,8 +48,9 @@ from orchard.storage.log import log_batch
 from orchard.storage.tables import EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
-from orchard.streams.confirmed import sequence_in
+from orchard.streams.confirmed import fate_in
 from orchard.streams.connection import Connection, Pending, connect
+from orchard.streams.entries import FIRST, QueueEntry, after_attempt, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, stored_event
@@ -197,15 +198,14 @@ async def fill_stream(plan: Plan, connection: Connection, store: str) -> int:
         blob = blobs.put(msgspec.json.encode(spec), "application/json")
         record = CampaignRecord(spec=blob, spec_hash=spec_hash(spec), size=size, offered=size)
         await book.create(spec.name, record)
-        waiting: list[tuple[str, bytes]] = []
+        waiting: list[QueueEntry] = []
         for request, fate in zip(rollout_requests(spec), plan.fates(campaign), strict=False):
             if fate == "delayed":
                 renewed = msgspec.structs.replace(request, attempt_base=3, failures=1)
-                name = f"{request.rollout_id}.3"
-                await publisher.request(Queue(), name, msgspec.json.encode(renewed), delay=3600.0)
+                await publisher.offer(rollout_entry(renewed, after_attempt(3)), delay=3600.0)
             elif fate in OPEN_FATES:
-                waiting.append((request.rollout_id, msgspec.json.encode(request)))
-        await publisher.requests(Queue(), waiting)
+                waiting.append(rollout_entry(request, FIRST))
+        await publisher.offer_all(waiting)
     return last
 
 
@@ -240,7 +240,7 @@ async def _publish(connection: Connection, batch: Sequence[StoredEvent]) -> None
         pending.append((message.sequence, await connection.send(message.subject, message.raw)))
         while len(pending) > UNDER_WAY or (pending and message is batch[-1]):
             expected, answer = pending.pop(0)
-            stored = sequence_in(await answer.future)
+            stored = fate_in(await answer.future).sequence
             if stored != expected:
                 raise RuntimeError(f"event {expected} was stored as {stored}: the server lost some before it")
 
