@@ -68,6 +68,8 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = Timeouts()
     max_tries: int = 3
     """Attempts that infrastructure may cost a rollout before it aborts."""
+    replay_attempts: bool = True
+    """Let an attempt replay what a dead one of the same rollout did, instead of asking the model again."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -106,6 +108,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Expected last sequence of the rollout's `done` subject: 0, or that of the event that reopened it."""
     memory: str | None = None
     """Overrides the task's memory after a sandbox was killed for it."""
+    replay_attempts: bool = True
+    """See CampaignSpec."""
 
 
 class CampaignState(StrEnum):
@@ -176,9 +180,14 @@ def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
         budget=spec.budget,
         timeouts=spec.timeouts,
         max_tries=spec.max_tries,
+        replay_attempts=spec.replay_attempts,
     )
 
 
 def spec_hash(spec: CampaignSpec) -> str:
-    """32 hexadecimal digits over the whole plan."""
-    return digest(spec, 32)
+    """32 hexadecimal digits over the whole plan. A field that is younger than stored plans counts only where
+    it is not the default, so that a plan keeps its hash."""
+    plan = msgspec.to_builtins(spec)
+    if spec.replay_attempts:
+        del plan["replay_attempts"]
+    return digest(plan, 32)

@@ -174,6 +174,13 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds_commands: float = 0.0
     seconds_grading: float = 0.0
     deliveries: int = 1
+    inherited_turns: int = 0
+    """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a
+    trajectory took, each call once, whichever attempt made it."""
+    inherited_tokens: int = 0
+    """Prompt and completion tokens of these turns."""
+    inherited_cost_usd: float | None = None
+    """What these turns had cost; None without any, and where a price is not known."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -204,6 +211,31 @@ class RolloutReopened(msgspec.Struct, frozen=True, kw_only=True):
     superseded_sequence: int
     cause: AbortCause
     reason: str
+
+
+class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt replayed what an earlier one of the rollout had done, and goes on from there.
+
+    The messages are in this attempt's tree too, each with `inherited_from`; their calls are the earlier
+    attempt's. So the sums over these events are what was not asked and paid a second time.
+    """
+
+    from_attempt: int
+    """The attempt whose record was replayed; it may have inherited some of it."""
+    leaf: str
+    """Node id of the last message that was adopted."""
+    messages: int
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    """None where a price is not known."""
+    seconds: float
+    """The replay took, commands included."""
+    replay_key: str
+    """Digest of task, model, harness and limits, equal in both attempts."""
+    divergence: str = ""
+    """What the world did differently, which ended the adoption; empty where the record did."""
 
 
 class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +300,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "rollout.aborted": RolloutAborted,
     "rollout.reopened": RolloutReopened,
     "rollout.reconciled": RolloutReconciled,
+    "attempt.inherited": AttemptInherited,
     "attempt.released": AttemptReleased,
     "attempt.superseded": AttemptSuperseded,
     "request.dead_lettered": RequestDeadLettered,

@@ -79,6 +79,8 @@ class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: TokenRecord | None = None
     rest_blob: BlobRef | None = None
     """A NodeRest. Set, with `reasoning`, `tool_calls` and `tokens` empty, when these are over the limit."""
+    inherited_from: int | None = None
+    """The earlier attempt of the same rollout that made this message, when this one adopted it."""
 
 
 def node_id(

@@ -130,6 +130,7 @@ def _message(data: MessageNode) -> Row:
         ],
         "tool_call_id": data.tool_call_id,
         "rest_sha256": _sha256(data.rest_blob),
+        "inherited_from": data.inherited_from,
     }
     if result:
         row |= _scalars(result)
@@ -207,6 +208,7 @@ RULES: dict[type, tuple[str, Callable[[Any], Row]]] = {
     e.TaskRejected: ("tasks_all", _with(state="rejected")),
     RolloutRequest: ("requests_all", _request),
     e.RolloutStarted: ("attempts_all", _with(kind="started")),
+    e.AttemptInherited: ("attempts_all", _with(kind="inherited")),
     e.AttemptReleased: ("attempts_all", _with(kind="released")),
     e.AttemptSuperseded: ("attempts_all", _with(kind="superseded")),
     MessageNode: ("messages_all", _message),

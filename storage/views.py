@@ -42,6 +42,23 @@ on r.rollout_id = t.rollout_id and r.attempt = t.attempt
 """
 
 
+_LLM_CALLS = f"""
+select t.* {_once("llm_calls_all")} semi join (
+    select r.rollout_id, r.attempt, r.attempt as made_by, null as node from rollouts r
+    union all
+    select m.rollout_id, m.attempt, m.inherited_from, m.node_id from tables.messages_all m
+    semi join rollouts r on r.rollout_id = m.rollout_id and r.attempt = m.attempt
+    where m.inherited_from is not null and m.role = 'assistant'
+) own on own.rollout_id = t.rollout_id and own.made_by = t.attempt and coalesce(own.node, t.node) = t.node
+"""
+"""The calls that made the messages of the accepted attempt, also those that an earlier attempt had made."""
+
+_LLM_CALLS_ALL = f"""
+select t.*, r.rollout_id is not null and own.sequence is null as abandoned
+{_once("llm_calls_all")} left join rollouts r on r.rollout_id = t.rollout_id
+left join (select sequence from llm_calls) own on own.sequence = t.sequence
+"""
+
 _REQUESTS = """
 select distinct on (rollout_id) * from tables.requests_all order by rollout_id, sequence
 """
@@ -55,9 +72,12 @@ select any_value(a.campaign) as campaign, a.rollout_id, a.attempt, min(a.sequenc
             when bool_or(a.kind = 'released') then 'released'
             when a.attempt < max(last.attempt) or bool_or(last.ended) then 'lost'
             else 'open' end as ending,
-       coalesce(any_value(r.time), max(a.time) filter (a.kind <> 'started')) as ended_at,
+       coalesce(any_value(r.time), max(a.time) filter (a.kind in ('released', 'superseded'))) as ended_at,
        max(a.reason) as reason, coalesce(any_value(r.cause), max(a.cause)) as cause,
-       coalesce(any_value(r.detail), max(a.detail)) as detail
+       coalesce(any_value(r.detail), max(a.detail)) as detail,
+       max(a.from_attempt) as inherited_from, coalesce(max(a.turns), 0) as inherited_turns,
+       coalesce(max(a.prompt_tokens + a.completion_tokens), 0) as inherited_tokens,
+       max(a.cost_usd) as inherited_cost_usd, max(a.divergence) as divergence
 from tables.attempts_all a
 left join tables.rollouts_all r on r.rollout_id = a.rollout_id and r.attempt = a.attempt
 left join (
@@ -149,8 +169,8 @@ VIEWS: dict[str, str] = {
     "rollouts": _ROLLOUTS,
     "messages_all": _attributed("messages_all"),
     "messages": _accepted("messages_all"),
-    "llm_calls_all": _attributed("llm_calls_all"),
-    "llm_calls": _accepted("llm_calls_all"),
+    "llm_calls": _LLM_CALLS,
+    "llm_calls_all": _LLM_CALLS_ALL,
     "rewards_all": _attributed("rewards_all"),
     "rewards": _accepted("rewards_all", "status <> 'aborted'"),
     "requests_all": "select * from tables.requests_all",

@@ -1,6 +1,7 @@
 """Names of streams, consumers and subjects (streams-and-storage.md, section 1)."""
 
 from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.trails import trail_subject
 
 WORK = "ORCHARD_WORK"
 """Requests that can be claimed now."""
@@ -11,6 +12,8 @@ EVENTS = "ORCHARD_EVENTS"
 DEAD = "ORCHARD_DEAD"
 ADVISORIES = "ORCHARD_ADVISORIES"
 """The server's notices about requests past max_deliver or terminated, kept until handled."""
+TRAILS = "ORCHARD_TRAILS"
+"""The newest trail of each rollout that runs, or ended without an outcome."""
 CAMPAIGNS = "ORCHARD_CAMPAIGNS"
 """Key-value bucket: one key a campaign."""
 CAMPAIGNS_STREAM = f"KV_{CAMPAIGNS}"
@@ -27,6 +30,7 @@ DUE_SUBJECTS = "orchard.due.>"
 DEAD_SUBJECTS = "orchard.dead.>"
 HEALTH_SUBJECTS = "orchard.health.>"
 EVENT_SUBJECTS = f"{EVENTS_PREFIX}.>"
+TRAIL_SUBJECTS = trail_subject(">")
 MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"
 
@@ -35,6 +39,7 @@ ADVISORY_CONSUMER = "dead-letters"
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+TTL = "Nats-TTL"
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 ORIGINAL_ID = "Orchard-Message-Id"

@@ -20,6 +20,7 @@ from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, Wron
 from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
 from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent, StoredMessage, stored_event
+from orchard.streams.trails import Trails
 
 
 class Publisher:
@@ -31,6 +32,7 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.trails = Trails(connection)
 
     async def event(self, event: Event) -> int:
         """Store one event; its sequence, the first one's when it was stored already."""

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 ADVISORY_AGE = 30 * 24 * 3600.0
 """Seconds that an unhandled advisory is kept; the sweep finds what is older."""
+TRAIL_AGE = 7 * 24 * 3600.0
+"""Seconds that the trail of a rollout without an outcome is kept."""
 DUE_ACK_WAIT = 30.0
 
 
@@ -81,6 +83,19 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             storage=file,
             num_replicas=replicas,
             duplicate_window=settings.event_dedupe,
+        ),
+        api.StreamConfig(
+            name=names.TRAILS,
+            description="Where in the event stream the messages of each running attempt are",
+            subjects=[names.TRAIL_SUBJECTS],
+            retention=api.RetentionPolicy.LIMITS,
+            max_msgs_per_subject=1,
+            max_age=TRAIL_AGE,
+            storage=file,
+            num_replicas=replicas,
+            duplicate_window=settings.event_dedupe,
+            allow_direct=True,
+            allow_msg_ttl=True,
         ),
         api.StreamConfig(
             name=names.HEALTH,

@@ -23,10 +23,12 @@ from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
-from orchard.workers.harnesses import get_harness
-from orchard.workers.harnesses.interface import Episode, HarnessResult
+from orchard.workers.harnesses import fingerprint, get_harness
+from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
+from orchard.workers.inheritance import Inheritance
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.preparation import prepare
+from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
 
@@ -78,6 +80,7 @@ class Attempt:
         self._seconds_grading = 0.0
         self.memory = request.memory or ""
         self._trace = Trace(self.publish, workplace.blobs)
+        self._inheritance: Inheritance | None = None
         self._factory = SandboxFactory(
             workplace.sandboxes,
             workplace.sandbox_settings,
@@ -115,7 +118,9 @@ class Attempt:
     async def publish(self, data: msgspec.Struct) -> None:
         """Publish one fact of this attempt; returns when the stream has stored it."""
         self._published += 1
-        await self._workplace.publisher.event(self.event(data, f"{self._published:05d}"))
+        sequence = await self._workplace.publisher.event(self.event(data, f"{self._published:05d}"))
+        if self._inheritance is not None:
+            await self._inheritance.note(data, sequence)
 
     def event(self, data: msgspec.Struct, name: str) -> Event:
         """An event of this attempt; `name` tells it from the attempt's others and makes its id."""
@@ -142,6 +147,10 @@ class Attempt:
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT, f"not over after {deadline:g} s, more than all its inner limits"
             ) from error
+        except InfrastructureError as error:
+            if self._inheritance is not None and error.cause is AbortCause.SANDBOX_DIED:
+                await self._inheritance.distrust_last_answer()
+            raise
 
     async def _run(self) -> RolloutFinished:
         task = await self._load_task()
@@ -187,10 +196,12 @@ class Attempt:
                 yield machine
 
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
-        request, beginning = self.request, self._beginning
+        request, beginning, harness = self.request, self._beginning, get_harness(self.request.harness)
         if beginning is not None:
             await self._trace.inherit(beginning.history, beginning.spent)
-        return await get_harness(request.harness).run(
+        elif request.replay_attempts and harness.replayable:
+            await self._inherit(harness)
+        result = await harness.run(
             Episode(
                 task=task,
                 machine=machine,
@@ -203,6 +214,16 @@ class Attempt:
                 history=beginning.history if beginning else (),
             )
         )
+        await self._trace.end_replay()
+        return result
+
+    async def _inherit(self, harness: Harness) -> None:
+        """Replay what a dead attempt has recorded, and leave a trail for the next."""
+        request, workplace = self.request, self._workplace
+        key = replay_key(request, fingerprint(harness), workplace.models.extra_body(request.model.endpoint))
+        self._inheritance = Inheritance(workplace.publisher.trails, request.rollout_id, self.number, key)
+        if self.number > 1 and (record := await self._inheritance.claim(workplace.blobs)) is not None:
+            self._trace.replay(record)
 
     async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
         started = time.monotonic()
@@ -255,8 +276,9 @@ class Attempt:
         )
 
     def _facts(self) -> dict[str, Any]:
-        """The fields of RolloutFacts: the turns are the path's, what they cost is this attempt's own."""
-        request, totals, own = self.request, self._trace.totals, self._trace.own
+        """The fields of RolloutFacts: the turns are the path's, what they cost is this rollout's."""
+        request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
+        own = replayed + self._trace.own
         return {
             "task_id": request.task.task_id,
             "task_source": request.task.source,
@@ -278,4 +300,7 @@ class Attempt:
             "seconds_commands": own.seconds_commands,
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
+            "inherited_turns": replayed.turns,
+            "inherited_tokens": replayed.tokens,
+            "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
         }

@@ -1,21 +1,24 @@
 """The message tree of one attempt: the only code that appends nodes, publishing each as it happens."""
 
 import asyncio
-import hashlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.events import AttemptInherited
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.workers.comparing import Divergence, Executed, compare, output_sha256
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion
 from orchard.workers.machine import CommandOutcome
+from orchard.workers.records import Record
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
@@ -70,7 +73,12 @@ class Trace:
     def __init__(self, publish: Publish, blobs: BlobStore) -> None:
         self.own = Totals()
         """What was used here, without what was inherited."""
+        self.replayed = Totals()
+        """What adopted turns had used in the earlier attempts of this rollout that made them."""
         self._inherited = Totals()
+        self._record: Record | None = None
+        self._adopted: list[str] = []
+        self._replay_began = 0.0
         self._publish = publish
         self._blobs = blobs
         self._nodes: dict[str, MessageNode] = {}
@@ -79,7 +87,7 @@ class Trace:
     @property
     def totals(self) -> Totals:
         """All that the path has used: what budgets are compared with."""
-        return self._inherited + self.own
+        return self._inherited + self.replayed + self.own
 
     async def inherit(self, history: Sequence[MessageNode], spent: Totals) -> None:
         """Go on from the whole nodes of another rollout, root first, which had `spent` so much.
@@ -88,9 +96,48 @@ class Trace:
         itself. The calls that made them are not: each was made, and paid for, once.
         """
         for node in history:
+            node = msgspec.structs.replace(node, inherited_from=None)
             self._nodes[node.node_id] = node
             await self._publish(await self._slimmed(node))
         self._inherited += spent
+
+    def replay(self, record: Record) -> None:
+        """Adopt what an earlier attempt of this rollout has recorded, message by message, as long as this one
+        comes by the same messages. They are published here too, so that this tree is whole by itself."""
+        self._record = record
+        self._replay_began = time.monotonic()
+
+    async def recalled(self, parent: str) -> tuple[str, Completion] | None:
+        """The recorded answer to the path that ends at `parent`, adopted; None where the model is to be
+        asked: without a record, at its end, and after the first difference from it."""
+        answer = self._record.take_answer(parent) if self._record else None
+        if answer is None:
+            await self.end_replay()
+            return None
+        completion = answer.completion
+        node = await self._answer(parent, completion)
+        self.replayed += _used(completion)
+        return node, completion
+
+    async def end_replay(self, divergence: Divergence | None = None) -> None:
+        """Say in the log what was adopted, once; nothing is recalled from here on."""
+        record, self._record = self._record, None
+        if record is None:
+            return
+        await self._publish(
+            AttemptInherited(
+                from_attempt=record.attempt,
+                leaf=self._adopted[-1],
+                messages=len(self._adopted),
+                turns=self.replayed.turns,
+                prompt_tokens=self.replayed.prompt_tokens,
+                completion_tokens=self.replayed.completion_tokens,
+                cost_usd=self.replayed.cost_usd,
+                seconds=time.monotonic() - self._replay_began,
+                replay_key=record.replay_key,
+                divergence=divergence.what if divergence else "",
+            )
+        )
 
     async def system(self, text: str) -> str:
         """A root."""
@@ -102,24 +149,8 @@ class Trace:
 
     async def answered(self, parent: str, completion: Completion) -> str:
         """What the model answered to the path that ends at `parent`, and the call that it took."""
-        node = await self._append(
-            parent,
-            Role.ASSISTANT,
-            completion.text,
-            reasoning=completion.reasoning,
-            tool_calls=completion.tool_calls,
-            tokens=completion.tokens,
-        )
-        totals, usage = self.own, completion.usage
-        totals.turns += 1
-        totals.calls += 1
-        totals.prompt_tokens += usage.prompt_tokens
-        totals.completion_tokens += usage.completion_tokens
-        totals.seconds_llm += completion.seconds
-        known = totals.cost_usd is not None and completion.cost_usd is not None
-        totals.cost_usd = (totals.cost_usd or 0.0) + (completion.cost_usd or 0.0) if known else None
-        if totals.model_kind is not ModelKind.ORACLE:
-            totals.model_kind = completion.model_kind
+        node = await self._answer(parent, completion)
+        self.own += _used(completion)
         await self._publish(
             LLMCall(
                 parent=parent,
@@ -130,7 +161,7 @@ class Trace:
                 served_model=completion.served_model,
                 model_kind=completion.model_kind,
                 finish_reason=completion.finish_reason,
-                usage=usage,
+                usage=completion.usage,
                 cost_usd=completion.cost_usd,
                 seconds=completion.seconds,
                 tries=completion.tries,
@@ -140,7 +171,14 @@ class Trace:
         return node
 
     async def result(self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome) -> str:
-        """What the model is shown of a command's `outcome`, in answer to `call`."""
+        """What the model is shown of a command's `outcome`, in answer to `call`.
+
+        Where the command is recorded and did the same, at other times at most, the recorded text is shown.
+        """
+        recorded = await self._recorded_result(parent, call, text, outcome)
+        if recorded is not None and recorded.result is not None:
+            self.replayed.seconds_commands += recorded.result.seconds
+            return await self._append(parent, Role.TOOL, recorded.content, tool_call_id=call.id)
         self.own.seconds_commands += outcome.seconds
         return await self._append(
             parent,
@@ -167,6 +205,28 @@ class Trace:
     def messages(self, leaf: str) -> list[dict[str, Any]]:
         """The path to `leaf` as OpenAI chat messages."""
         return chat_messages(self.path(leaf))
+
+    async def _recorded_result(
+        self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome
+    ) -> MessageNode | None:
+        node = self._record.results.get((parent, call.id)) if self._record else None
+        if node is None:
+            return None
+        found = compare(Executed(node.turn - 1, call, node), outcome, text)
+        if found is None or found.timing:
+            return node
+        await self.end_replay(found)
+        return None
+
+    async def _answer(self, parent: str, completion: Completion) -> str:
+        return await self._append(
+            parent,
+            Role.ASSISTANT,
+            completion.text,
+            reasoning=completion.reasoning,
+            tool_calls=completion.tool_calls,
+            tokens=completion.tokens,
+        )
 
     async def _append(
         self,
@@ -196,6 +256,9 @@ class Trace:
             result=result,
             tokens=tokens,
         )
+        if self._record is not None and (adopted := self._record.nodes.get(identity)) is not None:
+            node = adopted
+            self._adopted.append(identity)
         self._nodes[identity] = node
         await self._publish(await self._slimmed(node))
         return identity
@@ -223,9 +286,17 @@ class Trace:
             raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 
 
-def output_sha256(output: str) -> str:
-    """What a replay compares: the hash of a command's whole output, before any cut."""
-    return hashlib.sha256(output.encode()).hexdigest()
+def _used(completion: Completion) -> Totals:
+    """What one answer took."""
+    return Totals(
+        turns=1,
+        calls=1,
+        prompt_tokens=completion.usage.prompt_tokens,
+        completion_tokens=completion.usage.completion_tokens,
+        cost_usd=completion.cost_usd,
+        seconds_llm=completion.seconds,
+        model_kind=completion.model_kind,
+    )
 
 
 def chat_messages(path: list[MessageNode]) -> list[dict[str, Any]]:

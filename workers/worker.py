@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
-from orchard.schemas.events import AttemptReleased, AttemptSuperseded
+from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
@@ -185,6 +185,8 @@ class Worker:
                     refused_type=event.type,
                 )
             )
+        if isinstance(data, RolloutFinished):
+            await self._workplace.publisher.trails.forget(attempt.request.rollout_id)
         await claim.complete()
 
     async def _failed(self, claim: Claim, attempt: Attempt, error: InfrastructureError) -> None:

@@ -20,11 +20,12 @@ from orchard.injector.errors import SandboxUnsupported
 from orchard.pipelines.values.calibration import wilson
 from orchard.pipelines.values.continuations import SOURCE, Outcome, Point, continuation
 from orchard.pipelines.values.recorded import BEFORE
-from orchard.pipelines.values.replaying import Divergence, Replay, replay
+from orchard.pipelines.values.replaying import Replay, replay
 from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
+from orchard.workers.comparing import Divergence
 from orchard.workers.harnesses import get_harness
 from orchard.workers.preparation import prepare
 from orchard.workers.rollout import Workplace

@@ -6,14 +6,15 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.trajectories import path
-from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import SandboxCreated
 from orchard.schemas.llm_calls import LLMCall
-from orchard.schemas.messages import MessageNode, NodeRest, Role, ToolCall
+from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.comparing import Executed
+from orchard.workers.records import whole
 from orchard.workers.trace import Totals
 
 BEFORE = -1
@@ -22,15 +23,6 @@ BEFORE = -1
 
 class UnknownRollout(ValueError):
     """No rollout with an outcome can be replayed under that name; the sentence says why."""
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A command that a step ran, and what is recorded of it."""
-
-    step: int
-    call: ToolCall
-    node: MessageNode
 
 
 @dataclass(frozen=True)
@@ -107,10 +99,12 @@ where starts_with(rollout_id, $name) limit 2
 """
 _EVENTS = """
 select type, payload from events
-where rollout_id = $rollout and sequence <= $last and (attempt = $attempt or type = 'rollout.requested')
+where rollout_id = $rollout and sequence <= $last
+and (attempt = $attempt or type in ('rollout.requested', 'llm.called'))
 and type in ('rollout.requested', 'sandbox.created', 'message.appended', 'llm.called')
 order by sequence
 """
+"""The calls of all attempts: one that was inherited is the earlier attempt's."""
 
 
 def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str) -> Recorded:
@@ -156,22 +150,6 @@ def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str
         task=task,
         memory=memory or task.memory,
         exit_status=ExitStatus(exit_status),
-        path=tuple(_whole(node, blobs) for node in steps),
+        path=tuple(whole(node, blobs) for node in steps),
         calls=calls,
     )
-
-
-def _whole(node: MessageNode, blobs: BlobStore) -> MessageNode:
-    """The node with what of it is in blobs."""
-    if node.content_blob is not None:
-        node = msgspec.structs.replace(node, content=_text(blobs, node.content_blob), content_blob=None)
-    if node.rest_blob is not None:
-        rest = msgspec.json.decode(blobs.get(node.rest_blob), type=NodeRest)
-        node = msgspec.structs.replace(
-            node, reasoning=rest.reasoning, tool_calls=rest.tool_calls, tokens=rest.tokens, rest_blob=None
-        )
-    return node
-
-
-def _text(blobs: BlobStore, ref: BlobRef) -> str:
-    return blobs.get(ref).decode()

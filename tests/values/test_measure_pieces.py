@@ -11,8 +11,8 @@ import pytest
 
 from orchard.pipelines.values.calibration import Point, agreement, calibration, plot, ranks, spearman, wilson
 from orchard.pipelines.values.comparison import Pair, compared
-from orchard.pipelines.values.recorded import BEFORE, Executed, Recorded
-from orchard.pipelines.values.replaying import Divergence, Replay, compare, timeless
+from orchard.pipelines.values.recorded import BEFORE, Recorded
+from orchard.pipelines.values.replaying import Replay
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, RolloutFinished, payload
 from orchard.schemas.identity import InvalidName, check_name
@@ -21,9 +21,10 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, no
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.storage.reader import open_tables
+from orchard.workers.comparing import Divergence, Executed, compare, output_sha256, timeless
 from orchard.workers.harnesses.mini_swe_agent import format_errors_at_end
 from orchard.workers.machine import CommandOutcome
-from orchard.workers.trace import Totals, output_sha256
+from orchard.workers.trace import Totals
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
 

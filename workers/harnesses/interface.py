@@ -1,5 +1,6 @@
 """What every harness is given and what it answers: in-process loops, browsers, external programs alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,7 +8,7 @@ from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
-from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.client import Completion, ModelClient
 from orchard.workers.machine import CommandOutcome, Machine
 from orchard.workers.trace import Trace
 
@@ -28,6 +29,23 @@ class Episode:
     history: tuple[MessageNode, ...] = ()
     """Messages to go on from, root first. The trace has them, and in the machine their commands have run."""
 
+    async def ask(self, leaf: str, tools: Sequence[dict[str, Any]]) -> tuple[str, Completion]:
+        """The model's answer to the path that ends at `leaf`: the node that was added, and what it says.
+
+        An answer that the trace recalls from a dead attempt is not asked for again. Raises as
+        ModelClient.complete does.
+        """
+        if (known := await self.trace.recalled(leaf)) is not None:
+            return known
+        completion = await self.model.complete(
+            self.spec,
+            self.trace.messages(leaf),
+            list(tools),
+            seed=self.seed,
+            timeout=self.timeouts.model_call,
+        )
+        return await self.trace.answered(leaf, completion), completion
+
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessResult:
@@ -46,6 +64,9 @@ class Harness(Protocol):
     name: str
     tools: tuple[dict[str, Any], ...]
     """OpenAI tools that its model is told of."""
+    replayable: bool
+    """Whether its commands, executed again in their order in a new machine, make the state they had made, so
+    that an attempt may replay one that died. Not where the state is outside of the machine."""
 
     async def run(self, episode: Episode) -> HarnessResult:
         """Drive the model until it submits or a budget runs out; raises InfrastructureError for ours."""

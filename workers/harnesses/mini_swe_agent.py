@@ -69,6 +69,7 @@ class MiniSweAgent:
     def __init__(self, name: str = "mini-swe-agent", wording: Wording = FULL) -> None:
         self.name = name
         self.tools: tuple[dict[str, Any], ...] = (BASH_TOOL,)
+        self.replayable = True
         self._wording = wording
 
     async def run(self, episode: Episode) -> HarnessResult:
@@ -82,17 +83,10 @@ class MiniSweAgent:
         format_errors = format_errors_at_end(episode.history)
         while (ended := spent(trace.totals, episode.budget, format_errors)) is None:
             try:
-                completion = await episode.model.complete(
-                    episode.spec,
-                    trace.messages(leaf),
-                    list(self.tools),
-                    seed=episode.seed,
-                    timeout=episode.timeouts.model_call,
-                )
+                leaf, completion = await episode.ask(leaf, self.tools)
             except ContextLengthExceeded:
                 ended = ExitStatus.TOKEN_LIMIT
                 break
-            leaf = await trace.answered(leaf, completion)
             try:
                 parse(completion.tool_calls)
             except FormatError as error:

@@ -75,6 +75,11 @@ class ModelClient:
         endpoint = self._endpoint(spec.endpoint)
         return await endpoint.complete(spec, messages, tools, seed=seed, timeout=timeout)
 
+    def extra_body(self, endpoint: str) -> dict[str, Any]:
+        """What the configuration adds to every request to an endpoint."""
+        settings = self._settings.get(endpoint)
+        return settings.extra_body if settings is not None else {}
+
     async def close(self) -> None:
         """Close all connections."""
         for endpoint in self._open.values():
