@@ -43,6 +43,11 @@ FAMILIES = {
         "Rollouts of models without a price: their cost is unknown, not zero.",
         "select campaign, model, count(*) from rollouts where cost_usd is null group by all",
     ),
+    "orchard_inherited_tokens": (
+        "Tokens of turns that were replayed from dead attempts, and so not paid again.",
+        "select campaign, sum(prompt_tokens + completion_tokens)::bigint from tables.attempts_all "
+        "where kind = 'inherited' group by all",
+    ),
     "orchard_sandbox_seconds": (
         "Seconds a rollout of the last hour spent on its sandboxes, by step.",
         "select step, '0.5' as quantile, median(seconds) from steps group by all union all "

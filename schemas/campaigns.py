@@ -187,7 +187,7 @@ def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
 def spec_hash(spec: CampaignSpec) -> str:
     """32 hexadecimal digits over the whole plan. A field that is younger than stored plans counts only where
     it is not the default, so that a plan keeps its hash."""
-    plan = msgspec.to_builtins(spec)
+    plan = msgspec.to_builtins(spec, order="deterministic")
     if spec.replay_attempts:
         del plan["replay_attempts"]
-    return digest(plan, 32)
+    return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

@@ -60,6 +60,10 @@ def register(app: typer.Typer) -> None:
         max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer, at most.")] = None,
         logprobs: Annotated[bool, typer.Option(help="Ask for log-probabilities of sampled tokens.")] = False,
         max_tries: Annotated[int, typer.Option(help="Attempts that failures of ours may cost.", min=1)] = 3,
+        replay: Annotated[
+            bool,
+            typer.Option(help="Replay the turns of an attempt that died instead of paying for them again."),
+        ] = True,
         priority: Annotated[
             str, typer.Option(help="Queue priority; workers name the one they serve.")
         ] = "normal",
@@ -106,6 +110,7 @@ def register(app: typer.Typer) -> None:
             budget=Budget(steps=steps, cost_usd=cost, wall_seconds=wall),
             timeouts=Timeouts(),
             max_tries=max_tries,
+            replay_attempts=replay,
         )
         asyncio.run(submit_campaign(session, spec))
         console.print(

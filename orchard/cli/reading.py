@@ -28,7 +28,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SHOWN_CHARACTERS = 4000
 
 ATTEMPTS = """
-select attempt, ending, worker, started_at, reason, cause, detail
+select attempt, ending, worker, started_at, inherited_turns, inherited_from, reason, cause, detail
 from attempts where rollout_id = ? order by attempt
 """
 SUMMARY = (
@@ -36,6 +36,7 @@ SUMMARY = (
     *("status", "exit_status", "cause", "detail", "reward", "resolved"),
     *("turns", "prompt_tokens", "completion_tokens", "cost_usd", "seconds"),
 )
+INHERITED = ("inherited_turns", "inherited_tokens", "inherited_cost_usd")
 
 
 def register(app: typer.Typer) -> None:
@@ -203,9 +204,10 @@ def _message(session: Session, message: dict[str, Any], limit: int | None) -> Re
             command = call["arguments"]
         parts.append(Syntax(shown(str(command)), "bash", word_wrap=True))
     colour = {"system": "dim", "user": "blue", "assistant": "green", "tool": "yellow"}.get(role, "white")
-    return Panel(
-        Group(*parts), title=f"turn {message['turn']}  {role}", title_align="left", border_style=colour
-    )
+    title = f"turn {message['turn']}  {role}"
+    if message["inherited_from"] is not None:
+        title += f"  (replayed from attempt {message['inherited_from']})"
+    return Panel(Group(*parts), title=title, title_align="left", border_style=colour)
 
 
 def _tests(reward: dict[str, Any]) -> RenderableType:
@@ -220,7 +222,7 @@ def _tests(reward: dict[str, Any]) -> RenderableType:
 
 def _summary(outcome: dict[str, Any]) -> RenderableType:
     table = Table(show_header=False, box=None)
-    for key in SUMMARY:
+    for key in SUMMARY + (INHERITED if outcome.get("inherited_turns") else ()):
         if outcome.get(key) not in (None, ""):
             table.add_row(key, _cell(outcome[key]))
     return table

@@ -80,6 +80,18 @@ def test_equal_plans_have_equal_hashes() -> None:
     assert spec_hash(a_spec(samples=4)) != spec_hash(a_spec())
 
 
+def test_a_plan_keeps_the_hash_that_it_had_before_it_got_new_fields() -> None:
+    spec = CampaignSpec(
+        name="demo",
+        tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
+        harnesses=("mini-swe-agent",),
+        models=(ModelSpec(name="m", temperature=0.7),),
+        samples=2,
+    )
+    assert spec_hash(spec) == "68152f76211415e34ea15c868824e0f1"  # by the code of 22 November 2026
+    assert spec_hash(msgspec.structs.replace(spec, replay_attempts=False)) != spec_hash(spec)
+
+
 @pytest.mark.parametrize(
     "name", ["", "A", "a.b", "a b", "-a", "a-", "done", "tasks", "x" * 64, "ü", "a>b", "a*"]
 )

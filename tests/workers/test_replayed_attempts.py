@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from orchard.cli.reading import show_rollout
+from orchard.config import load
 from orchard.injector.client import AsyncSandboxClient
+from orchard.reports import QueueDepth, campaign_table, campaign_view
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.events import RolloutFinished, SandboxCreated, payload
+from orchard.session import Session
 from orchard.storage.digest import store_digests
 from orchard.storage.maintenance import rebuild_derived, rebuild_events
+from orchard.storage.reader import open_tables
+from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
+from orchard.terminal import console
 from orchard.workers import retries
 from tests.attempts_world import SECONDS, SETTINGS, World, seed_of, world
 from tests.sandbox_service import LocalService
@@ -135,7 +142,9 @@ async def test_after_a_dead_sandbox_the_rollout_is_the_one_it_would_have_been(
             await asyncio.sleep(0.05)
 
 
-async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(place: World) -> None:
+async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
+    place: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     (rollout,) = await place.submit(tiny_task(1))
     first = place.worker_process("first")
     following = []
@@ -161,6 +170,18 @@ async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(place: World
         (1, "lost", 0),
         (2, "completed", 5),
     ]
+    session = Session(load({"store": str(place.store)}))
+    show_rollout(session, rollout, full=False)
+    shown = capsys.readouterr().out
+    assert shown.count("(replayed from attempt 1)") == 2 + 2 * 5 - 1  # the last answer's result came too late
+    assert "inherited_tokens" in shown
+    found = await CampaignBook(place.connection).get("demo")
+    assert found is not None
+    with open_tables(str(place.store)) as tables:
+        view = campaign_view(tables, "demo", found[0], QueueDepth())
+    assert (view.saved_turns, view.saved_tokens) == (5, outcome.inherited_tokens)
+    console.print(campaign_table(view))
+    assert "replayed from dead attempts: 5 turns" in capsys.readouterr().out
 
 
 async def test_what_the_world_does_differently_ends_the_adoption(place: World) -> None:
