@@ -18,6 +18,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.trails import Trail
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
@@ -105,6 +106,11 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
                 case "complete":
                     await worker.event(fact("one"))
                     assert await worker.outcome("none") is None
+                    trail = Trail(attempt=1, replay_key="k", events=(1,))
+                    await worker.trails.leave("none", trail)
+                    async with asyncio.timeout(10):  # leaving one is not confirmed
+                        while await worker.trails.find("none") != trail:
+                            await asyncio.sleep(0.01)
                     await claim.complete()
                 case "later":
                     await claim.retry_later(named(claim.queue, "again", claim.body), 3600.0, "test")

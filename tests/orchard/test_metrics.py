@@ -10,7 +10,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from orchard.metrics import Family, Sample, application, render
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReconciled, make_event
+from orchard.schemas.events import (
+    AttemptInherited,
+    Event,
+    RolloutAborted,
+    RolloutFinished,
+    RolloutReconciled,
+    make_event,
+)
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
@@ -79,6 +86,18 @@ def events() -> list[Event]:
         )
     made.append((3, RolloutReconciled(reason="test")))
     made.append((2, RolloutAborted(cause=AbortCause.LLM_UNAVAILABLE, **facts(2, 0.5))))  # type: ignore[arg-type]
+    inherited = AttemptInherited(
+        from_attempt=1,
+        leaf="n",
+        messages=8,
+        turns=3,
+        prompt_tokens=60,
+        completion_tokens=6,
+        cost_usd=None,
+        seconds=1.0,
+        replay_key="k",
+    )
+    made.append((3, inherited))
     return [
         make_event(
             data,  # type: ignore[arg-type]
@@ -118,7 +137,8 @@ async def test_outcomes_tokens_costs_and_sandbox_times_are_served(
         'orchard_sandbox_seconds{step="creating",quantile="0.5"} 2.0',
         'orchard_sandbox_seconds{step="commands",quantile="0.95"} 4.0',
         'orchard_rollouts_reconciled{campaign="demo"} 1.0',
-        "orchard_log_position{} 8.0",
+        'orchard_inherited_tokens{campaign="demo"} 66.0',
+        "orchard_log_position{} 9.0",
         "# TYPE orchard_rollouts gauge",
     } <= lines
 
