@@ -35,6 +35,7 @@ class Inheritance:
         self._unacted = False
         """Whether nothing has followed the newest answer yet."""
         self._answers = 0
+        self._replayed: Trail | None = None
         self._replays = 0
         self._calls: dict[str, int] = {}
         """Sequences of the recorded calls, by the node each made."""
@@ -51,7 +52,7 @@ class Inheritance:
         self._calls = {
             answer.node.node_id: answer.sequence for several in record.answers.values() for answer in several
         }
-        self._replays = trail.replays + 1
+        self._replayed, self._replays = trail, 1
         await self._trails.leave(self._rollout_id, msgspec.structs.replace(trail, replays=self._replays))
         return record
 
@@ -75,6 +76,15 @@ class Inheritance:
         if self._unacted:
             self._events, self._unacted = self._complete, False
             await self._leave()
+
+    async def absolve(self) -> None:
+        """The attempt was interrupted, as by a worker that drains: the record is not to blame."""
+        if self._replayed is not None and self._replays:
+            self._replays = 0
+            if self._answers:
+                await self._leave()
+            else:
+                await self._trails.leave(self._rollout_id, self._replayed)
 
     async def _leave(self) -> None:
         await self._trails.leave(

@@ -151,6 +151,10 @@ class Attempt:
             if self._inheritance is not None and error.cause is AbortCause.SANDBOX_DIED:
                 await self._inheritance.distrust_last_answer()
             raise
+        except asyncio.CancelledError:
+            if self._inheritance is not None:
+                await self._inheritance.absolve()
+            raise
 
     async def _run(self) -> RolloutFinished:
         task = await self._load_task()

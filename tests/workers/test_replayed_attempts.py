@@ -238,6 +238,28 @@ async def test_a_record_that_kills_is_replayed_once(place: World) -> None:
     ]
 
 
+async def test_a_worker_that_drains_while_it_replays_leaves_the_record_as_it_was(place: World) -> None:
+    (rollout,) = await place.submit(tiny_task(1), max_tries=4)
+    replayed = asyncio.Event()
+
+    async def die_then_drain(seed: int) -> None:
+        if place.model.asked[seed, 5] == 1:
+            await place.left(rollout, 4)
+            await place.end_sandbox(rollout)
+        elif place.model.asked[seed, 5] == 2:
+            replayed.set()
+            await asyncio.Event().wait()
+
+    place.model.hooks[5] = die_then_drain
+    async with place.working():
+        await asyncio.wait_for(replayed.wait(), SECONDS)
+    async with place.working():
+        outcome = await finished(place, rollout)
+
+    assert place.model.turns() == asked(t5=3)
+    assert outcome.inherited_turns == 4
+
+
 async def test_a_dead_grading_costs_no_call(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1))
 
