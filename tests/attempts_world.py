@@ -200,10 +200,10 @@ class World:
         line = [sys.executable, "-m", "orchard", "worker", "--name", name]
         return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)
 
-    async def outcomes(self, *rollouts: str) -> dict[str, Event]:
+    async def outcomes(self, *rollouts: str, seconds: float = SECONDS) -> dict[str, Event]:
         """The terminal event of each rollout, waited for."""
         found: dict[str, Event] = {}
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             async for stored in replay(self.connection, subjects="orchard.events.done.>", follow=True):
                 event = stored.event
                 if event is not None and event.type in TERMINAL_TYPES and event.rollout_id in rollouts:
