@@ -46,7 +46,7 @@ class Inheritance:
         trail = await self._trails.find(self._rollout_id)
         if trail is None or trail.replay_key != self._replay_key or trail.replays:
             return None
-        record = await read_record(self._trails, trail, blobs)
+        record = await read_record(self._trails, self._rollout_id, trail, blobs)
         if record is None or not record.answers:
             return None
         self._calls = {

@@ -80,13 +80,17 @@ class Record:
         return waiting.pop(0) if waiting else None
 
 
-def record_of(trail: Trail, events: Iterable[StoredEvent], blobs: BlobStore) -> Record:
-    """The record that a trail leads to. Raises StorageError for a blob that cannot be read."""
+def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blobs: BlobStore) -> Record:
+    """The record that a rollout's trail leads to; events of other rollouts, as a stream that has lost its
+    tail may hold under the same sequences, are left out. Raises StorageError for a blob that cannot be read.
+    """
     record = Record(attempt=trail.attempt, replay_key=trail.replay_key)
     calls: dict[str, tuple[LLMCall, int]] = {}
     for stored in events:
+        if stored.event is None or stored.event.rollout_id != rollout_id:
+            continue
         try:
-            data = payload(stored.event) if stored.event is not None else None
+            data = payload(stored.event)
         except MalformedEvent:
             continue
         if isinstance(data, MessageNode):
@@ -103,12 +107,12 @@ def record_of(trail: Trail, events: Iterable[StoredEvent], blobs: BlobStore) -> 
     return record
 
 
-async def read_record(trails: Trails, trail: Trail, blobs: BlobStore) -> Record | None:
-    """Read the record of a trail: its own events alone. None where they cannot be read, so that the attempt
-    starts afresh."""
+async def read_record(trails: Trails, rollout_id: str, trail: Trail, blobs: BlobStore) -> Record | None:
+    """Read the record of a rollout's trail: its own events alone. None where they cannot be read, so that the
+    attempt starts afresh."""
     try:
         events = await trails.events(sorted(trail.events))
-        return await asyncio.to_thread(record_of, trail, events, blobs)
+        return await asyncio.to_thread(record_of, rollout_id, trail, events, blobs)
     except (StreamsError, StorageError) as error:
         log.warning(
             "the record of attempt %d cannot be read, so nothing is replayed: %s", trail.attempt, error

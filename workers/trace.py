@@ -122,7 +122,7 @@ class Trace:
     async def end_replay(self, divergence: Divergence | None = None) -> None:
         """Say in the log what was adopted, once; nothing is recalled from here on."""
         record, self._record = self._record, None
-        if record is None:
+        if record is None or not self.replayed.turns:
             return
         await self._publish(
             AttemptInherited(

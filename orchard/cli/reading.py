@@ -154,7 +154,10 @@ def show_rollout(session: Session, prefix: str, *, full: bool) -> None:
         messages = _all(tables, "select * from messages where rollout_id = ? order by sequence", rollout)
         if not messages:
             messages = _all(
-                tables, "select * from messages_all where rollout_id = ? order by sequence", rollout
+                tables,
+                "select * from messages_all where rollout_id = ? and inherited_from is null "
+                "order by sequence",
+                rollout,
             )
         reward = _one(tables, "select * from rewards where rollout_id = ?", rollout)
     limit = None if full else SHOWN_CHARACTERS

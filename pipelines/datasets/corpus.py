@@ -21,6 +21,7 @@ from tables.messages_all m
 left join tables.rollouts_all r on r.rollout_id = m.rollout_id and r.attempt = m.attempt
 where case when len($campaigns) = 0 then m.campaign <> '{MEASURED_CAMPAIGN}'
            else list_contains($campaigns, m.campaign) end
+and m.inherited_from is null
 order by m.sequence limit $limit
 """
 _BATCH = 1000

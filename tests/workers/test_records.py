@@ -52,10 +52,10 @@ class Log:
 
         return Trace(publish, self.blobs)
 
-    def replaying(self, attempt: int = 1) -> Trace:
+    def replaying(self, attempt: int = 1, rollout: str = "0" * 24) -> Trace:
         """Of an attempt that has the record of all that was published so far."""
         trail = Trail(attempt=attempt, replay_key="k", events=())
-        record = record_of(trail, list(self.stored), self.blobs)
+        record = record_of(rollout, trail, list(self.stored), self.blobs)
         trace = self.trace()
         trace.replay(record)
         return trace
@@ -193,6 +193,15 @@ async def test_an_answer_whose_call_is_not_in_the_log_is_asked_for(log: Log) -> 
     log.stored.pop()
 
     trace = log.replaying()
+    assert await trace.recalled(await begun(trace)) is None
+
+
+async def test_what_another_rollout_said_to_the_same_messages_is_not_recalled(log: Log) -> None:
+    """A stream that has lost its tail uses its sequences again, and a trail may lead to anything."""
+    trace = log.trace()
+    await trace.answered(await begun(trace), said("ok"))
+
+    trace = log.replaying(rollout="1" * 24)
     assert await trace.recalled(await begun(trace)) is None
 
 

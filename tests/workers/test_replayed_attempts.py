@@ -12,9 +12,10 @@ import pytest_asyncio
 from orchard.cli.reading import show_rollout
 from orchard.config import load
 from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.campaigns import Campaigns
 from orchard.reports import QueueDepth, campaign_table, campaign_view
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.events import RolloutFinished, SandboxCreated, payload
+from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, done_subject, payload
 from orchard.session import Session
 from orchard.storage.digest import store_digests
 from orchard.storage.maintenance import rebuild_derived, rebuild_events
@@ -283,6 +284,25 @@ async def test_a_dead_grading_costs_no_call(place: World) -> None:
         (1, "released"),
         (SECOND, "completed"),
     ]
+
+
+async def test_a_rollout_that_was_aborted_and_resumed_does_not_pay_twice_either(place: World) -> None:
+    (rollout,) = await place.submit(tiny_task(1), max_tries=1)
+    dying(place, rollout, 5)
+    async with place.working():
+        aborted = payload((await place.outcomes(rollout))[rollout])
+        assert isinstance(aborted, RolloutAborted)
+        async for _ in Campaigns(place.connection, place.blobs).resume("demo"):
+            pass
+        async with asyncio.timeout(SECONDS):
+            async for stored in replay(place.connection, subjects=done_subject(rollout), follow=True):
+                outcome = stored.event and payload(stored.event)
+                if isinstance(outcome, RolloutFinished):
+                    break
+
+    assert isinstance(outcome, RolloutFinished)
+    assert place.model.turns() == asked(t5=2)
+    assert outcome.inherited_turns == 4
 
 
 async def test_budgets_count_what_was_inherited(place: World) -> None:
