@@ -174,11 +174,12 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds_commands: float = 0.0
     seconds_grading: float = 0.0
     deliveries: int = 1
-    inherited_turns: int = 0
+    inherited_turns: int | None = None
     """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a
-    trajectory took, each call once, whichever attempt made it."""
-    inherited_tokens: int = 0
-    """Prompt and completion tokens of these turns."""
+    trajectory took, each call once, whichever attempt made it. None in events that are older than replays,
+    so that a table is rebuilt as it was written."""
+    inherited_tokens: int | None = None
+    """Prompt and completion tokens of these turns; None as above."""
     inherited_cost_usd: float | None = None
     """What these turns had cost; None without any, and where a price is not known."""
 
