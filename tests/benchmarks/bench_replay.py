@@ -140,8 +140,14 @@ async def savings(rollouts: int, thinking: float) -> None:
         finally:
             service.stop()
     least = rollouts * TURNS
-    for name in ("paid turns", "paid tokens", "paid USD", "seconds of a second attempt", "seconds, all"):
-        figure(name, ours[name], name.split()[-1], afresh[name])
+    for name, unit in (
+        ("paid turns", "turns"),
+        ("paid tokens", "tokens"),
+        ("paid USD", "USD"),
+        ("seconds of a second attempt", "s"),
+        ("seconds, all", "s"),
+    ):
+        figure(name, ours[name], unit, afresh[name])
     figure("turns paid twice", ours["paid turns"] - least, "turns", afresh["paid turns"] - least)
     figure(
         "tokens paid twice",
@@ -150,8 +156,13 @@ async def savings(rollouts: int, thinking: float) -> None:
         afresh["paid tokens"] - afresh["tokens of accepted rollouts"],
     )
     figure("resolved", ours["resolved"], "rollouts", afresh["resolved"])
-    for name in ("dead", "inherited turns", "turns of a replay", "seconds of a replay"):
-        figure(name, ours[name], name.split()[0])
+    for name, unit in (
+        ("dead", "attempts"),
+        ("inherited turns", "turns"),
+        ("turns of a replay", "turns"),
+        ("seconds of a replay", "s"),
+    ):
+        figure(name, ours[name], unit)
 
 
 def recorded(rollout: str, number: int, index: int) -> Event:
