@@ -43,7 +43,17 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
         cost = "played by the oracle from gold patches: not a model's work"
     finished = f"{view.turns:,} turns  {view.tokens:,} tokens  {cost} (rollouts with an outcome)"
     facts = Text(f"{rate}{left}  {finished}", style="dim")
-    return Group(line, bar, counts, facts, *(Text(hint, style="yellow") for hint in hints(view, pipeline)))
+    notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
+    return Group(line, bar, counts, facts, *_saved(view), *notes)
+
+
+def _saved(view: CampaignView) -> list[Text]:
+    """What second attempts did not pay again; nothing where none had to."""
+    if not view.saved_turns:
+        return []
+    usd = "" if view.saved_usd is None or view.oracle else f", {view.saved_usd:.2f} USD"
+    words = f"replayed from dead attempts: {view.saved_turns:,} turns, {view.saved_tokens:,} tokens{usd}"
+    return [Text(words, style="dim")]
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:

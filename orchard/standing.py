@@ -70,6 +70,10 @@ class CampaignView:
     """Outcomes in the last `recent_seconds`."""
     recent_seconds: float = 0.0
     oracle: bool = False
+    saved_turns: int = 0
+    """Turns that attempts have replayed from dead ones, and so neither asked for nor paid again."""
+    saved_tokens: int = 0
+    saved_usd: float | None = None
 
     @property
     def done(self) -> int:
@@ -175,12 +179,22 @@ select campaign, count(*) - count(distinct rollout_id) as retries from tables.at
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
 
+_SAVED = """
+select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
+       sum(cost_usd) as usd
+from (
+    select distinct on (event_id) * from tables.attempts_all
+    where kind = 'inherited' and list_contains($names, campaign)
+) group by 1
+"""
+
 
 @dataclass(frozen=True)
 class _Rows:
     outcomes: list[dict[str, Any]]
     retries: dict[str, int]
     reconciled: dict[str, int]
+    saved: dict[str, dict[str, Any]]
 
 
 def _rows(store: str, names_: list[str]) -> _Rows:
@@ -189,6 +203,7 @@ def _rows(store: str, names_: list[str]) -> _Rows:
             _dicts(tables, _OUTCOMES, names_),
             {row["campaign"]: row["retries"] for row in _dicts(tables, _RETRIES, names_)},
             {row["campaign"]: row["reconciled"] for row in _dicts(tables, _RECONCILED, names_)},
+            {row["campaign"]: row for row in _dicts(tables, _SAVED, names_)},
         )
 
 
@@ -210,6 +225,7 @@ def _view(
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     costs = [row["cost_usd"] for row in mine if row["cost_usd"] is not None]
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
+    saved = rows.saved.get(name, {})
     open_ = max(record.size - sum(outcomes.values()), 0)
     return CampaignView(
         name=name,
@@ -229,6 +245,9 @@ def _view(
         recent=sum(row["recent"] for row in mine),
         recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
         oracle=any(row["oracle"] for row in mine),
+        saved_turns=saved.get("turns") or 0,
+        saved_tokens=saved.get("tokens") or 0,
+        saved_usd=saved.get("usd"),
     )
 
 

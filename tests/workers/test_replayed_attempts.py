@@ -13,13 +13,13 @@ from orchard.cli.reading import show_rollout
 from orchard.config import load
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns import Campaigns
-from orchard.reports import QueueDepth, campaign_table, campaign_view
+from orchard.reports import campaign_table
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, done_subject, payload
 from orchard.session import Session
+from orchard.standing import PipelineView, standing
 from orchard.storage.digest import store_digests
 from orchard.storage.maintenance import rebuild_derived, rebuild_events
-from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
@@ -178,10 +178,9 @@ async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
     assert "inherited_tokens" in shown
     found = await CampaignBook(place.connection).get("demo")
     assert found is not None
-    with open_tables(str(place.store)) as tables:
-        view = campaign_view(tables, "demo", found[0], QueueDepth())
+    view = (await standing(session, place.connection, {"demo": found[0]}, {})).campaigns[0]
     assert (view.saved_turns, view.saved_tokens) == (5, outcome.inherited_tokens)
-    console.print(campaign_table(view))
+    console.print(campaign_table(view, PipelineView()))
     assert "replayed from dead attempts: 5 turns" in capsys.readouterr().out
 
 
