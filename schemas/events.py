@@ -1,19 +1,21 @@
 """Events: immutable facts in a CloudEvents envelope, and the registry of their types.
 
 Decoding reads the envelope first and leaves `data` raw; `payload` then looks the type up. A type this
-version does not know keeps its bytes and is stored like any other: one strange event never stops a replay.
+version does not know keeps its bytes and is stored like any other, and so does a payload that does not fit
+its type: one strange event never stops a replay.
 Types evolve by adding fields with defaults. A breaking change is a new type (`...v2`) with an upcaster.
 """
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
+from orchard.schemas.decoding import Unreadable, decode, decode_whole
 from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
@@ -33,35 +35,48 @@ EVENTS_PREFIX = "orchard.events"
 
 
 class MalformedEvent(ValueError):
-    """Bytes that are not an event envelope, or a payload that does not fit its registered type."""
+    """Bytes that are not an event envelope."""
+
+
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Text of the envelope: what is longer names nothing."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The envelope: CloudEvents attribute names plus where in the pipeline it happened."""
 
-    id: str
+    id: Name
     """Made by the producer, deterministic, so that publishing again is recognized."""
-    source: str
+    source: Name
     """`orchard/<process>/<name>`."""
-    type: str
-    subject: str
+    type: Name
+    subject: Name
     """What it is about: `rollouts/<id>`, `tasks/<id>`, `campaigns/<name>`."""
     time: datetime
     """UTC, when it happened at the producer."""
-    dataschema: str
-    campaign: str
+    dataschema: Name
+    campaign: Name
     data: msgspec.Raw
-    rollout_id: str | None = None
-    attempt: int | None = None
-    causation_id: str | None = None
-    traceparent: str | None = None
-    specversion: str = "1.0"
+    rollout_id: Name | None = None
+    attempt: Number | None = None
+    causation_id: Name | None = None
+    traceparent: Name | None = None
+    specversion: Name = "1.0"
 
 
 class UnknownPayload(msgspec.Struct, frozen=True):
     """The payload of a type this version does not know, byte for byte."""
 
     raw: bytes
+
+
+class UnreadablePayload(msgspec.Struct, frozen=True):
+    """A payload that does not fit its registered type. As a rollout's outcome it is none, and no reward, but
+    nothing may be accepted in its place until the rollout is reopened."""
+
+    raw: bytes
+    reason: str
 
 
 # --- campaigns and tasks -------------------------------------------------------------------------
@@ -294,7 +309,9 @@ DECISION_TYPES = frozenset({"group.assembled", "prompt.failed"})
 """The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
-_DECODERS = {name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()}
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()
+}
 _ENVELOPE = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -336,25 +353,26 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(raw: bytes) -> Event:
-    """The envelope, with `data` still raw. Raises MalformedEvent when it is not one."""
+    """The envelope, with `data` still raw. Raises MalformedEvent when it is not one, whatever the bytes are."""
     try:
-        return _ENVELOPE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        event = decode_whole(_ENVELOPE, raw)
+        if event.time.tzinfo is not None:
+            event.time.astimezone(UTC)
+    except (Unreadable, OverflowError) as error:
         raise MalformedEvent(f"not an event envelope: {error}") from error
+    return event
 
 
 def payload(event: Event) -> Any:
-    """The typed payload, UnknownPayload for an unknown type, MalformedEvent for one that does not fit."""
+    """The typed payload, UnknownPayload for an unknown type, UnreadablePayload for one that does not fit."""
     kind, data = event.type, bytes(event.data)
-    while upcast := UPCASTERS.get(kind):
-        kind, data = upcast(data)
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        return UnknownPayload(data)
     try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise MalformedEvent(f"event {event.id} of type {event.type}: {error}") from error
+        while upcast := UPCASTERS.get(kind):
+            kind, data = upcast(data)
+        decoder = _DECODERS.get(kind)
+        return UnknownPayload(data) if decoder is None else decode(decoder, data)
+    except Exception as error:  # an upcaster, too, meets whatever was published
+        return UnreadablePayload(data, f"event {event.id} of type {event.type}: {error}")
 
 
 def event_subject(event: Event) -> str:
