@@ -12,7 +12,7 @@ import msgspec
 T = TypeVar("T")
 
 NESTING_LIMIT = 400
-"""Levels of objects and lists. Python's own limit is about a thousand, less what the caller's stack has used."""
+"""Levels of objects and lists. Python's own limit is a thousand, less what the caller's stack has used."""
 
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NEITHER = bytes(set(range(256)) - set(_STEP) - {ord('"')})
@@ -24,8 +24,8 @@ class Unreadable(ValueError):
 
 
 def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes | msgspec.Raw) -> T:
-    """The decoded value. Raises Unreadable, and nothing else, for bytes that are not JSON, are nested too deep
-    for the stack, or do not fit the decoder's type."""
+    """The decoded value. Raises Unreadable, and nothing else, for bytes that are not JSON, are nested too
+    deep for the stack, or do not fit the decoder's type."""
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as error:
@@ -47,8 +47,8 @@ def decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
 
 
 def _is_nested_too_deep(raw: bytes) -> bool:
-    """Whether valid JSON is. Few brackets cannot nest deep, which decides nearly always; else those outside of
-    strings are counted, about 3 ms for a megabyte."""
+    """Whether valid JSON is. Few brackets cannot nest deep, which decides nearly always; else those outside
+    of strings are counted, about 3 ms for a megabyte."""
     if raw.count(b"[") + raw.count(b"{") <= NESTING_LIMIT:
         return False
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NEITHER)

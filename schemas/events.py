@@ -353,7 +353,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(raw: bytes) -> Event:
-    """The envelope, with `data` still raw. Raises MalformedEvent when it is not one, whatever the bytes are."""
+    """The envelope, with `data` still raw. Raises MalformedEvent, and nothing else, when it is not one."""
     try:
         event = decode_whole(_ENVELOPE, raw)
         if event.time.tzinfo is not None:

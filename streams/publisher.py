@@ -123,7 +123,7 @@ class Publisher:
         return _stored(await last_message(self._connection, names.EVENTS, subject))
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
-        """The highest number taken so far: the newest event's, or one of those before where that names none."""
+        """The highest number taken so far: the newest event's, or one of those before if it names none."""
         if newest.event is not None and newest.event.attempt is not None:
             return newest.event.attempt
         attempt = 0

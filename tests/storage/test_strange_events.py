@@ -1,4 +1,4 @@
-"""No event stops a reader of the log: mutated events through decoding, rows, a real stream and a real writer."""
+"""No event stops a reader of the log: mutants through decoding, rows, a real stream and a real writer."""
 
 import base64
 from collections.abc import Awaitable, Callable
@@ -58,7 +58,7 @@ def test_twelve_thousand_mutants_become_rows_that_give_the_same_tables_again(log
     assert 1000 < unreadable < 11_000
 
 
-def test_one_mutant_at_a_time_gives_what_a_batch_gives(log, documents) -> None:
+def test_one_mutant_at_a_time_gives_what_a_batch_gives(documents) -> None:
     messages = [
         stored_event(number, "orchard.events.demo.00.x", NOW, raw)
         for number, raw in enumerate(mutants(documents, 500, seed=2), 1)
