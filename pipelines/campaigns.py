@@ -22,14 +22,16 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import (
-    TERMINAL_TYPES,
     CampaignStateChanged,
     CampaignSubmitted,
     Event,
     RolloutAborted,
+    RolloutFinished,
     RolloutReopened,
+    UnreadablePayload,
+    cause_to_reopen,
     make_event,
-    payload,
+    outcome_in,
 )
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
@@ -147,7 +149,8 @@ class Campaigns:
     async def resume(
         self, name: str, *, aborted: bool = True, every_open: bool = False
     ) -> AsyncIterator[Progress]:
-        """Go on: offer again what a pause parked, and with `aborted` reopen what infrastructure aborted.
+        """Go on: offer again what a pause parked, and with `aborted` reopen what infrastructure aborted, or
+        what has an outcome that cannot be read.
 
         `every_open` offers each rollout without an outcome again even if the campaign was running all the
         time: for a work queue that was lost. Rollouts with an outcome are never touched.
@@ -166,12 +169,15 @@ class Campaigns:
                 if stored is None:
                     wanted = every_open or never_offered or not was_running
                     fence = 0
-                elif stored.event is not None and stored.event.type in TERMINAL_TYPES:
-                    data = payload(stored.event)
-                    wanted = aborted and isinstance(data, RolloutAborted)
-                    fence = await self._reopen(request, stored.sequence, data, record.rounds) if wanted else 0
                 else:
+                    data = outcome_in(stored.event)
                     wanted, fence = True, stored.sequence  # reopened by a resume that died before offering
+                    if isinstance(data, RolloutFinished):
+                        wanted = False
+                    elif not isinstance(data, RolloutReopened):
+                        wanted = aborted
+                        if wanted:
+                            fence = await self._reopen(request, stored.sequence, data, record.rounds)
                 if wanted:
                     renewed = msgspec.structs.replace(request, fence=fence)
                     again.append((f"{request.rollout_id}.round{record.rounds}", renewed))
@@ -189,10 +195,14 @@ class Campaigns:
             yield Progress(done, spec.size, offered)
         await self._set_offered(name, spec.size)
 
-    async def _reopen(self, request: RolloutRequest, sequence: int, data: RolloutAborted, rounds: int) -> int:
+    async def _reopen(
+        self, request: RolloutRequest, sequence: int, data: RolloutAborted | UnreadablePayload, rounds: int
+    ) -> int:
         event = make_event(
             RolloutReopened(
-                superseded_sequence=sequence, cause=data.cause, reason=f"resumed, round {rounds}"
+                superseded_sequence=sequence,
+                cause=cause_to_reopen(data),
+                reason=f"resumed, round {rounds}",
             ),
             id=f"{request.rollout_id}.reopened.{sequence}",
             source=SOURCE,

@@ -375,6 +375,23 @@ def payload(event: Event) -> Any:
         return UnreadablePayload(data, f"event {event.id} of type {event.type}: {error}")
 
 
+Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
+
+
+def outcome_in(event: Event | None) -> Outcome:
+    """What stands on a rollout's `done` subject: UnreadablePayload for whatever is none of the three others,
+    as for a message that is no event (None)."""
+    data = UnreadablePayload(b"", "it is no event") if event is None else payload(event)
+    if isinstance(data, Outcome):
+        return data
+    return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")
+
+
+def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
+    """The cause that `rollout.reopened` gives for an outcome."""
+    return outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
+
+
 def event_subject(event: Event) -> str:
     """The NATS subject an event belongs to (streams-and-storage.md, section 1)."""
     if event.type in DONE_TYPES and event.rollout_id:
@@ -386,6 +403,11 @@ def event_subject(event: Event) -> str:
     if event.type in DECISION_TYPES:
         return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
+
+
+def is_misplaced(event: Event, subject: str) -> bool:
+    """Whether an outcome stands where no compare-and-set has guarded it, so that it is none."""
+    return event.type in DONE_TYPES and subject != done_subject(event.rollout_id or "")
 
 
 def started_subject(rollout_id: str) -> str:

@@ -38,7 +38,7 @@ def derive(fact: Fact) -> tuple[str, Row] | None:
     rule = RULES.get(type(data))
     if rule is None:
         return None
-    if fact.event.type in e.DONE_TYPES and fact.subject != e.done_subject(fact.event.rollout_id or ""):
+    if e.is_misplaced(fact.event, fact.subject):
         return unreadable(fact, f"{fact.event.type} outside its rollout's done subject")
     table, columns = rule
     return table, columns(data) | _place(fact)

@@ -274,8 +274,8 @@ def _expire(future: asyncio.Future[Msg]) -> None:
 
 
 def status_of(message: Msg) -> str:
-    """`503` (nobody listens), `408`, `409`, ... of a status message; empty for an ordinary one, which is what a
-    delivery from a stream is, whatever headers its publisher gave it."""
+    """`503` (nobody listens), `408`, `409`, ... of a status message; empty for an ordinary one. A delivery
+    from a stream is one, whatever headers its publisher gave it."""
     if message.data or not message.headers or message.reply.startswith("$JS.ACK."):
         return ""
     return message.headers.get("Status", "")

@@ -17,7 +17,7 @@ from orchard.pipelines.trajectories import Place
 from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
 from orchard.pipelines.values.replies import BadReply, Reading, read_reply
-from orchard.schemas.events import Event, make_event
+from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
@@ -157,7 +157,9 @@ class Annotator:
         identity = digest(["annotation", *key])
         known = await self._publisher.annotation(identity)
         if known is not None and known.event is not None:
-            return known.event
+            verdict = payload(known.event)
+            if isinstance(verdict, ValueAnnotated | AnnotationFailed):
+                return known.event
         data = await self._ask(request, case, prompt, input_hash)
         return make_event(
             data,

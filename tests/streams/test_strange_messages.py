@@ -1,4 +1,4 @@
-"""Messages that a server takes and a client library does not expect: no subject and no header ends reading."""
+"""Messages that a server takes and a client library does not expect: no subject or header ends reading."""
 
 import asyncio
 from urllib.parse import urlsplit
