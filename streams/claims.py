@@ -8,14 +8,14 @@ from typing import Self
 import msgspec
 from nats.aio.msg import Msg
 
-from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams import names
 from orchard.streams.attempts import renewed
 from orchard.streams.confirmed import store
 from orchard.streams.connection import Connection
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
 from orchard.streams.later import delayed
-from orchard.streams.letters import letter
+from orchard.streams.letters import letter, short_reason
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message
@@ -112,9 +112,11 @@ class Claim:
         """
         max_deliver = self._connection.settings.max_deliver
         if self.deliveries >= max_deliver and self.queue.kind == "rollout":
-            request = renewed(
-                msgspec.json.decode(self.body, type=RolloutRequest), self.deliveries, max_deliver
-            )
+            try:
+                request = renewed(read_rollout_request(self.body), self.deliveries, max_deliver)
+            except InvalidRequest as error:
+                await self.reject(str(error))
+                return
             publisher = Publisher(self._connection)
             await publisher.request(self.queue, f"released-{self.sequence}", msgspec.json.encode(request))
             await self._settle(ACK)
@@ -135,7 +137,17 @@ class Claim:
                 body=self.body,
             ),
         )
-        await self._settle(TERM + b" " + " ".join(reason.split()).encode())
+        await self._settle(TERM + b" " + short_reason(reason).encode())
+
+    async def give_back(self, reason: str) -> None:
+        """A fault met this delivery, and nothing is known of why: another delivery may do better. The last
+        one makes a dead letter with the reason. Does nothing for a claim that is settled."""
+        if self._settled:
+            return
+        if self.deliveries >= self._connection.settings.max_deliver:
+            await self.reject(reason)
+        else:
+            await self._settle(NAK)
 
     async def _settle(self, verdict: bytes) -> None:
         if self._settled:

@@ -14,25 +14,30 @@ import msgspec
 from nats.js.api import ConsumerInfo
 
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import (
     Event,
     RequestDeadLettered,
     RequestRequeued,
     RolloutAborted,
     RolloutReopened,
+    UnreadablePayload,
+    cause_to_reopen,
     make_event,
-    payload,
+    outcome_in,
 )
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams import names
 from orchard.streams.attempts import attempt_number, reopened
 from orchard.streams.confirmed import store
 from orchard.streams.connection import Connection
-from orchard.streams.errors import NotRequeued, OutcomeRefused
+from orchard.streams.errors import FAULTS, NotRequeued, OutcomeRefused
 from orchard.streams.letters import DeadLetter, letter, read_letter
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import delete_message, last_message, message_at, next_message, subjects
+from orchard.streams.records import StoredEvent
 from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
@@ -56,6 +61,9 @@ class Advisory(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """The reason as dead letters give it."""
         return f"terminated: {self.reason}" if self.type.endswith(".terminated") else "max_deliver"
+
+
+_ADVISORIES = msgspec.json.Decoder(Advisory)
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +112,15 @@ class DeadLetters:
         await asyncio.sleep(_RECHECK_SECONDS)
         buried = 0
         for sequence, consumer in suspects.items():
-            if await message_at(self._connection, names.WORK, sequence) is not None:
+            if await message_at(self._connection, names.WORK, sequence) is None:
+                continue
+            try:
                 await self.bury(sequence, consumer, "swept", self._connection.settings.max_deliver)
+            except FAULTS:
+                raise
+            except Exception:
+                log.exception("request %d cannot be buried", sequence)
+            else:
                 buried += 1
         return buried
 
@@ -124,8 +139,11 @@ class DeadLetters:
         dead = await self.get(sequence)
         if dead is None:
             raise NotRequeued(f"there is no dead letter {sequence}: see the list of dead letters")
-        queue = Queue.of_subject(dead.subject)
-        request = read_request(queue, dead.body)
+        try:
+            queue = Queue.of_subject(dead.subject)
+            request = read_rollout_request(dead.body) if queue.kind == "rollout" else None
+        except ValueError as error:
+            raise NotRequeued(f"dead letter {sequence} cannot be carried out: {error}") from error
         body = dead.body
         if request is not None:
             request = await self._reopen(request, dead, reason)
@@ -160,11 +178,15 @@ class DeadLetters:
                 if message is None:
                     continue
                 try:
-                    advisory = msgspec.json.decode(message.data, type=Advisory)
-                except msgspec.DecodeError as error:
-                    log.error("an advisory of a form this version does not know is dropped: %s", error)
-                else:
+                    advisory = decode(_ADVISORIES, message.data)
                     await self.bury(advisory.stream_seq, advisory.consumer, advisory.why, advisory.deliveries)
+                except Unreadable as error:
+                    log.error("an advisory of a form this version does not know is dropped: %s", error)
+                except FAULTS:
+                    raise
+                except Exception:
+                    # The sweep tries again every minute; meanwhile the others are buried.
+                    log.exception("the request of an advisory cannot be buried: %s", message.data[:500])
                 await settle(self._connection, message.reply, ACK)
         finally:
             await puller.close()
@@ -283,11 +305,10 @@ class DeadLetters:
         newest = await self._publisher.outcome(request.rollout_id)
         fence, last_attempt = 0, 0
         if newest is not None:
-            event = newest.event
-            kind = event.type if event else "an unreadable event"
+            event, outcome = newest.event, outcome_in(newest.event)
             fence, last_attempt = newest.sequence, (event and event.attempt) or 0
-            if event is not None and kind == "rollout.aborted":
-                again = self._reopening(request, event, newest.sequence, reason)
+            if isinstance(outcome, RolloutAborted | UnreadablePayload):
+                again = self._reopening(request, outcome, newest, reason)
                 try:
                     fence = await self._publisher.reopen(again, newest.sequence)
                 except OutcomeRefused as refusal:
@@ -296,21 +317,30 @@ class DeadLetters:
                     ) from refusal
             elif event is None or not event.id.startswith(_REOPENED):
                 raise NotRequeued(
-                    f"rollout {request.rollout_id} has {kind} already: dead letter {dead.sequence} "
-                    "needs no requeue"
+                    f"rollout {request.rollout_id} has {event and event.type} already: "
+                    f"dead letter {dead.sequence} needs no requeue"
                 )
         max_deliver = self._connection.settings.max_deliver
         return reopened(request, dead.deliveries, max_deliver, fence, last_attempt)
 
-    def _reopening(self, request: RolloutRequest, aborted: Event, sequence: int, reason: str) -> Event:
-        data: RolloutAborted = payload(aborted)
+    def _reopening(
+        self,
+        request: RolloutRequest,
+        outcome: RolloutAborted | UnreadablePayload,
+        stored: StoredEvent,
+        reason: str,
+    ) -> Event:
         return make_event(
-            RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason=reason or "requeued"),
-            id=f"{_REOPENED}{request.rollout_id}-{sequence}",
+            RolloutReopened(
+                superseded_sequence=stored.sequence,
+                cause=cause_to_reopen(outcome),
+                reason=reason or "requeued",
+            ),
+            id=f"{_REOPENED}{request.rollout_id}-{stored.sequence}",
             source=self._source,
             campaign=request.campaign,
             rollout_id=request.rollout_id,
-            attempt=aborted.attempt,
+            attempt=stored.event.attempt if stored.event else None,
         )
 
 
@@ -340,13 +370,14 @@ _REOPENED = "requeue-reopened-"
 
 
 def read_request(queue: Queue, body: bytes) -> RolloutRequest | None:
-    """The rollout request in a body; None for other kinds and for what cannot be decoded."""
+    """The rollout request in a body, or what is sure of one that cannot be carried out; None for other kinds
+    and where not even the rollout is sure."""
     if queue.kind != "rollout":
         return None
     try:
-        return msgspec.json.decode(body, type=RolloutRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return read_rollout_request(body)
+    except InvalidRequest as error:
+        return error.rollout
 
 
 def campaign_of(queue: Queue, request: RolloutRequest | None) -> str:

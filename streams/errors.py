@@ -39,12 +39,20 @@ class WrongSequence(StreamsError):
     """Compare-and-set refused (server error 10071): the subject's last sequence is another."""
 
 
+FAULTS = (ServerFailed, NatsUnreachable, NatsRefused, TopologyError, StoreRefused)
+"""What no single request or event is to blame for: nothing else would fare better, so the process ends."""
+
+
 class NotRequeued(StreamsError):
     """The dead letter does not exist or its rollout has an outcome already."""
 
 
 class CampaignConflict(StreamsError):
     """The campaign's key exists already, or was changed since the revision that the caller read."""
+
+
+class CampaignUnreadable(StreamsError):
+    """The campaign's record is no record; nothing about the campaign can be decided."""
 
 
 class OutcomeRefused(StreamsError):

@@ -16,7 +16,9 @@ from orchard.streams import names
 from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
 from orchard.streams.errors import QueueFull
+from orchard.streams.letters import letter
 from orchard.streams.pull import ACK, PROGRESS, Puller, settle
+from orchard.streams.records import Delivery
 from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
@@ -57,10 +59,30 @@ class Later:
         finally:
             await puller.close()
 
+    async def _bury(self, message: Msg, original: str, reason: str) -> None:
+        """What can go to no queue becomes a dead letter, with the stream it came from in its name."""
+        delivery = Delivery.of(message.reply)
+        dead = letter(
+            stream=names.LATER,
+            sequence=delivery.sequence,
+            subject=message.subject,
+            consumer=names.DUE_CONSUMER,
+            reason=f"terminated: {reason}",
+            deliveries=delivery.deliveries,
+            message_id=original,
+            body=message.data,
+        )
+        await store(self._connection, dead)
+        await settle(self._connection, message.reply, ACK)
+
     async def _forward(self, message: Msg) -> None:
         """Publish, then acknowledge: killed between the two, the next try is recognized by its id."""
-        queue = Queue.of_subject(message.subject)
         original = (message.headers or {}).get(names.ORIGINAL_ID, "")
+        try:
+            queue = Queue.of_subject(message.subject)
+        except ValueError as error:
+            await self._bury(message, original, str(error))
+            return
         due = Message(subject=queue.subject, payload=message.data, id=original)
         while True:
             try:

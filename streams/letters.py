@@ -38,23 +38,40 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def letter(
-    *, sequence: int, subject: str, consumer: str, reason: str, deliveries: int, message_id: str, body: bytes
+    *,
+    stream: str = names.WORK,
+    sequence: int,
+    subject: str,
+    consumer: str,
+    reason: str,
+    deliveries: int,
+    message_id: str,
+    body: bytes,
 ) -> Message:
-    """The message that records request `sequence` of the work stream: one, however often it is sent."""
+    """The message that records request `sequence` of a stream: one, however often it is sent."""
     return Message(
-        subject=names.dead_subject(names.WORK, sequence),
+        subject=names.dead_subject(stream, sequence),
         payload=body,
-        id=f"dead-{names.WORK}-{sequence}",
+        id=f"dead-{stream}-{sequence}",
         extra={
-            _STREAM: names.WORK,
+            _STREAM: stream,
             _SEQUENCE: str(sequence),
             _SUBJECT: subject,
             _CONSUMER: consumer,
-            _REASON: " ".join(reason.split())[:_REASON_LIMIT],
+            _REASON: short_reason(reason),
             _DELIVERIES: str(deliveries),
             names.ORIGINAL_ID: message_id,
         },
     )
+
+
+def short_reason(reason: str) -> str:
+    """A reason as a header can carry it: one line of ASCII, cut where it is very long."""
+    return " ".join(reason.encode("ascii", "backslashreplace").decode().split())[:_REASON_LIMIT]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def read_letter(message: StoredMessage) -> DeadLetter:
@@ -64,11 +81,11 @@ def read_letter(message: StoredMessage) -> DeadLetter:
         sequence=message.sequence,
         time=message.time,
         stream=headers.get(_STREAM, names.WORK),
-        request_sequence=int(headers.get(_SEQUENCE, "0")),
+        request_sequence=_number(headers.get(_SEQUENCE, "")),
         subject=headers.get(_SUBJECT, ""),
         consumer=headers.get(_CONSUMER, ""),
         reason=headers.get(_REASON, ""),
-        deliveries=int(headers.get(_DELIVERIES, "0")),
+        deliveries=_number(headers.get(_DELIVERIES, "")),
         message_id=headers.get(names.ORIGINAL_ID, ""),
         body=message.data,
     )

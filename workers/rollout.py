@@ -13,9 +13,11 @@ import msgspec
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -29,6 +31,8 @@ from orchard.workers.llm.client import ModelClient
 from orchard.workers.preparation import prepare
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
+
+_TASKS = msgspec.json.Decoder(Task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +164,19 @@ class Attempt:
     async def _load_task(self) -> Task:
         try:
             raw = await asyncio.to_thread(self._workplace.blobs.get, self.request.task.blob)
-            return msgspec.json.decode(raw, type=Task)
-        except (StorageError, msgspec.DecodeError) as error:
+        except StorageError as error:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
             ) from error
+        try:
+            task = decode(_TASKS, raw)
+            parse_bytes(task.memory)
+            parse_cores(task.cpu)
+        except (Unreadable, InvalidQuantity) as error:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST, f"task {self.request.task.task_id}: {error}"
+            ) from error
+        return task
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         return self._factory.open(
