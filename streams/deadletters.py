@@ -142,8 +142,12 @@ class DeadLetters:
         try:
             queue = Queue.of_subject(dead.subject)
             request = read_rollout_request(dead.body) if queue.kind == "rollout" else None
+        except InvalidRequest as error:
+            if error.rollout is not None:
+                raise NotRequeued(f"dead letter {sequence} cannot be carried out: {error}") from error
+            request = None  # whoever claims it says again why it is none
         except ValueError as error:
-            raise NotRequeued(f"dead letter {sequence} cannot be carried out: {error}") from error
+            raise NotRequeued(f"dead letter {sequence} has no queue to go to: {error}") from error
         body = dead.body
         if request is not None:
             request = await self._reopen(request, dead, reason)
