@@ -23,12 +23,18 @@ class Unreadable(ValueError):
     """Bytes that are not the JSON that was expected; the text says why."""
 
 
+class TooDeep(Unreadable):
+    """JSON, as far as it can be told, but nested deeper than can be read."""
+
+
 def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes | msgspec.Raw) -> T:
     """The decoded value. Raises Unreadable, and nothing else, for bytes that are not JSON, are nested too
-    deep for the stack, or do not fit the decoder's type."""
+    deep for the stack (TooDeep), or do not fit the decoder's type."""
     try:
         return decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        raise TooDeep("it is nested too deep") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
         raise Unreadable(str(error)) from error
 
 
@@ -42,7 +48,7 @@ def decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
     except UnicodeDecodeError as error:
         raise Unreadable(str(error)) from error
     if _is_nested_too_deep(raw):
-        raise Unreadable(f"it is nested deeper than {NESTING_LIMIT} levels")
+        raise TooDeep(f"it is nested deeper than {NESTING_LIMIT} levels")
     return value
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
-from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
@@ -57,6 +57,17 @@ class Beginning:
     """What they have used of the budget."""
     machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
     """Opens a machine, of so much memory, in which the history's commands have run."""
+
+
+def within(budget: Budget, timeouts: Timeouts, elapsed: float) -> Budget:
+    """The budget with a wall clock that leaves time for all that follows the agent's work, so that an agent
+    that never ends is truncated, and graded, rather than stopped by the outermost timeout. `elapsed`, in
+    seconds, is what the attempt has taken so far. Timeouts that leave no room change nothing."""
+    after = timeouts.command + timeouts.shutdown + timeouts.creation + timeouts.grading
+    room = timeouts.rollout - elapsed - after
+    if room <= 0 or 0 < budget.wall_seconds <= room:
+        return budget
+    return msgspec.structs.replace(budget, wall_seconds=room)
 
 
 class Attempt:
@@ -209,7 +220,7 @@ class Attempt:
                 model=self._workplace.models,
                 spec=request.model,
                 trace=self._trace,
-                budget=request.budget,
+                budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
                 timeouts=request.timeouts,
                 seed=int(request.rollout_id[:7], 16),
                 history=beginning.history if beginning else (),
