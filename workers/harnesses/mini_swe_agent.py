@@ -114,8 +114,8 @@ class MiniSweAgent:
                 format_errors += 1
                 continue
             format_errors = 0
-            for call in completion.tool_calls[: self._calls_per_message]:
-                if out_of_time(trace.totals, episode.budget):
+            for number, call in enumerate(completion.tool_calls[: self._calls_per_message]):
+                if number and out_of_time(trace.totals, episode.budget):
                     break
                 outcome, shown = await self.execute(call, task, machine, episode.timeouts)
                 leaf = await trace.result(leaf, call, shown, outcome)
@@ -154,8 +154,8 @@ def spent(totals: Totals, budget: Budget, format_errors: int = 0) -> ExitStatus 
 
 
 def out_of_time(totals: Totals, budget: Budget) -> bool:
-    """Whether the wall clock has run out, which commands use too: the one limit that is tested before each of
-    them. Steps, tokens and cost are what model calls use; what a call asked for is still done."""
+    """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
+    the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
     return 0 < budget.wall_seconds <= totals.seconds
 
 
