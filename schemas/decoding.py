@@ -5,7 +5,7 @@ stack its caller has used, so a replay refuses what the first reader refused.
 """
 
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ NESTING_LIMIT = 400
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NEITHER = bytes(set(range(256)) - set(_STEP) - {ord('"')})
 """Bytes that neither nest nor quote."""
+
+
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 class Unreadable(ValueError):
@@ -36,6 +39,11 @@ def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes | msgspec.Raw) -> T:
         raise TooDeep("it is nested too deep") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
         raise Unreadable(str(error)) from error
+
+
+def decode_text(text: str) -> Any:
+    """The value that a text is the JSON of, as a call's arguments; raises Unreadable, and nothing else."""
+    return decode(_ANY, text.encode("utf-8", "replace"))
 
 
 def decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:

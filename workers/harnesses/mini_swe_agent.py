@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from orchard.schemas.campaigns import Budget, Timeouts
-from orchard.schemas.decoding import Unreadable, decode
+from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
@@ -39,7 +37,6 @@ CALLS_PER_MESSAGE = 50
 """Calls of one message that are executed; the model is told of the rest."""
 LONGEST_COMMAND = 100_000
 """Bytes. Linux takes 128 KiB as one argument of a program."""
-_ARGUMENTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 class FormatError(Exception):
@@ -178,7 +175,7 @@ def parse(calls: tuple[ToolCall, ...]) -> list[tuple[ToolCall, str]]:
         if call.name != "bash":
             raise FormatError(f"there is no tool {call.name[:60]!r}.")
         try:
-            arguments = decode(_ARGUMENTS, call.arguments.encode())
+            arguments = decode_text(call.arguments)
         except Unreadable as error:
             raise FormatError(f"the arguments of the call are not JSON: {error}.") from error
         command = arguments.get("command") if isinstance(arguments, dict) else None
