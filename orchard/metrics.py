@@ -31,8 +31,8 @@ FAMILIES = {
     ),
     "orchard_tokens": (
         "Tokens of rollouts with an outcome.",
-        "unpivot (select campaign, model, sum(prompt_tokens)::bigint as prompt, "
-        "sum(completion_tokens)::bigint as completion from rollouts group by all) "
+        "unpivot (select campaign, model, sum(prompt_tokens)::double as prompt, "
+        "sum(completion_tokens)::double as completion from rollouts group by all) "
         "on prompt, completion into name kind value tokens",
     ),
     "orchard_cost_usd": (

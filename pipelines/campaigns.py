@@ -27,8 +27,10 @@ from orchard.schemas.events import (
     Event,
     RolloutAborted,
     RolloutReopened,
+    UnreadablePayload,
+    cause_to_reopen,
     make_event,
-    payload,
+    outcome_in,
 )
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
@@ -295,17 +297,18 @@ def requested_event(request: RolloutRequest) -> Event:
     )
 
 
-def _abort_in(last: StoredEvent) -> RolloutAborted | None:
-    if last.event is None or last.event.type != "rollout.aborted":
-        return None
-    data = payload(last.event)
-    return data if isinstance(data, RolloutAborted) else None
+def _abort_in(last: StoredEvent) -> RolloutAborted | UnreadablePayload | None:
+    """What a resume reopens: an abort, or an outcome that cannot be read."""
+    data = outcome_in(last.event)
+    return data if isinstance(data, RolloutAborted | UnreadablePayload) else None
 
 
-def _reopening(request: RolloutRequest, sequence: int, data: RolloutAborted, rounds: int) -> Event:
+def _reopening(
+    request: RolloutRequest, sequence: int, data: RolloutAborted | UnreadablePayload, rounds: int
+) -> Event:
     reason = f"resumed, round {rounds}"
     return make_event(
-        RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason=reason),
+        RolloutReopened(superseded_sequence=sequence, cause=cause_to_reopen(data), reason=reason),
         id=f"{request.rollout_id}.reopened.{sequence}",
         source=SOURCE,
         campaign=request.campaign,

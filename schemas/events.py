@@ -1,13 +1,14 @@
 """Events: immutable facts in a CloudEvents envelope, and the registry of their types.
 
 Decoding reads the envelope first and leaves `data` raw; `payload` then looks the type up. A type this
-version does not know keeps its bytes and is stored like any other: one strange event never stops a replay.
+version does not know keeps its bytes and is stored like any other, and so does a payload that does not fit
+its type: one strange event never stops a replay.
 Types evolve by adding fields with defaults. A breaking change is a new type (`...v2`) with an upcaster.
 """
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
+from orchard.schemas.decoding import Unreadable, decode, decode_whole
 from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
@@ -34,35 +36,48 @@ EVENTS_PREFIX = "orchard.events"
 
 
 class MalformedEvent(ValueError):
-    """Bytes that are not an event envelope, or a payload that does not fit its registered type."""
+    """Bytes that are not an event envelope."""
+
+
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Text of the envelope: what is longer names nothing."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The envelope: CloudEvents attribute names plus where in the pipeline it happened."""
 
-    id: str
+    id: Name
     """Made by the producer, deterministic, so that publishing again is recognized."""
-    source: str
+    source: Name
     """`orchard/<process>/<name>`."""
-    type: str
-    subject: str
+    type: Name
+    subject: Name
     """What it is about: `rollouts/<id>`, `tasks/<id>`, `campaigns/<name>`."""
     time: datetime
     """UTC, when it happened at the producer."""
-    dataschema: str
-    campaign: str
+    dataschema: Name
+    campaign: Name
     data: msgspec.Raw
-    rollout_id: str | None = None
-    attempt: int | None = None
-    causation_id: str | None = None
-    traceparent: str | None = None
-    specversion: str = "1.0"
+    rollout_id: Name | None = None
+    attempt: Number | None = None
+    causation_id: Name | None = None
+    traceparent: Name | None = None
+    specversion: Name = "1.0"
 
 
 class UnknownPayload(msgspec.Struct, frozen=True):
     """The payload of a type this version does not know, byte for byte."""
 
     raw: bytes
+
+
+class UnreadablePayload(msgspec.Struct, frozen=True):
+    """A payload that does not fit its registered type. As a rollout's outcome it is none, and no reward, but
+    nothing may be accepted in its place until the rollout is reopened."""
+
+    raw: bytes
+    reason: str
 
 
 # --- campaigns and tasks -------------------------------------------------------------------------
@@ -341,7 +356,9 @@ FENCES = frozenset({"annotated", "decided", "done", "started"})
 """Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
-_DECODERS = {name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()}
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()
+}
 _ENVELOPE = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -383,25 +400,43 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(raw: bytes) -> Event:
-    """The envelope, with `data` still raw. Raises MalformedEvent when it is not one."""
+    """The envelope, with `data` still raw. Raises MalformedEvent, and nothing else, when it is not one."""
     try:
-        return _ENVELOPE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        event = decode_whole(_ENVELOPE, raw)
+        if event.time.tzinfo is not None:
+            event.time.astimezone(UTC)
+    except (Unreadable, OverflowError) as error:
         raise MalformedEvent(f"not an event envelope: {error}") from error
+    return event
 
 
 def payload(event: Event) -> Any:
-    """The typed payload, UnknownPayload for an unknown type, MalformedEvent for one that does not fit."""
+    """The typed payload, UnknownPayload for an unknown type, UnreadablePayload for one that does not fit."""
     kind, data = event.type, bytes(event.data)
-    while upcast := UPCASTERS.get(kind):
-        kind, data = upcast(data)
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        return UnknownPayload(data)
     try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise MalformedEvent(f"event {event.id} of type {event.type}: {error}") from error
+        while upcast := UPCASTERS.get(kind):
+            kind, data = upcast(data)
+        decoder = _DECODERS.get(kind)
+        return UnknownPayload(data) if decoder is None else decode(decoder, data)
+    except Exception as error:  # an upcaster, too, meets whatever was published
+        return UnreadablePayload(data, f"event {event.id} of type {event.type}: {error}")
+
+
+Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
+
+
+def outcome_in(event: Event | None) -> Outcome:
+    """What stands on a rollout's `done` subject: UnreadablePayload for whatever is none of the three others,
+    as for a message that is no event (None)."""
+    data = UnreadablePayload(b"", "it is no event") if event is None else payload(event)
+    if isinstance(data, Outcome):
+        return data
+    return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")
+
+
+def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
+    """The cause that `rollout.reopened` gives for an outcome."""
+    return outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
 
 
 def event_subject(event: Event) -> str:
@@ -420,6 +455,11 @@ def event_subject(event: Event) -> str:
 def campaign_subjects(campaign: str) -> str:
     """All subjects of a campaign's events but the fences."""
     return f"{EVENTS_PREFIX}.{campaign}.>"
+
+
+def is_misplaced(event: Event, subject: str) -> bool:
+    """Whether an outcome stands where no compare-and-set has guarded it, so that it is none."""
+    return event.type in DONE_TYPES and subject != done_subject(event.rollout_id or "")
 
 
 def started_subject(rollout_id: str) -> str:

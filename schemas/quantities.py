@@ -1,31 +1,39 @@
-"""Kubernetes resource quantities: `500m` of a core, `2Gi` of memory."""
+"""Kubernetes resource quantities: `500m` of a core, `2Gi` of memory, `1e9`, `.5Gi`."""
 
 import re
+from fractions import Fraction
 
-_SUFFIXES = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+"""Powers of ten."""
+_QUANTITY = re.compile(
+    r"\+?(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)"
+    r"(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[+-]?[0-9]{1,2}))?"
+)
+_LONGEST_TEXT = 64
+_LARGEST = 2**63 - 1
+"""As in Kubernetes, where quantities are 64-bit numbers."""
 
 
 class InvalidQuantity(ValueError):
     """Text that is not a Kubernetes resource quantity."""
 
 
-def _parse(text: str) -> float:
-    match = _QUANTITY.fullmatch(text.strip())
+def _parse(text: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise InvalidQuantity(f"{text!r} is not a resource quantity: write it like '500m', '2' or '4Gi'")
-    number, suffix = float(match[1]), match[2] or ""
-    return number / 1000 if suffix == "m" else number * _SUFFIXES[suffix]
+        raise InvalidQuantity(
+            f"{text[:80]!r} is not a resource quantity: write it like '500m', '2', '1e9' or '4Gi'"
+        )
+    suffix = match["suffix"] or ""
+    power = int(match["exponent"] or 0) + _DECIMAL.get(suffix, 0)
+    scale = _BINARY.get(suffix, 1) * (Fraction(10**power) if power >= 0 else Fraction(1, 10**-power))
+    value = Fraction("0" + match["number"].rstrip(".")) * scale
+    if value > _LARGEST:
+        raise InvalidQuantity(
+            f"{text!r} is over the largest quantity, which is {_LARGEST}: choose a smaller one"
+        )
+    return value
 
 
 def parse_bytes(text: str) -> int:
@@ -38,7 +46,7 @@ def parse_bytes(text: str) -> int:
 
 def parse_cores(text: str) -> float:
     """Cores of a CPU quantity; InvalidQuantity when it is none or not positive."""
-    value = _parse(text)
+    value = float(_parse(text))
     if value <= 0:
         raise InvalidQuantity(f"cpu must be positive, not {text!r}")
     return value
@@ -47,6 +55,6 @@ def parse_cores(text: str) -> float:
 def format_bytes(value: int) -> str:
     """The shortest binary quantity that is exactly `value` bytes."""
     for suffix in ("Ti", "Gi", "Mi", "Ki"):
-        if value % _SUFFIXES[suffix] == 0:
-            return f"{value // _SUFFIXES[suffix]}{suffix}"
+        if value % _BINARY[suffix] == 0:
+            return f"{value // _BINARY[suffix]}{suffix}"
     return str(value)

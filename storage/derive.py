@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orchard.schemas import events as e
 from orchard.schemas.archives import CampaignArchived
@@ -21,7 +22,7 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
-from orchard.storage.log import Fact
+from orchard.storage.log import REFUSALS, Fact
 from orchard.storage.tables import SCHEMAS
 
 Row = dict[str, Any]
@@ -31,14 +32,13 @@ UNREADABLE = "unreadable_all"
 
 def derive(fact: Fact) -> tuple[str, Row] | None:
     """The table an event belongs to and its row there; None for types no table is made from."""
-    try:
-        data = e.payload(fact.event)
-    except e.MalformedEvent as error:
-        return unreadable(fact, str(error))
+    data = e.payload(fact.event)
+    if isinstance(data, e.UnreadablePayload):
+        return unreadable(fact, data.reason)
     rule = RULES.get(type(data))
     if rule is None:
         return None
-    if fact.event.type in e.DONE_TYPES and fact.subject != e.done_subject(fact.event.rollout_id or ""):
+    if e.is_misplaced(fact.event, fact.subject):
         return unreadable(fact, f"{fact.event.type} outside its rollout's done subject")
     table, columns = rule
     return table, columns(data) | _place(fact)
@@ -71,18 +71,23 @@ def _fitting(name: str, pairs: list[tuple[Fact, Row]], refused: list[tuple[Fact,
     """The rows as a table; those with a value no column can hold (a number over 64 bits) are refused."""
     try:
         return _table(name, [row for _, row in pairs])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except REFUSALS:
         parts = [SCHEMAS[name].empty_table()]
         for fact, row in pairs:
             try:
                 parts.append(_table(name, [row]))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            except REFUSALS as error:
                 refused.append((fact, unreadable(fact, f"a value does not fit its column: {error}")[1]))
         return pa.concat_tables(parts)
 
 
 def _table(name: str, rows: list[Row]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=SCHEMAS[name])
+    """Raises one of REFUSALS, also for a time that Python and DuckDB cannot give back (year 0)."""
+    table = pa.Table.from_pylist(rows, schema=SCHEMAS[name])
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_timestamp(field.type):
+            pc.min_max(column).as_py()
+    return table
 
 
 def _place(fact: Fact) -> Row:

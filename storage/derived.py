@@ -161,7 +161,7 @@ def read_rows(location: Location, table: str, file: DataFile) -> Iterator[pa.Tab
 
 
 def last_event_id(location: Location, events: Table) -> str | None:
-    """Id of the stored event at the watermark; None when there is none or it was malformed."""
+    """Id of the stored event at the watermark; None when there is none or it was unreadable."""
     for rows in read_events(location, events.files()[-1:], events.watermark - 1):
         found: str | None = rows.column("id")[-1].as_py()
         return found

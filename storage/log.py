@@ -1,6 +1,6 @@
 """From stream messages to rows of `events` and back: pure, and the same live, in catch-up and in rebuilds.
 
-A message that is no event becomes a row of type `malformed` that keeps its bytes. Columns are built in
+A message that is no event becomes a row of type `unreadable` that keeps its bytes. Columns are built in
 bulk; only when Arrow refuses a batch is it looked at row by row, to find the rows that do not fit.
 """
 
@@ -14,11 +14,12 @@ import msgspec
 import pyarrow as pa
 
 from orchard.schemas.events import Event
-from orchard.storage.tables import BASE64, EVENTS, MALFORMED, SCHEMAS
+from orchard.storage.tables import BASE64, EVENTS, NO_EVENT, SCHEMAS, UNREADABLE
 from orchard.streams.records import StoredEvent
 
 _SCHEMA = SCHEMAS[EVENTS]
-_REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
+REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
+"""What Arrow, and Python's times, raise for a value that a column cannot hold."""
 
 
 class Fact(NamedTuple):
@@ -40,7 +41,7 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
     """One row for each message, in order."""
     try:
         return _bulk(messages)
-    except _REFUSALS:
+    except REFUSALS:
         parts = [_single(message) for message in messages]
         rows = pa.concat_tables([part.rows for part in parts])
         return LogBatch(rows, [fact for part in parts for fact in part.facts])
@@ -49,7 +50,7 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
 def facts(rows: pa.Table) -> Iterator[Fact]:
     """The facts of stored rows of `events`: what `log_batch` gave for them when they were written."""
     for row in rows.to_pylist():
-        if row["type"] == MALFORMED:
+        if row["type"] in NO_EVENT:
             continue
         event = Event(
             id=row["id"],
@@ -71,7 +72,7 @@ def facts(rows: pa.Table) -> Iterator[Fact]:
 def _single(message: StoredEvent) -> LogBatch:
     try:
         return _bulk([message])
-    except _REFUSALS:
+    except REFUSALS:
         return LogBatch(_rows([message], [None], [_kept(message.raw)]), [])
 
 
@@ -91,8 +92,8 @@ def _bulk(messages: Sequence[StoredEvent]) -> LogBatch:
 
 
 def _claimable(event: Event | None) -> Event | None:
-    """An event may not call itself malformed: that word is the log's own."""
-    return None if event is None or event.type == MALFORMED else event
+    """An event may not call itself unreadable: that word is the log's own."""
+    return None if event is None or event.type in NO_EVENT else event
 
 
 def _kept(raw: bytes) -> tuple[str, bytes]:
@@ -116,7 +117,7 @@ def _rows(
         "subject": [message.subject for message in messages],
         "id": [event and event.id for event in events],
         "source": [event and event.source for event in events],
-        "type": [event.type if event else MALFORMED for event in events],
+        "type": [event.type if event else UNREADABLE for event in events],
         "ce_subject": [event and event.subject for event in events],
         "time": [event and _utc(event.time) for event in events],
         "dataschema": [

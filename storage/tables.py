@@ -9,10 +9,12 @@ import pyarrow as pa
 EVENTS = "events"
 PROGRESS = "progress"
 """A table without rows whose watermark says up to which sequence every derived table is complete."""
-MALFORMED = "malformed"
+UNREADABLE = "unreadable"
 """`type` of a stored message that is not a readable event; its bytes are in `payload`."""
+NO_EVENT = frozenset({UNREADABLE, "malformed"})
+"""With the word that earlier versions wrote for the same."""
 BASE64 = "base64"
-"""`dataschema` of a malformed row whose bytes are not UTF-8: `payload` is their Base64."""
+"""`dataschema` of an unreadable row whose bytes are not UTF-8: `payload` is their Base64."""
 
 _TEXT = pa.string()
 _TIME = pa.timestamp("us", "UTC")

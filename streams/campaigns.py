@@ -1,18 +1,24 @@
 """The campaign book: one key a campaign in a bucket, every change by compare-and-set on its revision."""
 
+import logging
 from collections.abc import AsyncGenerator
 from uuid import uuid4
 
 import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import check_name
 from orchard.streams import names
 from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
-from orchard.streams.errors import CampaignConflict, WrongSequence
+from orchard.streams.errors import CampaignConflict, CampaignUnreadable, WrongSequence
 from orchard.streams.reader import Reader
 from orchard.streams.reading import last_message, subjects
+
+log = logging.getLogger(__name__)
+
+_RECORDS = msgspec.json.Decoder(CampaignRecord)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -34,7 +40,13 @@ class CampaignBook:
         found = await last_message(self._connection, names.CAMPAIGNS_STREAM, names.CAMPAIGNS_PREFIX + name)
         if found is None or not found.data:
             return None
-        return _entry(found.sequence, found.subject, found.data).record, found.sequence
+        entry = _entry(found.sequence, found.subject, found.data)
+        if entry is None:
+            raise CampaignUnreadable(
+                f"the record of campaign {name} cannot be read, at revision {found.sequence} of "
+                f"{names.CAMPAIGNS_STREAM}: put an earlier revision back"
+            )
+        return entry.record, found.sequence
 
     async def create(self, name: str, record: CampaignRecord) -> int:
         """Write a new campaign; its revision. Raises CampaignConflict when the name is taken."""
@@ -52,7 +64,12 @@ class CampaignBook:
         held = await subjects(self._connection, names.CAMPAIGNS_STREAM, f"{names.CAMPAIGNS_PREFIX}>")
         book = {}
         for name in sorted(subject.removeprefix(names.CAMPAIGNS_PREFIX) for subject in held):
-            if (found := await self.get(name)) is not None:
+            try:
+                found = await self.get(name)
+            except CampaignUnreadable as error:
+                log.error("%s", error)
+                continue
+            if found is not None:
                 book[name] = found
         return book
 
@@ -62,8 +79,8 @@ class CampaignBook:
         try:
             while True:
                 for arrived in await reader.next(None):
-                    if arrived.data:
-                        yield _entry(arrived.sequence, arrived.subject, arrived.data)
+                    if entry := _entry(arrived.sequence, arrived.subject, arrived.data):
+                        yield entry
         finally:
             await reader.close()
 
@@ -81,6 +98,11 @@ class CampaignBook:
             raise CampaignConflict(conflict) from refusal
 
 
-def _entry(sequence: int, subject: str, data: bytes) -> Entry:
+def _entry(sequence: int, subject: str, data: bytes) -> Entry | None:
+    """None for a deleted record and for one that cannot be read."""
     name = subject.removeprefix(names.CAMPAIGNS_PREFIX)
-    return Entry(name, msgspec.json.decode(data, type=CampaignRecord), sequence)
+    try:
+        return Entry(name, decode(_RECORDS, data), sequence) if data else None
+    except Unreadable as error:
+        log.error("revision %d of campaign %s cannot be read: %s", sequence, name, error)
+        return None

@@ -12,9 +12,9 @@ from orchard.streams.connection import Connection
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
-from orchard.streams.letters import Dead
+from orchard.streams.letters import Dead, short_reason
 from orchard.streams.placing import put_off
-from orchard.streams.pull import ACK, TERM, Puller, settle
+from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
 from orchard.streams.settings import Queue
@@ -109,7 +109,17 @@ class Claim:
         dead = Dead(sequence=self.sequence, subject=self.subject, message_id=self.message_id, body=self.body)
         letters = DeadLetters(self._connection)
         await letters.keep(dead, self.queue.consumer, f"terminated: {reason}", self.deliveries)
-        await self._settle(TERM + b" " + " ".join(reason.split()).encode())
+        await self._settle(TERM + b" " + short_reason(reason).encode())
+
+    async def give_back(self, reason: str) -> None:
+        """A fault met this delivery, and nothing is known of why: another delivery may do better. The last
+        one makes a dead letter with the reason. Does nothing for a claim that is settled."""
+        if self._settled:
+            return
+        if self.deliveries >= self._connection.settings.max_deliver:
+            await self.reject(reason)
+        else:
+            await self._settle(NAK)
 
     async def _settle(self, verdict: bytes) -> None:
         if self._settled:

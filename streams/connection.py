@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from orchard.streams.client import TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamsError
 from orchard.streams.settings import NatsSettings
 
@@ -49,7 +49,7 @@ class Connection:
         self.settings = settings
         self.url = url
         self.name = name
-        self.nats = Client()
+        self.nats = TolerantClient()
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
         self._connected = asyncio.Event()
@@ -274,8 +274,9 @@ def _expire(future: asyncio.Future[Msg]) -> None:
 
 
 def status_of(message: Msg) -> str:
-    """`503` (nobody listens), `408`, `409`, ... of a status message; empty for an ordinary one."""
-    if message.data or not message.headers:
+    """`503` (nobody listens), `408`, `409`, ... of a status message; empty for an ordinary one. A delivery
+    from a stream is one, whatever headers its publisher gave it."""
+    if message.data or not message.headers or message.reply.startswith("$JS.ACK."):
         return ""
     return message.headers.get("Status", "")
 

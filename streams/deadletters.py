@@ -15,29 +15,33 @@ import msgspec
 from nats.js.api import ConsumerInfo
 
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import (
     Event,
     RequestDeadLettered,
     RequestRequeued,
     RolloutAborted,
     RolloutReopened,
+    UnreadablePayload,
+    cause_to_reopen,
     make_event,
-    payload,
+    outcome_in,
 )
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams import names
 from orchard.streams.attempts import attempt_number, reopened
 from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
 from orchard.streams.entries import entry, place_in, rollout_entry
-from orchard.streams.errors import NotRequeued, OutcomeRefused
+from orchard.streams.errors import FAULTS, NotRequeued, OutcomeRefused
 from orchard.streams.letters import Dead, DeadLetter, letter, read_letter
 from orchard.streams.outcomes import aborted
 from orchard.streams.placing import Placed, Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import delete_message, last_message, message_at, next_message, subjects
-from orchard.streams.records import StoredMessage
+from orchard.streams.records import StoredEvent, StoredMessage
 from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
@@ -62,6 +66,9 @@ class Advisory(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """The reason as dead letters give it."""
         return f"terminated: {self.reason}" if self.type.endswith(".terminated") else "max_deliver"
+
+
+_ADVISORIES = msgspec.json.Decoder(Advisory)
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +113,16 @@ class DeadLetters:
         await asyncio.sleep(_RECHECK_SECONDS)
         buried = 0
         for consumer, message in suspects:
-            if await message_at(self._connection, names.WORK, message.sequence) == message:
+            if await message_at(self._connection, names.WORK, message.sequence) != message:
+                continue
+            try:
                 deliveries = self._connection.settings.max_deliver
                 await self.bury(message.sequence, consumer, "swept", deliveries)
+            except FAULTS:
+                raise
+            except Exception:
+                log.exception("request %d cannot be buried", message.sequence)
+            else:
                 buried += 1
         return buried
 
@@ -137,8 +151,15 @@ class DeadLetters:
         dead = await self.get(sequence)
         if dead is None:
             raise NotRequeued(f"there is no dead letter {sequence}: see the list of dead letters")
-        queue = Queue.of_subject(dead.subject)
-        request = read_request(queue, dead.body)
+        try:
+            queue = Queue.of_subject(dead.subject)
+            request = read_rollout_request(dead.body) if queue.kind == "rollout" else None
+        except InvalidRequest as error:
+            if error.rollout is not None:
+                raise NotRequeued(f"dead letter {sequence} cannot be carried out: {error}") from error
+            request = None  # whoever claims it says again why it is none
+        except ValueError as error:
+            raise NotRequeued(f"dead letter {sequence} has no queue to go to: {error}") from error
         occasion = f"requeued-{sequence}"
         spot = place_in(dead.subject)
         if request is not None:
@@ -181,11 +202,14 @@ class DeadLetters:
                 if message is None:
                     continue
                 try:
-                    advisory = msgspec.json.decode(message.data, type=Advisory)
-                except msgspec.DecodeError as error:
+                    await self._notice(decode(_ADVISORIES, message.data))
+                except Unreadable as error:
                     log.error("an advisory of a form this version does not know is dropped: %s", error)
-                else:
-                    await self._notice(advisory)
+                except FAULTS:
+                    raise
+                except Exception:
+                    # The sweep tries again every minute; meanwhile the others are buried.
+                    log.exception("the request of an advisory cannot be buried: %s", message.data[:500])
                 await settle(self._connection, message.reply, ACK)
         finally:
             await puller.close()
@@ -224,7 +248,7 @@ class DeadLetters:
         A request whose rollout has an outcome is not dead but done: its last step, the acknowledgement, is
         all that was missing.
         """
-        kept = await last_message(self._connection, names.DEAD, names.dead_subject(names.WORK, dead.name))
+        kept = await last_message(self._connection, names.DEAD, names.dead_subject(dead.stream, dead.name))
         if kept is not None:
             written = read_letter(kept)
             reason, deliveries = written.reason, written.deliveries
@@ -273,7 +297,7 @@ class DeadLetters:
         await self._publisher.event(
             make_event(
                 RequestDeadLettered(
-                    stream=names.WORK,
+                    stream=dead.stream,
                     sequence=dead.sequence,
                     consumer=consumer,
                     reason=reason,
@@ -293,11 +317,10 @@ class DeadLetters:
         newest = await self._publisher.outcome(request.rollout_id)
         fence, last_attempt = 0, 0
         if newest is not None:
-            event = newest.event
-            kind = event.type if event else "an unreadable event"
+            event, outcome = newest.event, outcome_in(newest.event)
             fence, last_attempt = newest.sequence, (event and event.attempt) or 0
-            if event is not None and kind == "rollout.aborted":
-                again = self._reopening(request, event, newest.sequence, reason)
+            if isinstance(outcome, RolloutAborted | UnreadablePayload):
+                again = self._reopening(request, outcome, newest, reason)
                 try:
                     fence = await self._publisher.reopen(again, newest.sequence)
                 except OutcomeRefused as refusal:
@@ -306,21 +329,30 @@ class DeadLetters:
                     ) from refusal
             elif event is None or not event.id.startswith(_REOPENED):
                 raise NotRequeued(
-                    f"rollout {request.rollout_id} has {kind} already: dead letter {dead.sequence} "
-                    "needs no requeue"
+                    f"rollout {request.rollout_id} has {event and event.type} already: "
+                    f"dead letter {dead.sequence} needs no requeue"
                 )
         max_deliver = self._connection.settings.max_deliver
         return reopened(request, dead.deliveries, max_deliver, fence, last_attempt)
 
-    def _reopening(self, request: RolloutRequest, aborted: Event, sequence: int, reason: str) -> Event:
-        data: RolloutAborted = payload(aborted)
+    def _reopening(
+        self,
+        request: RolloutRequest,
+        outcome: RolloutAborted | UnreadablePayload,
+        stored: StoredEvent,
+        reason: str,
+    ) -> Event:
         return make_event(
-            RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason=reason or "requeued"),
-            id=f"{_REOPENED}{request.rollout_id}-{sequence}",
+            RolloutReopened(
+                superseded_sequence=stored.sequence,
+                cause=cause_to_reopen(outcome),
+                reason=reason or "requeued",
+            ),
+            id=f"{_REOPENED}{request.rollout_id}-{stored.sequence}",
             source=self._source,
             campaign=request.campaign,
             rollout_id=request.rollout_id,
-            attempt=aborted.attempt,
+            attempt=stored.event.attempt if stored.event else None,
         )
 
 
@@ -366,13 +398,14 @@ _REOPENED = "requeue-reopened-"
 
 
 def read_request(queue: Queue, body: bytes) -> RolloutRequest | None:
-    """The rollout request in a body; None for other kinds and for what cannot be decoded."""
+    """The rollout request in a body, or what is sure of one that cannot be carried out; None for other kinds
+    and where not even the rollout is sure."""
     if queue.kind != "rollout":
         return None
     try:
-        return msgspec.json.decode(body, type=RolloutRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return read_rollout_request(body)
+    except InvalidRequest as error:
+        return error.rollout
 
 
 def campaign_of(queue: Queue, request: RolloutRequest | None) -> str:

@@ -39,6 +39,10 @@ class WrongSequence(StreamsError):
     """Compare-and-set refused (server error 10071): the subject's last sequence is another."""
 
 
+FAULTS = (ServerFailed, NatsUnreachable, NatsRefused, TopologyError, StoreRefused)
+"""What no single request or event is to blame for: nothing else would fare better, so the process ends."""
+
+
 class NameReused(StreamsError):
     """A message id was used for another body before: the request is on no queue, and the name is at fault."""
 
@@ -49,6 +53,10 @@ class NotRequeued(StreamsError):
 
 class CampaignConflict(StreamsError):
     """The campaign's key exists already, or was changed since the revision that the caller read."""
+
+
+class CampaignUnreadable(StreamsError):
+    """The campaign's record is no record; nothing about the campaign can be decided."""
 
 
 class OutcomeRefused(StreamsError):

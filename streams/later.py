@@ -11,12 +11,15 @@ import logging
 from nats.aio.msg import Msg
 
 from orchard.streams import names
-from orchard.streams.confirmed import Message
+from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
 from orchard.streams.entries import Place, place_in, work_subject
+from orchard.streams.letters import Dead, letter
 from orchard.streams.placing import Verdict, place
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, nak_for, settle
+from orchard.streams.records import Delivery
+from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,11 @@ class Later:
     async def _forward(self, message: Msg) -> bytes:
         """Publish, and say how the due request is settled: one that must wait lets the others pass."""
         headers = message.headers or {}
+        try:
+            Queue.of_subject(message.subject)
+        except ValueError as error:
+            await self._bury(message, str(error))
+            return ACK
         spot = place_in(message.subject)
         due = Message(
             subject=work_subject(message.subject),
@@ -66,6 +74,24 @@ class Later:
             return nak_for(_FULL_WAIT)
         blocked = spot is not None and placed.verdict is Verdict.OCCUPIED and not await self._over(spot)
         return nak_for(_BLOCKED_WAIT) if blocked else ACK
+
+    async def _bury(self, message: Msg, reason: str) -> None:
+        """What can go to no queue becomes a dead letter."""
+        delivery = Delivery.of(message.reply)
+        dead = Dead(
+            stream=names.LATER,
+            sequence=delivery.sequence,
+            subject=message.subject,
+            message_id=(message.headers or {}).get(names.ORIGINAL_ID, ""),
+            body=message.data,
+        )
+        evidence = letter(
+            dead,
+            consumer=names.DUE_CONSUMER,
+            reason=f"terminated: {reason}",
+            deliveries=delivery.deliveries,
+        )
+        await store(self._connection, evidence)
 
     async def _over(self, spot: Place) -> bool:
         """Whether the rollout got an outcome, or was reopened, since the request was made."""

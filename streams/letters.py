@@ -40,8 +40,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dead(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of the work stream that is to become a dead letter."""
+    """A request that is to become a dead letter."""
 
+    stream: str = names.WORK
     sequence: int
     subject: str
     message_id: str
@@ -58,19 +59,28 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True):
 def letter(dead: Dead, *, consumer: str, reason: str, deliveries: int) -> Message:
     """The message that records a dead request: one, however often it is sent."""
     return Message(
-        subject=names.dead_subject(names.WORK, dead.name),
+        subject=names.dead_subject(dead.stream, dead.name),
         payload=dead.body,
         id=f"dead-{dead.name}",
         extra={
-            _STREAM: names.WORK,
+            _STREAM: dead.stream,
             _SEQUENCE: str(dead.sequence),
             _SUBJECT: dead.subject,
             _CONSUMER: consumer,
-            _REASON: " ".join(reason.split())[:_REASON_LIMIT],
+            _REASON: short_reason(reason),
             _DELIVERIES: str(deliveries),
             names.ORIGINAL_ID: dead.message_id,
         },
     )
+
+
+def short_reason(reason: str) -> str:
+    """A reason as a header can carry it: one line of ASCII, cut where it is very long."""
+    return " ".join(reason.encode("ascii", "backslashreplace").decode().split())[:_REASON_LIMIT]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def read_letter(message: StoredMessage) -> DeadLetter:
@@ -80,11 +90,11 @@ def read_letter(message: StoredMessage) -> DeadLetter:
         sequence=message.sequence,
         time=message.time,
         stream=headers.get(_STREAM, names.WORK),
-        request_sequence=int(headers.get(_SEQUENCE, "0")),
+        request_sequence=_number(headers.get(_SEQUENCE, "")),
         subject=headers.get(_SUBJECT, ""),
         consumer=headers.get(_CONSUMER, ""),
         reason=headers.get(_REASON, ""),
-        deliveries=int(headers.get(_DELIVERIES, "0")),
+        deliveries=_number(headers.get(_DELIVERIES, "")),
         message_id=headers.get(names.ORIGINAL_ID, ""),
         body=message.data,
     )

@@ -3,18 +3,17 @@
 from datetime import UTC, datetime
 
 from orchard.schemas.campaigns import RolloutRequest
-from orchard.schemas.events import TERMINAL_TYPES, RolloutAborted
+from orchard.schemas.events import RolloutAborted, RolloutReopened, outcome_in
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams.records import StoredEvent
 
 
 def open_at(newest: StoredEvent | None) -> int | None:
     """The fence of an open rollout's request, from the newest event on its `done` subject; None: it has an
-    outcome."""
+    outcome, which may be one that cannot be read."""
     if newest is None:
         return 0
-    ended = newest.event is None or newest.event.type in TERMINAL_TYPES
-    return None if ended else newest.sequence
+    return newest.sequence if isinstance(outcome_in(newest.event), RolloutReopened) else None
 
 
 def aborted(request: RolloutRequest, cause: AbortCause, detail: str, deliveries: int = 0) -> RolloutAborted:

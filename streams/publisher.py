@@ -54,7 +54,7 @@ class Publisher:
             newest = await self._last(subject)
             sequence, attempt = 0, 0
             if newest is not None:
-                sequence, attempt = newest.sequence, (newest.event and newest.event.attempt) or 0
+                sequence, attempt = newest.sequence, await self._latest_attempt(subject, newest)
             number = max(attempt + 1, at_least)
             message = _message(make(number))._replace(id=uuid4().hex, expected=sequence)
             try:
@@ -183,6 +183,17 @@ class Publisher:
     async def _last_of(self, subjects: Sequence[str]) -> list[StoredEvent | None]:
         found = await last_messages(self._connection, names.EVENTS, subjects)
         return [_stored(found.get(subject)) for subject in subjects]
+
+    async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
+        """The highest number taken so far: the newest event's, or one of those before if it names none."""
+        if newest.event is not None and newest.event.attempt is not None:
+            return newest.event.attempt
+        attempt = 0
+        found = await self._follower(subject, 0)
+        while found is not None:
+            attempt = max(attempt, (found.event and found.event.attempt) or 0)
+            found = await self._follower(subject, found.sequence)
+        return attempt
 
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
         """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard.schemas.events import Event, MalformedEvent, decode_event
+from orchard.schemas.events import Event, MalformedEvent, decode_event, is_misplaced
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,11 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     """UTC, when the stream stored it."""
     event: Event | None
     raw: bytes
+
+    @property
+    def fact(self) -> Event | None:
+        """The event, unless it is an outcome that stands beside its rollout's `done` subject."""
+        return None if self.event is None or is_misplaced(self.event, self.subject) else self.event
 
 
 def stored_event(sequence: int, subject: str, time: datetime, raw: bytes) -> StoredEvent:

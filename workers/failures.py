@@ -21,10 +21,15 @@ RETRYABLE = frozenset(
 """Causes worth another attempt; the others would fail the same way again."""
 
 
+_DETAIL_LIMIT = 4000
+"""Characters: a detail goes into events, and may quote what somebody else has written."""
+
+
 class InfrastructureError(Exception):
     """Ours, not the model's: never an observation, never a reward."""
 
     def __init__(self, cause: AbortCause, detail: str) -> None:
+        detail = detail[:_DETAIL_LIMIT].encode(errors="replace").decode()
         super().__init__(f"{cause.value}: {detail}")
         self.cause = cause
         self.detail = detail

@@ -12,10 +12,12 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
-from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -31,6 +33,8 @@ from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
+
+_TASKS = msgspec.json.Decoder(Task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,17 @@ class Beginning:
     """What they have used of the budget."""
     machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
     """Opens a machine, of so much memory, in which the history's commands have run."""
+
+
+def within(budget: Budget, timeouts: Timeouts, elapsed: float) -> Budget:
+    """The budget with a wall clock that leaves time for all that follows the agent's work, so that an agent
+    that never ends is truncated, and graded, rather than stopped by the outermost timeout. `elapsed`, in
+    seconds, is what the attempt has taken so far. Timeouts that leave no room change nothing."""
+    after = timeouts.command + timeouts.shutdown + timeouts.creation + timeouts.grading
+    room = timeouts.rollout - elapsed - after
+    if room <= 0 or 0 < budget.wall_seconds <= room:
+        return budget
+    return msgspec.structs.replace(budget, wall_seconds=room)
 
 
 class Attempt:
@@ -173,11 +188,19 @@ class Attempt:
     async def _load_task(self) -> Task:
         try:
             raw = await asyncio.to_thread(self._workplace.blobs.get, self.request.task.blob)
-            return msgspec.json.decode(raw, type=Task)
-        except (StorageError, msgspec.DecodeError) as error:
+        except StorageError as error:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
             ) from error
+        try:
+            task = decode(_TASKS, raw)
+            parse_bytes(task.memory)
+            parse_cores(task.cpu)
+        except (Unreadable, InvalidQuantity) as error:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST, f"task {self.request.task.task_id}: {error}"
+            ) from error
+        return task
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         return self._factory.open(
@@ -212,7 +235,7 @@ class Attempt:
                 model=self._workplace.models,
                 spec=request.model,
                 trace=self._trace,
-                budget=request.budget,
+                budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
                 timeouts=request.timeouts,
                 seed=int(request.rollout_id[:7], 16),
                 history=beginning.history if beginning else (),

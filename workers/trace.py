@@ -23,6 +23,11 @@ from orchard.workers.records import Record
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
+_SHOWN = 4000
+"""Characters of a call that was not executed, which the model is shown again."""
+_SHOWN_CALLS = 10
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Running sums over all calls and commands, branches that were left included."""
 
@@ -313,7 +318,7 @@ def chat_messages(path: list[MessageNode]) -> list[dict[str, Any]]:
             message["tool_call_id"] = node.tool_call_id
         if node.role is Role.ASSISTANT:
             calls = [call for call in node.tool_calls if (node.turn, call.id) in executed]
-            words = [f"[call not executed: {call.name} {call.arguments}]" for call in node.tool_calls]
+            words = [_in_words(call) for call in node.tool_calls[:_SHOWN_CALLS]]
             if calls:
                 message["tool_calls"] = [_chat_call(call) for call in calls]
             else:
@@ -322,6 +327,13 @@ def chat_messages(path: list[MessageNode]) -> list[dict[str, Any]]:
                 message["reasoning_content"] = node.reasoning
         messages.append(message)
     return messages
+
+
+def _in_words(call: ToolCall) -> str:
+    name, arguments = call.name[:_SHOWN], call.arguments
+    if len(arguments) > _SHOWN:
+        arguments = f"{arguments[:_SHOWN]}... ({len(arguments)} characters)"
+    return f"[call not executed: {name} {arguments}]"
 
 
 def _chat_call(call: ToolCall) -> dict[str, Any]:

@@ -15,12 +15,14 @@ import msgspec
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import after_attempt, rollout_entry
-from orchard.streams.errors import OutcomeRefused
+from orchard.streams.errors import FAULTS, OutcomeRefused
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.harnesses import UnknownHarness, get_harness
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, Workplace
 
@@ -63,6 +65,8 @@ class Worker:
         self._shutdown_seconds = shutdown_seconds
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
+        self.faults = 0
+        """Deliveries that ended in an exception that nobody expected."""
         self._running: dict[Attempt, asyncio.Future[Interruption]] = {}
         """Each attempt that runs, with the future that interrupts it."""
 
@@ -101,7 +105,7 @@ class Worker:
             claim = await self._claim()
             if claim is not None:
                 idle = 0.0
-                await self._handle(claim)
+                await self._guarded(claim)
                 continue
             idle += CLAIM_WAIT_SECONDS
             if 0 < self._settings.idle_exit_seconds <= idle:
@@ -119,12 +123,25 @@ class Worker:
             await asyncio.wait({claiming, told})
         return None if claiming.cancelled() else claiming.result()
 
+    async def _guarded(self, claim: Claim) -> None:
+        """One delivery. A fault of this program that it meets costs its own request a delivery, and the
+        other slots nothing."""
+        try:
+            await self._handle(claim)
+        except FAULTS:
+            raise
+        except Exception as error:
+            self.faults += 1
+            log.exception("fault %d: request %d of the queue", self.faults, claim.sequence)
+            await claim.give_back(f"{type(error).__name__}: {error}")
+
     async def _handle(self, claim: Claim) -> None:
         """One delivery, from claim to acknowledgement."""
         try:
-            request = msgspec.json.decode(claim.body, type=RolloutRequest)
-        except msgspec.DecodeError as error:
-            await claim.reject(f"not a rollout request: {error}")
+            request = read_rollout_request(claim.body)
+            get_harness(request.harness)
+        except (InvalidRequest, UnknownHarness) as error:
+            await claim.reject(str(error))
             return
         if await self._stale(request):
             await claim.complete()

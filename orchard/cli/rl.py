@@ -96,7 +96,7 @@ async def _show_steps(session: Session, run: str, start: int, steps: int) -> Non
                     f"step {fact.step}/{steps}  pass rate {fact.pass_rate:.0%}  "
                     f"balanced {fact.balanced:.0%}  rollouts {fact.generated}  entropy {fact.entropy:.3f}  "
                     f"clipped {fact.clipped:.1%}  "
-                    f"staleness {fact.staleness:.1f}  {fact.tokens / fact.seconds:,.0f} tokens/s  "
+                    f"staleness {fact.staleness:.1f}  {fact.tokens / max(fact.seconds, 1e-9):,.0f} tokens/s  "
                     f"waited {fact.waited:.0f} s",
                     highlight=False,
                 )

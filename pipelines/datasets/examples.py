@@ -17,6 +17,7 @@ from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import Conversation, Encoded
 from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
+from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.trace import chat_messages
@@ -202,6 +203,6 @@ def _faults(
 
 def _is_object(arguments: str) -> bool:
     try:
-        return isinstance(msgspec.json.decode(arguments), dict)
-    except msgspec.DecodeError:
+        return isinstance(decode_text(arguments), dict)
+    except Unreadable:
         return False

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any
 
 import jinja2
-import msgspec
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import (
@@ -26,6 +25,7 @@ from transformers.utils.chat_template_utils import (
 from orchard.pipelines.datasets.errors import DatasetError, MaskError
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.rows import Ids
+from orchard.schemas.decoding import Unreadable, decode_text
 
 CACHED_CHARACTERS = 10_000_000
 """After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
@@ -335,8 +335,8 @@ class ChatTokenizer:
 
 def _with_object(function: dict[str, Any]) -> dict[str, Any]:
     try:
-        arguments = msgspec.json.decode(function["arguments"])
-    except msgspec.DecodeError:
+        arguments = decode_text(function["arguments"])
+    except Unreadable:
         return function
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else function
 

@@ -8,6 +8,7 @@ import re
 
 import msgspec
 
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
 
@@ -19,6 +20,9 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: msgspec.Raw
+
+
+_CALLS = msgspec.json.Decoder(_Call)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +59,8 @@ def _read_calls(text: str, source: object) -> tuple[ToolCall, ...] | None:
             return None
         end = match.end()
         try:
-            call = msgspec.json.decode(match[1].strip(), type=_Call)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+            call = decode(_CALLS, match[1].strip().encode())
+        except (Unreadable, UnicodeEncodeError):
             return None
         arguments = bytes(call.arguments).decode()
         if not arguments.startswith("{"):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from orchard.pipelines.policy.sampling import Sampling
+from orchard.schemas.decoding import Unreadable, decode
 
 
 class BadRequest(ValueError):
@@ -135,8 +136,8 @@ Body = TypeVar("Body", ChatRequest, CompletionRequest, ReloadRequest)
 def read_body(raw: bytes, kind: type[Body]) -> Body:
     """The decoded body. Raises BadRequest for one that is malformed or asks for what cannot be done."""
     try:
-        body = msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        body = decode(msgspec.json.Decoder(kind), raw)
+    except Unreadable as error:
         raise BadRequest(f"the body is not a valid request: {error}") from error
     if isinstance(body, _Choosing) and (names := body.refused()):
         raise BadRequest(f"this server does not support {', '.join(names)}: leave it out")

@@ -126,8 +126,8 @@ class Coordinator:
 
     def _fold(self, batch: Iterable[StoredEvent]) -> None:
         for stored in batch:
-            if stored.sequence > self._seen and stored.event is not None:
-                self._take(stored.event, stored.sequence)
+            if stored.sequence > self._seen and stored.fact is not None:
+                self._take(stored.fact, stored.sequence)
             self._seen = max(self._seen, stored.sequence)
 
     def _take(self, event: Event, sequence: int) -> None:

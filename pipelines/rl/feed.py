@@ -13,11 +13,14 @@ from orchard.pipelines.rl.coordinator import subjects
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import Progress
 from orchard.pipelines.rl.sequences import NotSampled, Sequence, sequences
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import EVENTS_PREFIX, Event, payload
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
 from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
+
+_REST = msgspec.json.Decoder(NodeRest)
 
 Attempt = tuple[str, int]
 """Rollout id and attempt."""
@@ -43,8 +46,9 @@ class Feed:
     def take(self, batch: Iterable[StoredEvent]) -> None:
         """Take in events of the log, in their order."""
         for stored in batch:
-            if stored.event is not None and stored.event.campaign == self.progress.plan.name:
-                self._take(stored.event, stored.sequence)
+            event = stored.fact
+            if event is not None and event.campaign == self.progress.plan.name:
+                self._take(event, stored.sequence)
 
     def _take(self, event: Event, sequence: int) -> None:
         if event.type == "message.appended":
@@ -98,8 +102,16 @@ class Feed:
         tokens = node.tokens
         if node.rest_blob is not None:
             raw = await asyncio.to_thread(self._blobs.get, node.rest_blob)
-            tokens = msgspec.json.decode(raw, type=NodeRest).tokens
+            try:
+                tokens = decode(_REST, raw).tokens
+            except Unreadable as error:
+                raise NotSampled(f"message {node.node_id} cannot be read: {error}") from error
         return tokens or TokenRecord(ids=())
+
+    def done_with(self, name: str) -> None:
+        """As `done`, by a group's id; one that the log does not know changes nothing."""
+        if name in self.progress.groups:
+            self.done(self.progress.groups[name])
 
     def done(self, group: GroupAssembled) -> None:
         """A group was trained on or dropped: its messages are not needed again."""

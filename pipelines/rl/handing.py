@@ -66,7 +66,8 @@ class Handing:
         self._next = max(self._next, last + 1)
         if known := self._updates.get(number + 1):
             groups = self._feed.progress.groups
-            return [(groups[name], await self._feed.sampled(groups[name])) for name in known[1].groups]
+            names_known = [name for name in known[1].groups if name in groups]
+            return [(groups[name], await self._feed.sampled(groups[name])) for name in names_known]
         self._forget(number)
         publisher = Publisher(connection)
         if chosen := await self._choose(publisher, number):
@@ -94,7 +95,7 @@ class Handing:
         """What earlier steps were given is not asked for again by the same trainer."""
         for version in [version for version in self._updates if version <= number]:
             for name in self._updates[version][1].groups:
-                self._feed.done(self._feed.progress.groups[name])
+                self._feed.done_with(name)
 
     async def _choose(self, publisher: Publisher, number: int) -> list[Handed]:
         """A whole step's groups, noted in the log as given out; none while there are too few."""
@@ -151,7 +152,7 @@ class Handing:
 
     async def _drop(self, publisher: Publisher, drop: GroupDropped) -> None:
         await self._publish(publisher, drop, f"{drop.group_id}.dropped")
-        self._feed.done(self._feed.progress.groups[drop.group_id])
+        self._feed.done_with(drop.group_id)
 
     async def _publish(self, publisher: Publisher, data: PolicyUpdated | GroupDropped, name: str) -> None:
         event = make_event(data, id=name, source=SOURCE, campaign=self.plan.name)

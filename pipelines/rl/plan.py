@@ -93,6 +93,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_tries=self.max_tries,
         )
 
+    def has(self, sample: int, rollout: str | None) -> bool:
+        """Whether a rollout of that id is the run's sample of that index."""
+        return sample >= 0 and rollout == self.request(*self.place_of(sample)).rollout_id
+
     def sample_of(self, prompt: int, slot: int) -> int:
         """The sample index that a slot is in the campaign."""
         return prompt * self.bar.budget + slot

@@ -106,9 +106,11 @@ class Progress:
         if event.campaign != self.plan.name:
             return None
         match payload(event):
-            case RolloutRequest() as request:
+            case RolloutRequest() as request if self.plan.has(request.sample, request.rollout_id):
                 return self._place(request.sample, request.rollout_id)[0]
-            case RolloutFinished() | RolloutAborted() as outcome:
+            case RolloutFinished() | RolloutAborted() as outcome if self.plan.has(
+                outcome.sample, event.rollout_id
+            ):
                 number, place = self._place(outcome.sample, event.rollout_id or "")
                 place.outcomes[sequence] = as_rollout(outcome)
                 place.attempt = event.attempt or 0
@@ -136,6 +138,7 @@ class Progress:
         rewards = [
             rollout.reward
             for name in groups
+            if name in self.groups
             for place in self.prompts[self.groups[name].prompt].places.values()
             for rollout in place.outcomes.values()
             if rollout.reward is not None

@@ -133,7 +133,7 @@ class Trainer:
         if version < self._standing.step:
             await self._publish_step()
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
-            self._feed.done(self._feed.progress.groups[name])
+            self._feed.done_with(name)
 
     async def _batch(self) -> list[tuple[GroupAssembled, list[Trained]]] | None:
         """The next step's groups with their rollouts; None while there are too few."""

@@ -18,17 +18,18 @@ from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
 from orchard.pipelines.values.replies import BadReply, Reading, read_reply
 from orchard.pipelines.values.requests import queue_entry
-from orchard.schemas.events import Event, make_event
+from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import successor
-from orchard.streams.errors import StreamsError
+from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
@@ -117,9 +118,9 @@ class Annotator:
 
     async def _handle(self, claim: Claim) -> None:
         try:
-            request = msgspec.json.decode(claim.body, type=AnnotationRequest)
-        except msgspec.DecodeError as error:
-            await claim.reject(f"not an annotation request: {error}")
+            request = read_annotation_request(claim.body)
+        except InvalidRequest as error:
+            await claim.reject(str(error))
             return
         if request.prompt_version != PROMPT_VERSION:
             await claim.reject(
@@ -131,14 +132,18 @@ class Annotator:
         except (InfrastructureError, StorageError) as error:
             await self._later(claim, request, str(error))
             return
-        except StreamsError:
+        except FAULTS:
             raise
         except Exception as error:
             # One strange trajectory must not stop the others; in the end it is a dead letter with its reason.
             log.error("rollout %s", request.rollout_id, exc_info=error)
             await self._later(claim, request, f"{type(error).__name__}: {error}")
             return
-        await self._publisher.event(event)
+        try:
+            await self._publisher.event(event)
+        except MessageTooLarge as error:
+            await claim.reject(str(error))
+            return
         if self._done is not None:
             self._done(event)
         await claim.complete()
@@ -159,7 +164,9 @@ class Annotator:
         identity = digest(["annotation", *key])
         known = await self._publisher.annotation(identity)
         if known is not None and known.event is not None:
-            return known.event
+            verdict = payload(known.event)
+            if isinstance(verdict, ValueAnnotated | AnnotationFailed):
+                return known.event
         data = await self._ask(request, case, prompt, input_hash)
         return make_event(
             data,

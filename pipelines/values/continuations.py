@@ -24,8 +24,10 @@ from orchard.schemas.events import (
     RolloutAborted,
     RolloutFinished,
     RolloutReopened,
+    UnreadablePayload,
+    cause_to_reopen,
     make_event,
-    payload,
+    outcome_in,
 )
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import MessageNode
@@ -97,12 +99,12 @@ async def continuation(point: Point, sample: int, workplace: Workplace, machines
     request = point.request(sample)
     publisher = workplace.publisher
     known = await publisher.outcome(request.rollout_id)
-    if known is not None and known.event is not None:
-        data = payload(known.event)
+    if known is not None:
+        data = outcome_in(known.event)
         if isinstance(data, RolloutFinished):
             return data
         fence = known.sequence
-        if isinstance(data, RolloutAborted):
+        if not isinstance(data, RolloutReopened):
             fence = await publisher.reopen(_reopened(request, data, fence), expected=fence)
         request = msgspec.structs.replace(request, fence=fence)
     else:
@@ -145,16 +147,16 @@ async def _run(request: RolloutRequest, workplace: Workplace, beginning: Beginni
             await workplace.publisher.terminal(attempt.event(outcome, "done"), fence=request.fence)
         except OutcomeRefused as refused:
             # Another process measures the same; what it had accepted is the outcome.
-            accepted = payload(refused.event) if refused.event is not None else None
+            accepted = outcome_in(refused.event)
             if isinstance(accepted, RolloutFinished | RolloutAborted):
                 return accepted
             raise
         return outcome
 
 
-def _reopened(request: RolloutRequest, data: RolloutAborted, sequence: int) -> Event:
+def _reopened(request: RolloutRequest, data: RolloutAborted | UnreadablePayload, sequence: int) -> Event:
     return make_event(
-        RolloutReopened(superseded_sequence=sequence, cause=data.cause, reason="measured again"),
+        RolloutReopened(superseded_sequence=sequence, cause=cause_to_reopen(data), reason="measured again"),
         id=f"{request.rollout_id}.reopened.{sequence}",
         source=SOURCE,
         campaign=request.campaign,

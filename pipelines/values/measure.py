@@ -72,8 +72,8 @@ async def measure(point: Point, workplace: Workplace, *, slots: int, told: Told)
     stored = await workplace.publisher.annotation(point.event_id)
     if stored is not None and stored.event is not None:
         data = payload(stored.event)
-        assert isinstance(data, ValueMeasured)
-        return Measurement(data, known=True)
+        if isinstance(data, ValueMeasured):
+            return Measurement(data, known=True)
     began = time.monotonic()
     places = Semaphore(slots)
     outcomes: dict[int, Outcome] = {}

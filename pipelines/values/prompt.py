@@ -9,10 +9,9 @@ its first and last half. Where the whole is over the limit, all texts of steps a
 import re
 from dataclasses import dataclass
 
-import msgspec
-
 from orchard.pipelines.values.cases import Case, Step
 from orchard.pipelines.values.replies import FINAL_LIMIT, needed_key_steps
+from orchard.schemas.decoding import Unreadable, decode_text
 
 PROMPT_VERSION = "1"
 OBSERVATION_LIMIT = 5_000
@@ -150,8 +149,8 @@ _NAME = re.compile(r"[^\w.-]")
 def spoken(arguments: str) -> str:
     """The one argument that is a text, as a command is, else the arguments as they were written."""
     try:
-        found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        found = decode_text(arguments)
+    except Unreadable:
         return arguments
     if isinstance(found, dict) and len(found) == 1:
         value = next(iter(found.values()))

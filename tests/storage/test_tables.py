@@ -18,7 +18,7 @@ from orchard.storage.errors import StorageError
 from orchard.storage.location import Location
 from orchard.storage.log import Fact, facts, log_batch
 from orchard.storage.reader import open_tables
-from orchard.storage.tables import BASE64, EVENTS, MALFORMED, PROGRESS, SCHEMAS, TABLES
+from orchard.storage.tables import BASE64, EVENTS, PROGRESS, SCHEMAS, TABLES, UNREADABLE
 from orchard.streams.records import StoredEvent, stored_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ def test_whatever_bytes_come_are_kept(raws: list[bytes]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     fields=st.dictionaries(st.sampled_from(ENVELOPE), JSON),
-    kind=st.sampled_from([*e.EVENT_TYPES, MALFORMED, "unknown"]),
+    kind=st.sampled_from([*e.EVENT_TYPES, UNREADABLE, "unknown"]),
     data=JSON,
 )
 def test_a_stored_row_gives_the_same_rows_as_the_message_itself(
@@ -84,7 +84,7 @@ def test_one_bad_row_does_not_take_its_neighbours_with_it(log) -> None:
     good = encode_event(log.message(log.rollout(0)))
     hidden = good.replace(b"hello", b"\xffello")
     batch = log_batch(_messages(good, hidden, good))
-    assert batch.rows.column("type").to_pylist() == ["message.appended", MALFORMED, "message.appended"]
+    assert batch.rows.column("type").to_pylist() == ["message.appended", UNREADABLE, "message.appended"]
     assert [fact.sequence for fact in batch.facts] == [1, 3]
 
 

@@ -149,7 +149,9 @@ async def test_bytes_that_are_no_event_are_kept_as_text(
 ) -> None:
     await _publish_raw(connection, f"{EVENTS_PREFIX}.demo.00.odd", raw)
     await write()
-    assert _rows(store, "select type, dataschema, payload from events") == [("malformed", None, raw.decode())]
+    assert _rows(store, "select type, dataschema, payload from events") == [
+        ("unreadable", None, raw.decode())
+    ]
 
 
 async def test_bytes_that_are_not_utf8_are_kept_as_base64(
@@ -164,8 +166,8 @@ async def test_bytes_that_are_not_utf8_are_kept_as_base64(
     rows = _rows(store, "select type, dataschema, payload from events order by sequence")
     assert rows[0][0] == "message.appended"
     assert [(kind, how, base64.b64decode(text)) for kind, how, text in rows[1:]] == [
-        ("malformed", "base64", b"\x80\x81"),
-        ("malformed", "base64", hidden),
+        ("unreadable", "base64", b"\x80\x81"),
+        ("unreadable", "base64", hidden),
     ]
     assert _rows(store, "select count(*) from messages_all") == [(1,)]
 
@@ -190,13 +192,13 @@ async def test_a_payload_that_does_not_fit_its_type_is_kept_and_reported(
     assert "worker" in str(reported[0][2])
 
 
-async def test_an_attempt_number_no_column_can_hold_makes_the_message_malformed(
+async def test_an_attempt_number_no_column_can_hold_makes_the_message_unreadable(
     connection: Connection, store: str, write: Write, log
 ) -> None:
     raw = encode_event(log.started(log.rollout(0))).replace(b'"attempt":1', b'"attempt":99999999999999999999')
     await _publish_raw(connection, f"{EVENTS_PREFIX}.demo.00.rollout.started", raw)
     await write()
-    assert _rows(store, "select type, payload from events") == [("malformed", raw.decode())]
+    assert _rows(store, "select type, payload from events") == [("unreadable", raw.decode())]
 
 
 async def test_a_terminal_event_beside_its_done_subject_is_no_outcome(

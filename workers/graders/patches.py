@@ -21,6 +21,9 @@ LADDER = (
 )
 """Ways to apply a patch, from strict to lenient; the repository is reset between them."""
 
+LARGEST_DIFF = 32 * 1024 * 1024
+"""Bytes."""
+
 _GIT = {
     # The checkout's owner may be another user than the one commands run as.
     "GIT_CONFIG_COUNT": "1",
@@ -32,7 +35,8 @@ _GIT = {
 
 _LEFT_BEHIND = """\
 mkdir -p "$SCRATCH" && git add -A && git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
-diff --cached --binary --no-color --no-ext-diff --no-textconv "$BASE" > "$SCRATCH/left.diff"
+diff --cached --binary --no-color --no-ext-diff --no-textconv "$BASE" > "$SCRATCH/left.diff" \
+&& [ "$(wc -c < "$SCRATCH/left.diff")" -le "$LARGEST" ]
 """
 
 _BEGIN = """\
@@ -147,11 +151,12 @@ class Checkout:
 async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> str:
     """Everything the agent changed against the base commit, as a diff.
 
-    Empty when git cannot tell, as after an agent has removed the repository: that is the agent's doing.
+    Empty when git cannot tell, as after an agent has removed the repository or left data of more than
+    LARGEST_DIFF behind: that is the agent's doing.
     `timeout` in seconds. Raises the machine's InfrastructureError.
     """
     scratch = f"/tmp/orchard-left-{secrets.token_hex(8)}"
-    env = {**_GIT, "SCRATCH": scratch, "BASE": task.base_commit or "HEAD"}
+    env = {**_GIT, "SCRATCH": scratch, "BASE": task.base_commit or "HEAD", "LARGEST": str(LARGEST_DIFF)}
     outcome = await machine.run(_LEFT_BEHIND, timeout=timeout, cwd=task.workdir, env=env)
     if outcome.returncode != 0:
         return ""

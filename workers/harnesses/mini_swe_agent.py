@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from orchard.schemas.campaigns import Budget, Timeouts
+from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
@@ -32,6 +31,12 @@ ENVIRONMENT = {
     "PIP_PROGRESS_BAR": "off",
     "TQDM_DISABLE": "1",
 }
+
+
+CALLS_PER_MESSAGE = 50
+"""Calls of one message that are executed; the model is told of the rest."""
+LONGEST_COMMAND = 100_000
+"""Bytes. Linux takes 128 KiB as one argument of a program."""
 
 
 class FormatError(Exception):
@@ -66,8 +71,14 @@ COMPACT = Wording(
 class MiniSweAgent:
     """Query and execute until the agent submits, three messages in a row are bad, or a budget is out."""
 
-    def __init__(self, name: str = "mini-swe-agent", wording: Wording = FULL) -> None:
+    def __init__(
+        self,
+        name: str = "mini-swe-agent",
+        wording: Wording = FULL,
+        calls_per_message: int = CALLS_PER_MESSAGE,
+    ) -> None:
         self.name = name
+        self._calls_per_message = calls_per_message
         self.tools: tuple[dict[str, Any], ...] = (BASH_TOOL,)
         self.replayable = True
         self._wording = wording
@@ -94,11 +105,17 @@ class MiniSweAgent:
                 format_errors += 1
                 continue
             format_errors = 0
-            for call in completion.tool_calls:
+            for number, call in enumerate(completion.tool_calls[: self._calls_per_message]):
+                if number and out_of_time(trace.totals, episode.budget):
+                    break
                 outcome, shown = await self.execute(call, task, machine, episode.timeouts)
                 leaf = await trace.result(leaf, call, shown, outcome)
                 if (submission := submitted(outcome)) is not None:
                     return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
+            else:
+                if (left_out := len(completion.tool_calls) - self._calls_per_message) > 0:
+                    text = f"the message has {left_out} calls too many, which were not executed."
+                    leaf = await trace.user(leaf, wording.format_error(text, ""))
         left = await state_left_behind(machine, task, timeout=episode.timeouts.shutdown)
         return HarnessResult(exit_status=ended, submission=left, leaf=leaf)
 
@@ -124,9 +141,13 @@ def spent(totals: Totals, budget: Budget, format_errors: int = 0) -> ExitStatus 
         return ExitStatus.COST_LIMIT
     if 0 < budget.tokens <= totals.tokens:
         return ExitStatus.TOKEN_LIMIT
-    if 0 < budget.wall_seconds <= totals.seconds:
-        return ExitStatus.TIME_LIMIT
-    return None
+    return ExitStatus.TIME_LIMIT if out_of_time(totals, budget) else None
+
+
+def out_of_time(totals: Totals, budget: Budget) -> bool:
+    """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
+    the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
+    return 0 < budget.wall_seconds <= totals.seconds
 
 
 def format_errors_at_end(history: Sequence[MessageNode]) -> int:
@@ -146,14 +167,21 @@ def parse(calls: tuple[ToolCall, ...]) -> list[tuple[ToolCall, str]]:
     commands = []
     for call in calls:
         if call.name != "bash":
-            raise FormatError(f"there is no tool {call.name!r}.")
+            raise FormatError(f"there is no tool {call.name[:60]!r}.")
         try:
-            arguments = msgspec.json.decode(call.arguments)
-        except msgspec.DecodeError as error:
+            arguments = decode_text(call.arguments)
+        except Unreadable as error:
             raise FormatError(f"the arguments of the call are not JSON: {error}.") from error
         command = arguments.get("command") if isinstance(arguments, dict) else None
         if not isinstance(command, str):
             raise FormatError("the call has no argument 'command' that is a string.")
+        if "\0" in command:
+            raise FormatError("the command holds a NUL character, which no command can.")
+        if (size := len(command.encode())) > LONGEST_COMMAND:
+            raise FormatError(
+                f"the command has {size} bytes, and at most {LONGEST_COMMAND} can be run: "
+                "write long files in parts."
+            )
         commands.append((call, command))
     return commands
 

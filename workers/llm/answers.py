@@ -1,10 +1,16 @@
 """Reading a chat completion as servers really write it: OpenAI's fields, vLLM's and SGLang's additions."""
 
+import json
+import logging
+import math
 import re
+from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 import msgspec
 
+from orchard.schemas.decoding import TooDeep, Unreadable, decode
 from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.messages import TokenRecord, ToolCall, VersionRun
 
@@ -14,6 +20,15 @@ ORACLE_FINGERPRINT = "orchard-oracle"
 
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM's for a token whose log-probability it does not know."""
+_ABOVE_ZERO = 0.01
+"""No log-probability is above zero but by rounding."""
+_LARGEST_ID = 2**31 - 1
+_MOST_TOKENS = 10**9
+_DIGITS = 19
+"""Digits, or a sign and digits, that may be more than 64 bits."""
+_LONGEST_WORD = 256
+
+log = logging.getLogger(__name__)
 
 
 class MalformedAnswer(ValueError):
@@ -46,19 +61,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model_kind: ModelKind = ModelKind.MODEL
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = ""
-
-
-class _Call(msgspec.Struct):
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
 class _Message(msgspec.Struct):
     content: Any = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -95,9 +100,12 @@ class _MetaInfo(_Weights):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _BareChoice(msgspec.Struct):
     message: _Message = msgspec.field(default_factory=_Message)
-    finish_reason: str | None = None
+    finish_reason: Any = None
+
+
+class _Choice(_BareChoice):
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
@@ -123,45 +131,107 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _CompletionDetails | None = None
 
 
-class _Reply(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    model: str | None = None
-    system_fingerprint: str | None = None
-    prompt_token_ids: list[int] | None = None
-    metadata: _Weights | None = None
-    sglext: _Extension | None = None
+class _BareReply(msgspec.Struct):
+    """The message alone, without what the endpoint says about its tokens."""
+
+    choices: Sequence[_BareChoice] | None = None
+    model: Any = None
+    system_fingerprint: Any = None
     error: Any = None
 
 
+class _Reply(_BareReply):
+    choices: Sequence[_Choice] | None = None
+    usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    metadata: _Weights | None = None
+    sglext: _Extension | None = None
+
+
 _DECODER = msgspec.json.Decoder(_Reply)
+_BARE = msgspec.json.Decoder(_BareReply)
 
 
 def read_completion(raw: bytes) -> Completion:
     """The completion in the body of a 2xx reply; `endpoint`, `model`, cost and time are the caller's to add.
 
-    Raises MalformedAnswer when the body is no chat completion or has no choice.
+    Raises MalformedAnswer when the body is no chat completion or has no choice. One whose message is nested
+    too deep to be read is the model's doing: `cut_short`.
     """
     try:
-        reply = _DECODER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedAnswer(f"the reply is not a chat completion: {error}") from error
+        reply, whole = _read(raw)
+    except TooDeep:
+        return cut_short()
     if not reply.choices:
         raise MalformedAnswer("the reply has no choices", reply.error)
     choice = reply.choices[0]
     message = choice.message
-    fingerprint = reply.system_fingerprint or ""
+    fingerprint = _word(reply.system_fingerprint)
     return Completion(
         text=_text(message.content),
         reasoning=_text(message.reasoning_content) or _text(message.reasoning),
-        tool_calls=_calls(message.tool_calls or []),
-        tokens=_tokens(reply, choice),
-        usage=_usage(reply.usage),
-        finish_reason=choice.finish_reason or "",
-        served_model=reply.model or "",
+        tool_calls=_calls(message.tool_calls),
+        tokens=_tokens(whole, whole.choices[0]) if whole is not None and whole.choices else None,
+        usage=_usage(whole.usage if whole is not None else None),
+        finish_reason=_word(choice.finish_reason),
+        served_model=_word(reply.model),
         system_fingerprint=fingerprint,
         model_kind=ModelKind.ORACLE if fingerprint.startswith(ORACLE_FINGERPRINT) else ModelKind.MODEL,
     )
+
+
+def cut_short() -> Completion:
+    """What stands for an answer that has no end, in length or in depth: an empty message that was cut off."""
+    return Completion(text="", finish_reason="length")
+
+
+def _read(raw: bytes) -> tuple[_BareReply, _Reply | None]:
+    """The reply, and the same with all that is said about its tokens, where that is usable."""
+    try:
+        reply = decode(_DECODER, raw)
+        return reply, reply
+    except TooDeep:
+        raise
+    except Unreadable as error:
+        first = error
+    usable = _with_usable_values(raw, first)
+    try:
+        reply = decode(_DECODER, usable)
+    except Unreadable as error:
+        try:
+            bare = decode(_BARE, usable)
+        except Unreadable:
+            raise MalformedAnswer(f"the reply is not a chat completion: {first}") from first
+        log.warning("a reply's token counts and tokens are left out, since they cannot be read: %s", error)
+        return bare, None
+    log.warning("a reply holds values that cannot be read and count as missing: %s", first)
+    return reply, reply
+
+
+def _with_usable_values(raw: bytes, why: Unreadable) -> bytes:
+    """The JSON with numbers that fit no type as null, and text that is no Unicode with U+FFFD."""
+    try:
+        value = json.loads(
+            raw.decode("utf-8", "replace"),
+            parse_constant=lambda _: None,
+            parse_int=lambda digits: int(digits) if len(digits) < _DIGITS else None,
+            parse_float=lambda digits: number if math.isfinite(number := float(digits)) else None,
+        )
+        return (
+            json.dumps(value, ensure_ascii=False)
+            .encode("utf-16", "surrogatepass")
+            .decode("utf-16", "replace")
+            .encode()
+        )
+    except RecursionError as error:
+        raise TooDeep("it is nested too deep") from error
+    except ValueError as error:
+        raise MalformedAnswer(f"the reply is not a chat completion: {why}") from error
+
+
+def _word(value: Any) -> str:
+    """A name that the endpoint gives: text of a sane length, or nothing."""
+    return value[:_LONGEST_WORD] if isinstance(value, str) else ""
 
 
 def _text(content: Any) -> str:
@@ -173,30 +243,52 @@ def _text(content: Any) -> str:
     return ""
 
 
-def _calls(calls: list[_Call]) -> tuple[ToolCall, ...]:
-    """Calls as the model wrote them, with an id made where the endpoint gave none or one twice."""
+def _calls(calls: Any) -> tuple[ToolCall, ...]:
+    """Calls as the model wrote them, with an id made where the endpoint gave none, one twice or none that can
+    be sent back. What is no call at all becomes one of a tool without a name."""
     written: dict[str, ToolCall] = {}
-    for index, call in enumerate(calls):
-        name = call.id if call.id and call.id not in written else f"call_{index}"
-        arguments = call.function.arguments
-        if not isinstance(arguments, str):
-            # An endpoint that parsed the arguments has them written again.
-            arguments = "" if arguments is None else msgspec.json.encode(arguments).decode()
-        written[name] = ToolCall(id=name, name=call.function.name or "", arguments=arguments)
+    for index, call in enumerate(calls if isinstance(calls, list) else []):
+        found = call if isinstance(call, dict) else {}
+        function = found.get("function")
+        part = function if isinstance(function, dict) else {"arguments": function}
+        name = found.get("id")
+        if not (isinstance(name, str) and 0 < len(name) <= _LONGEST_WORD) or name in written:
+            name = next(made for number in count(index) if (made := f"call_{number}") not in written)
+        tool = part.get("name")
+        written[name] = ToolCall(
+            id=name, name=tool if isinstance(tool, str) else "", arguments=_as_text(part.get("arguments"))
+        )
     return tuple(written.values())
 
 
+def _as_text(arguments: Any) -> str:
+    """Arguments as the model wrote them; those that an endpoint has parsed are written again."""
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else msgspec.json.encode(arguments).decode()
+
+
 def _usage(usage: _Usage | None) -> Usage:
+    """The counts that can be true: none below zero, none beyond what any model reads or writes."""
     if usage is None:
         return Usage()
     prompt = usage.prompt_tokens_details or _PromptDetails()
     completion = usage.completion_tokens_details or _CompletionDetails()
+    read, sampled = _count(usage.prompt_tokens), _count(usage.completion_tokens)
+    reasoning = _count(completion.reasoning_tokens) or _count(usage.reasoning_tokens)
     return Usage(
-        prompt_tokens=usage.prompt_tokens or 0,
-        completion_tokens=usage.completion_tokens or 0,
-        cached_tokens=prompt.cached_tokens or 0,
-        reasoning_tokens=completion.reasoning_tokens or usage.reasoning_tokens or 0,
+        prompt_tokens=read,
+        completion_tokens=sampled,
+        cached_tokens=min(_count(prompt.cached_tokens), read),
+        reasoning_tokens=min(reasoning, sampled),
     )
+
+
+def _count(tokens: int | None) -> int:
+    if tokens is None or 0 <= tokens <= _MOST_TOKENS:
+        return tokens or 0
+    log.warning("an endpoint counts %d tokens: left out", tokens)
+    return 0
 
 
 def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
@@ -214,12 +306,15 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     ids = choice.token_ids or choice.response_token_ids or (beside.output_ids or [[]])[0]
     ids = ids or [token for _, token, _ in triples] or _written_ids(sampled)
     found = [triple[0] for triple in triples] or [token.logprob for token in sampled]
-    logprobs = [value for value in found if value is not None and value > _UNKNOWN_LOGPROB]
+    logprobs = [value for value in found if value is not None and _UNKNOWN_LOGPROB < value < _ABOVE_ZERO]
     if len(logprobs) != len(found) or (ids and len(logprobs) != len(ids)):
         logprobs = []
     if not ids and not logprobs:
         return None
     prompt = reply.prompt_token_ids or choice.prompt_token_ids or beside.input_ids or []
+    if not all(0 <= token <= _LARGEST_ID for token in chain(ids, prompt)):
+        log.warning("a reply's tokens are left out: some of their ids are no ids")
+        return None
     return TokenRecord(
         ids=tuple(ids),
         logprobs=tuple(logprobs),
@@ -238,7 +333,7 @@ def _versions(reply: _Reply, choice: _Choice, tokens: int) -> tuple[VersionRun, 
                 spans = [_Span(start=0, version=weights.weight_version)]
     runs = []
     for span in spans:
-        number = re.fullmatch(r"v?(\d+)", str(span.version))
+        number = re.fullmatch(r"v?([0-9]{1,9})", str(span.version))
         if number is None:
             return ()
         runs.append(VersionRun(start=span.start, version=int(number[1])))
@@ -248,7 +343,5 @@ def _versions(reply: _Reply, choice: _Choice, tokens: int) -> tuple[VersionRun, 
 
 
 def _written_ids(sampled: list[_Sampled]) -> list[int]:
-    prefix = "token_id:"
-    if not all(token.token.startswith(prefix) and token.token[len(prefix) :].isdigit() for token in sampled):
-        return []
-    return [int(token.token[len(prefix) :]) for token in sampled]
+    found = [re.fullmatch(r"token_id:([0-9]{1,10})", token.token) for token in sampled]
+    return [int(match[1]) for match in found if match] if all(found) else []

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,10 +21,13 @@ import msgspec
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion
+from orchard.workers.llm.answers import Completion, MalformedAnswer, cut_short, read_completion
 from orchard.workers.llm.concurrency import Gate
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
+
+if TYPE_CHECKING:
+    from orchard.workers.llm.replies import ReplyTooLarge
 
 __all__ = ["Completion", "ContextLengthExceeded", "EndpointSettings", "ModelClient", "Price"]
 
@@ -112,6 +116,8 @@ class _Endpoint:
     def __init__(self, name: str, settings: EndpointSettings) -> None:
         import openai
 
+        from orchard.workers.llm.replies import bounded
+
         self.name = name
         self.settings = settings
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -125,7 +131,11 @@ class _Endpoint:
             base_url=settings.base_url,
             api_key=self._key or "none",
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
+            http_client=openai.DefaultAsyncHttpxClient(
+                trust_env=not local,
+                headers={"Accept-Encoding": "gzip, deflate"},
+                event_hooks={"response": [bounded(settings.max_reply_bytes)]},
+            ),
         )
         self._gate = Gate(settings.concurrency)
 
@@ -213,6 +223,8 @@ class _Endpoint:
         import httpx
         import openai
 
+        from orchard.workers.llm.replies import ReplyTooLarge
+
         left = max(deadline - time.monotonic(), 0.001)
         try:
             async with asyncio.timeout(left):
@@ -232,6 +244,8 @@ class _Endpoint:
             raise self._refusal(Meaning.TRANSIENT, f"did not answer within {left:.0f} s") from error
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
+            if isinstance(cause, ReplyTooLarge):
+                return self._endless(cause, model)
             detail = f"could not be reached ({type(cause).__name__}: {cause})"
             raise self._refusal(Meaning.TRANSIENT, detail) from None
         except openai.APIStatusError as error:
@@ -239,10 +253,20 @@ class _Endpoint:
             raise self._status_refusal(error.status_code, error_body(error.body), model, asked) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
-            if inside.code.isdigit() and int(inside.code) >= 400:
+            if re.fullmatch("[45][0-9]{2}", inside.code):
                 # Some routers answer 200 and put the upstream's refusal into the body.
                 raise self._status_refusal(int(inside.code), inside, model, None) from error
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+
+    def _endless(self, reply: "ReplyTooLarge", model: str) -> Completion:
+        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
+        most = f"more than {self.settings.max_reply_bytes} bytes"
+        if reply.status >= 400:
+            raise self._status_refusal(reply.status, ErrorBody(message=most), model, None)
+        if reply.begins not in (b"{", b""):
+            raise self._refusal(Meaning.TRANSIENT, f"answered {most} that are no completion")
+        log.warning("endpoint %r: a completion of %s is cut short", self.name, most)
+        return cut_short()
 
     def _status_refusal(self, status: int, body: ErrorBody, model: str, asked: float | None) -> _Refusal:
         if status in (401, 403):

@@ -12,6 +12,10 @@ FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
 
+_QUOTED = 2000
+"""Characters of an error that are looked at."""
+
+
 class Meaning(StrEnum):
     """Why a try brought no completion."""
 
@@ -47,19 +51,29 @@ def error_body(raw: object) -> ErrorBody:
     if isinstance(raw, Mapping):
         inner = raw.get("error", raw)
         if isinstance(inner, Mapping):
-            message = inner.get("message") or inner.get("detail") or ""
+            message = inner.get("message") or inner.get("detail")
             return ErrorBody(
-                message=str(message), code=str(inner.get("code") or ""), type=str(inner.get("type") or "")
+                message=_plain(message), code=_plain(inner.get("code")), type=_plain(inner.get("type"))
             )
-        return ErrorBody(message=str(inner))
-    return ErrorBody(message=str(raw) if raw is not None else "")
+        return ErrorBody(message=_plain(inner))
+    return ErrorBody(message=_plain(raw))
+
+
+def _plain(value: object) -> str:
+    """What can be quoted of a value: a list or object, which may be of any depth, only in small."""
+    if isinstance(value, str | int | float):
+        return str(value)[:_QUOTED] if value else ""
+    try:
+        return msgspec.json.encode(value).decode()[:_QUOTED] if value else ""
+    except (RecursionError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
+        return ""
 
 
 def meaning(status: int, body: ErrorBody) -> Meaning:
     """The meaning of an HTTP error status with its body."""
-    if status in (400, 413, 422) and (
-        body.code == "context_length_exceeded" or _CONTEXT.search(body.message)
-    ):
+    if status in (400, 422) and (body.code == "context_length_exceeded" or _CONTEXT.search(body.message)):
+        return Meaning.CONTEXT_EXCEEDED
+    if status == 413:
         return Meaning.CONTEXT_EXCEEDED
     if status == 429:
         return Meaning.REFUSED if body.code in _QUOTA or body.type in _QUOTA else Meaning.THROTTLED
@@ -79,7 +93,7 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
             return float(text) * unit
     try:
         date = parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

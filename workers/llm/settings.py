@@ -29,6 +29,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Calls at once from this process, at most; 429 answers lower it for a while."""
     max_tries: Count = 6
     """Tries that connection errors and 5xx answers may cost a call; 429 answers are bounded by time only."""
+    max_reply_bytes: Count = 32 * 1024 * 1024
+    """Of a reply's body, unpacked. A completion that goes on beyond it counts as cut off by its length."""
     prices: dict[str, Price] = {}
     """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
     extra_body: dict[str, Any] = {}

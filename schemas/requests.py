@@ -1,0 +1,175 @@
+"""Requests as they come from a queue: bytes become a request that can be carried out, or a reason why not.
+
+The structs themselves say nothing about ranges, because requests are events too and an event must stay
+readable. So what a worker may rely on is checked here, in one place.
+"""
+
+import math
+import re
+
+import msgspec
+
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest
+from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.quantities import InvalidQuantity, parse_bytes
+from orchard.schemas.values import AnnotationRequest
+
+LONGEST = 31 * 86400.0
+"""Seconds that any timeout may have: timers of event loops fail somewhere above."""
+_SEQUENCES = 2**63 - 1
+_COUNTS = 2**31 - 1
+_TOKENS = 2**53
+_TEXT = 1024
+"""Characters of a name."""
+_REASON = 500
+"""Characters of a reason: it may quote the request."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_ROLLOUTS = msgspec.json.Decoder(RolloutRequest)
+_ANNOTATIONS = msgspec.json.Decoder(AnnotationRequest)
+
+
+class InvalidRequest(ValueError):
+    """A request that nobody can carry out; the text says why."""
+
+    def __init__(self, reason: str, rollout: RolloutRequest | None = None) -> None:
+        super().__init__(reason[:_REASON])
+        self.rollout = rollout
+        """The rollout that the request is of, all else at its defaults; None where even that is not sure."""
+
+
+def read_rollout_request(body: bytes) -> RolloutRequest:
+    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out."""
+    try:
+        request = decode_whole(_ROLLOUTS, body)
+    except Unreadable as error:
+        raise InvalidRequest(f"not a rollout request: {error}") from error
+    try:
+        check_identity(request)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    try:
+        check_limits(request)
+    except ValueError as error:
+        bare = RolloutRequest(
+            rollout_id=request.rollout_id,
+            campaign=request.campaign,
+            task=request.task,
+            harness=request.harness,
+            model=request.model,
+            sample=request.sample,
+            fence=request.fence,
+        )
+        raise InvalidRequest(str(error), bare) from error
+    return request
+
+
+def read_annotation_request(body: bytes) -> AnnotationRequest:
+    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out."""
+    try:
+        request = decode_whole(_ANNOTATIONS, body)
+    except Unreadable as error:
+        raise InvalidRequest(f"not an annotation request: {error}") from error
+    try:
+        _name("rollout_id", request.rollout_id)
+        _name("annotator", request.annotator)
+        _name("prompt_version", request.prompt_version)
+        _campaign(request.campaign)
+        _check_model(request.model)
+        _whole("attempt", request.attempt, 0, _COUNTS)
+        _whole("first_sequence", request.first_sequence, 0, _SEQUENCES)
+        _whole("last_sequence", request.last_sequence, 0, _SEQUENCES)
+        _whole("max_tries", request.max_tries, 1, 1000)
+        _whole("context_characters", request.context_characters, 1, _COUNTS)
+        _whole("failures", request.failures, 0, _COUNTS)
+        _seconds("timeout_seconds", request.timeout_seconds)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    return request
+
+
+def check_identity(request: RolloutRequest) -> None:
+    """Raises ValueError unless it is sure which rollout, and which of its fences, the request is of: with
+    another's id it would take that rollout's place."""
+    _campaign(request.campaign)
+    task = request.task
+    _name("task.task_id", task.task_id)
+    _name("task.source", task.source, empty=True)
+    _name("task.repo", task.repo, empty=True)
+    _name("harness", request.harness)
+    _name("model.name", request.model.name)
+    _whole("sample", request.sample, 0, _COUNTS)
+    _whole("fence", request.fence, 0, _SEQUENCES)
+    own = rollout_id(request.campaign, task.task_id, request.harness, request.model.name, request.sample)
+    if request.rollout_id != own:
+        raise ValueError(f"rollout_id is {request.rollout_id[:64]!r}, but that of its parts is {own}")
+
+
+def check_limits(request: RolloutRequest) -> None:
+    """Raises ValueError for a number, name or reference that no worker can do anything with."""
+    check_name(request.domain, "domain")
+    check_name(request.priority, "priority")
+    _check_blob("task.blob", request.task.blob)
+    _check_model(request.model)
+    budget = request.budget
+    _whole("budget.steps", budget.steps, 0, _COUNTS)
+    _whole("budget.tokens", budget.tokens, 0, _TOKENS)
+    _real("budget.cost_usd", budget.cost_usd, 0.0, 1e9)
+    _real("budget.wall_seconds", budget.wall_seconds, 0.0, LONGEST)
+    for layer in request.timeouts.__struct_fields__:
+        _seconds(f"timeouts.{layer}", getattr(request.timeouts, layer))
+    _whole("max_tries", request.max_tries, 1, _COUNTS)
+    _whole("attempt_base", request.attempt_base, 0, _COUNTS // 2)
+    _whole("failures", request.failures, 0, _COUNTS // 2)
+    if request.memory is not None:
+        try:
+            parse_bytes(request.memory)
+        except InvalidQuantity as error:
+            raise ValueError(f"memory: {error}") from error
+
+
+def _check_model(model: ModelSpec) -> None:
+    _name("model.name", model.name)
+    _name("model.endpoint", model.endpoint)
+    if model.temperature is not None:
+        _real("model.temperature", model.temperature, 0.0, 100.0)
+    if model.top_p is not None:
+        _real("model.top_p", model.top_p, 0.0, 1.0)
+    if model.max_tokens is not None:
+        _whole("model.max_tokens", model.max_tokens, 1, _COUNTS)
+
+
+def _check_blob(what: str, blob: BlobRef) -> None:
+    if not _SHA256.fullmatch(blob.sha256):
+        raise ValueError(f"{what}.sha256 is {blob.sha256[:80]!r}: it must be 64 hexadecimal digits")
+    _whole(f"{what}.size", blob.size, 0, _TOKENS)
+
+
+def _campaign(name: str) -> None:
+    """A reserved name, too, is a name: what may be submitted is not the question here."""
+    check_name(name, "campaign of the request")
+
+
+def _name(what: str, text: str, *, empty: bool = False) -> None:
+    if len(text) > _TEXT or not (text or empty) or _CONTROL.search(text):
+        raise ValueError(
+            f"{what} is {text[:40]!r} ({len(text)} characters): it must have 1 to {_TEXT}, without control "
+            "characters"
+        )
+
+
+def _whole(what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{what} is {str(value)[:40]}: it must be {least} to {most}")
+
+
+def _real(what: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{what} is {value:g}: it must be {least:g} to {most:g}")
+
+
+def _seconds(what: str, value: float) -> None:
+    if not 0.0 < value <= LONGEST:
+        raise ValueError(f"{what} is {value:g} s: it must be over 0 and at most {LONGEST:g}")

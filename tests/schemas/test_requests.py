@@ -1,0 +1,164 @@
+"""Requests at the boundary: 10,000 mutants become a request that can be carried out, or a reason."""
+
+import msgspec
+import pytest
+
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.requests import (
+    LONGEST,
+    InvalidRequest,
+    check_limits,
+    read_annotation_request,
+    read_rollout_request,
+)
+from orchard.schemas.values import AnnotationRequest
+from tests.mutations import DEEP, mutants
+
+REQUEST = RolloutRequest(
+    rollout_id=rollout_id("demo", "t1", "mini-swe-agent", "m", 3),
+    campaign="demo",
+    task=TaskRef(task_id="t1", source="s", repo="a/b", blob=BlobRef(sha256="ab" * 32, size=7)),
+    harness="mini-swe-agent",
+    model=ModelSpec(name="m", temperature=0.5, max_tokens=100),
+    sample=3,
+    memory="2Gi",
+)
+ANNOTATION = AnnotationRequest(
+    rollout_id="0" * 24,
+    attempt=1,
+    campaign="demo",
+    annotator="judge",
+    model=ModelSpec(name="m"),
+    prompt_version="v1",
+    first_sequence=1,
+    last_sequence=9,
+)
+
+
+def changed(**fields: object) -> bytes:
+    """The request with other fields, under the id that they make."""
+    request = msgspec.structs.replace(REQUEST, **fields)
+    parts = (request.campaign, request.task.task_id, request.harness, request.model.name, request.sample)
+    if "rollout_id" not in fields:
+        request = msgspec.structs.replace(request, rollout_id=rollout_id(*parts))
+    return msgspec.json.encode(request)
+
+
+def test_a_request_as_campaigns_make_it_is_read() -> None:
+    assert read_rollout_request(msgspec.json.encode(REQUEST)) == REQUEST
+    assert read_annotation_request(msgspec.json.encode(ANNOTATION)) == ANNOTATION
+
+
+def test_ten_thousand_mutants_are_requests_or_reasons() -> None:
+    reasons = 0
+    for raw in mutants([msgspec.json.encode(REQUEST)], 10_000, seed=1):
+        try:
+            request = read_rollout_request(raw)
+        except InvalidRequest as error:
+            reasons += 1
+            assert len(str(error)) < 600
+            if error.rollout is not None:
+                check_limits(msgspec.structs.replace(error.rollout, task=REQUEST.task, model=REQUEST.model))
+        else:
+            check_limits(request)
+    assert 3000 < reasons < 10_000
+
+
+def test_mutants_of_annotation_requests_are_requests_or_reasons() -> None:
+    for raw in mutants([msgspec.json.encode(ANNOTATION)], 3000, seed=2):
+        try:
+            read_annotation_request(raw)
+        except InvalidRequest as error:
+            assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"timeouts": Timeouts(rollout=-1.0)},
+        {"timeouts": Timeouts(command=LONGEST * 2)},
+        {"timeouts": Timeouts(shutdown=0.0)},
+        {"budget": Budget(steps=-1)},
+        {"budget": Budget(wall_seconds=1e300)},
+        {"budget": Budget(cost_usd=-0.5)},
+        {"max_tries": 0},
+        {"attempt_base": -3},
+        {"attempt_base": 2**40},
+        {"memory": "lots"},
+        {"memory": "0"},
+        {"domain": "a.b"},
+        {"priority": ">"},
+        {"model": ModelSpec(name="m", endpoint="")},
+        {"model": ModelSpec(name="m", top_p=7.0)},
+        {"task": TaskRef(task_id="t1", source="", repo="", blob=BlobRef(sha256="../../x", size=1))},
+    ],
+)
+def test_what_cannot_be_carried_out_names_its_rollout_so_that_it_can_be_ended(
+    fields: dict[str, object],
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_rollout_request(changed(**fields))
+    assert caught.value.rollout is not None
+    assert caught.value.rollout.rollout_id == REQUEST.rollout_id
+    assert caught.value.rollout.attempt_base == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rollout_id": "f" * 24},
+        {"campaign": "a.b"},
+        {"campaign": "x" * 5000},
+        {"sample": -1},
+        {"fence": -1},
+        {"harness": "a\x00b"},
+        {"model": ModelSpec(name="")},
+        {"model": ModelSpec(name="m" * 5000)},
+    ],
+)
+def test_a_request_of_an_unsure_rollout_names_none(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_rollout_request(changed(**fields))
+    assert caught.value.rollout is None
+
+
+def test_bytes_that_are_no_request_have_a_reason() -> None:
+    for raw in (b"", b"{}", b"\xff", b"[" * DEEP, b'{"a":' * DEEP, b'{"sample": 1e999}'):
+        with pytest.raises(InvalidRequest):
+            read_rollout_request(raw)
+        with pytest.raises(InvalidRequest):
+            read_annotation_request(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e9", 10**9),
+        ("1E9", 10**9),
+        ("1E", 10**18),
+        (".5Gi", 2**29),
+        ("1.Mi", 2**20),
+        ("1Pi", 2**50),
+        ("5Ei", 5 * 2**60),
+        ("+2Gi", 2**31),
+        ("1500m", 1),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_memory_is_read_as_kubernetes_reads_it(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["lots", "-1Gi", "1e99", "8Ei", "1e", "", ".", "1Zi", "9" * 5000, "1 Gi", "٣"]
+)
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(InvalidQuantity):
+        parse_bytes(text)
+
+
+def test_cores_have_fractions() -> None:
+    assert [parse_cores(text) for text in ("500m", ".25", "2")] == [0.5, 0.25, 2.0]
