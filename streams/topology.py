@@ -106,6 +106,7 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             max_age=names.HEALTH_AGE,
             storage=api.StorageType.MEMORY,
             num_replicas=replicas,
+            duplicate_window=settings.event_dedupe,
             allow_direct=True,
         ),
         api.StreamConfig(
