@@ -42,6 +42,9 @@ async def batches(
         async for arrived in arriving:
             for message in arrived:
                 position = message.sequence + 1
+                if batch and collected + len(message.raw) > size:
+                    yield batch
+                    batch, collected = [], 0
                 if not batch:
                     since = clock()
                 batch.append(message)

@@ -129,10 +129,11 @@ class Writer:
                 self._full_batch_at = time.monotonic()
             done = await self._in_thread(partial(_commit_batch, events, batch))
             self.position = done.last
-            received.task_done()
             if self._in_step:
                 await committed.join()
                 await committed.put(done)
+            del batch, done  # what waits for the next one should not hold this one in memory
+            received.task_done()
         await committed.put(None)
 
     async def _derive(self, committed: "asyncio.Queue[Committed | None]") -> None:
@@ -156,6 +157,7 @@ class Writer:
                     await self._in_thread(derived.flush)
                     return
                 await self._in_thread(partial(derived.take, batch))
+                del batch
                 committed.task_done()
                 coming = asyncio.ensure_future(committed.get())
         finally:

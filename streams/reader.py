@@ -22,8 +22,11 @@ from orchard.streams.records import Delivery
 log = logging.getLogger(__name__)
 
 BATCH = 256
-BATCH_BYTES = 16 * 1024 * 1024
-"""Messages, and bytes, asked for at once; at most twice as many are in memory. A message is smaller."""
+BATCH_BYTES = 8 * 1024 * 1024
+"""Messages, and bytes, asked for at once; at most twice as many are in memory. The server cuts off a client
+that lets 64 MiB wait."""
+_ROOM = 64 * 1024
+"""Bytes of a message beside its payload."""
 _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
@@ -117,7 +120,7 @@ class Reader:
             return
         request = {
             "batch": BATCH,
-            "max_bytes": BATCH_BYTES,
+            "max_bytes": max(BATCH_BYTES, self._connection.nats.max_payload + _ROOM),
             "expires": int(_EXPIRES * 1e9),
             "idle_heartbeat": int(_HEARTBEAT * 1e9),
         }
