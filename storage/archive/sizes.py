@@ -1,7 +1,7 @@
 """How many events and bytes of the stream each campaign has, from the tables, without reading payloads."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from orchard.schemas.events import EVENTS_PREFIX
 from orchard.storage.delta import snapshot
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
+from orchard.storage.pins import pinned
 from orchard.storage.tables import EVENTS
 
 
@@ -29,21 +30,32 @@ def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
     for a row group of a file as a whole, and shared out in it by number of events.
     """
     location = Location.parse(store_url)
+    files, pin = pinned(
+        location,
+        lambda: snapshot(location, EVENTS),
+        lambda found: [f"tables/{EVENTS}/{file.path}" for file in found],
+    )
     found: dict[str, Size] = defaultdict(Size)
-    for file in snapshot(location, EVENTS):
-        key = location.key("tables", EVENTS, file.path)
-        with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-            parquet = pq.ParquetFile(source, read_dictionary=["subject"])
-            names = parquet.schema_arrow.names
-            for group in range(parquet.num_row_groups):
-                columns = parquet.metadata.row_group(group)
-                payload = columns.column(names.index("payload")).total_uncompressed_size
-                rows = parquet.read_row_group(group, columns=["sequence", "subject"])
-                for campaign, events in _counted(rows, archived).items():
-                    share = payload * events / columns.num_rows
+    try:
+        for file in files:
+            key = location.key("tables", EVENTS, file.path)
+            with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+                for campaign, size in _in_file(pq.ParquetFile(source), archived):
                     before = found[campaign]
-                    found[campaign] = Size(before.events + events, before.bytes + share)
+                    found[campaign] = Size(before.events + size.events, before.bytes + size.bytes)
+    finally:
+        pin.release()
     return dict(found)
+
+
+def _in_file(file: pq.ParquetFile, archived: Mapping[str, int]) -> Iterator[tuple[str, Size]]:
+    payload = file.schema_arrow.names.index("payload")
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        size = group.column(payload).total_uncompressed_size
+        rows = file.read_row_group(number, columns=["sequence", "subject"])
+        for campaign, events in _counted(rows, archived).items():
+            yield campaign, Size(events, size * events / group.num_rows)
 
 
 def _counted(rows: pa.Table, archived: Mapping[str, int]) -> dict[str, int]:
