@@ -3,13 +3,15 @@
 import asyncio
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from orchard.cli.app import app
 from orchard.storage.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
-from tests.orchard.conftest import Command
 from tests.storage.conftest import Log
 
 
@@ -29,36 +31,36 @@ async def _store_with_rollouts(store: Path) -> None:
         await Writer(str(store), connection).run(stop)
 
 
-def test_a_closed_campaign_is_archived_verified_and_told(orchard: Command, tmp_path: Path) -> None:
+def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None:
     store = tmp_path / "store"
     asyncio.run(_store_with_rollouts(store))
 
-    refused = orchard("log", "archive", "second", store=store)
-    assert refused.returncode == 1
-    assert "it has 0 outcomes for 1 rollouts" in " ".join(refused.stderr.split())
+    def orchard(*arguments: str) -> tuple[Result, str]:
+        result = CliRunner().invoke(app, ["--store", str(store), *arguments])
+        return result, " ".join(result.stdout.split())
 
-    archived = orchard("log", "archive", "--closed", store=store)
-    assert archived.returncode == 0, archived.stderr
-    assert "archived first" in archived.stdout
+    checked, text = orchard("store", "check")
+    assert checked.exit_code == 0, text
+    assert "the queues were not looked at" in text
 
-    status = orchard("log", "status", store=store)
-    assert status.returncode == 0, status.stderr
-    assert "first" in status.stdout
-    assert "1 parts" in status.stdout
+    refused, _ = orchard("log", "archive", "second")
+    assert refused.exit_code == 1
+    assert "it has 0 outcomes for 1 rollouts" in str(refused.exception)
 
-    assert orchard("log", "verify", store=store).returncode == 0
+    archived, text = orchard("log", "archive", "--closed")
+    assert archived.exit_code == 0, archived.exception
+    assert "archived first" in text
+
+    status, text = orchard("log", "status")
+    assert status.exit_code == 0, status.exception
+    assert "1 parts" in text
+
+    verified, text = orchard("log", "verify")
+    assert verified.exit_code == 0, text
     (segment,) = (store / "archive" / "first").glob("segment-*")
     flipped = bytearray(segment.read_bytes())
     flipped[len(flipped) // 2] ^= 1
     segment.write_bytes(flipped)
-    damaged = orchard("log", "verify", store=store)
-    assert damaged.returncode == 1
-    assert "does not have the SHA-256" in " ".join(damaged.stdout.split())
-
-
-def test_check_counts_rollouts_and_says_that_no_queue_was_looked_at(orchard: Command, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    asyncio.run(_store_with_rollouts(store))
-    checked = orchard("store", "check", store=store)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "the queues were not looked at" in checked.stdout
+    damaged, text = orchard("log", "verify")
+    assert damaged.exit_code == 1
+    assert "does not have the SHA-256" in text
