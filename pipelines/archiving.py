@@ -101,6 +101,8 @@ def open_because(standing: Standing, record: CampaignRecord | None, steps: int |
         return ""
     if record is not None and record.offered < record.size:
         return f"was submitted up to rollout {record.offered} of {record.size}"
+    if record is not None and record.resumed is not None:
+        return f"is being resumed, up to rollout {record.resumed} of {record.size}"
     if steps is not None and standing.version < steps:
         return f"is a run that has made {standing.version} of {steps} policies"
     size = max(standing.requested, record.size if record else 0)
