@@ -59,6 +59,8 @@ class Standing(NamedTuple):
     """Of a run of reinforcement learning."""
     version: int
     """The newest policy of the run."""
+    state: str
+    """As the log has told it last."""
 
 
 _STANDINGS = f"""
@@ -75,9 +77,9 @@ with seen as (
     select campaign, min(plan_sha256) as plan, coalesce(max(version), 0) as version from policies group by 1
 )
 select s.campaign, s.newest, coalesce(s.last, 0), coalesce(q.rollouts, 0), coalesce(o.rollouts, 0), r.plan,
-       coalesce(r.version, 0)
+       coalesce(r.version, 0), coalesce(c.state, '')
 from seen s left join requested q using (campaign) left join outcomes o using (campaign)
-left join runs r using (campaign)
+left join runs r using (campaign) left join campaigns c using (campaign)
 where s.campaign not in ({", ".join(f"'{fence}'" for fence in sorted(FENCES))})
 order by s.campaign
 """
@@ -99,6 +101,8 @@ def open_because(standing: Standing, record: CampaignRecord | None, steps: int |
         return ""
     if record is not None and record.offered < record.size:
         return f"was submitted up to rollout {record.offered} of {record.size}"
+    if record is not None and record.resumed is not None:
+        return f"is being resumed, up to rollout {record.resumed} of {record.size}"
     if steps is not None and standing.version < steps:
         return f"is a run that has made {standing.version} of {steps} policies"
     size = max(standing.requested, record.size if record else 0)
@@ -129,15 +133,16 @@ class Archiving:
             reached = through.get(standing.campaign, 0)
             if standing.newest > latest or await self._open_because(standing, record):
                 continue
-            if standing.last > reached or await self._left(standing.campaign, record, reached):
+            if standing.last > reached or await self._left(standing, record, reached):
                 found.append(standing.campaign)
         return found
 
-    async def _left(self, campaign: str, record: CampaignRecord | None, reached: int) -> bool:
+    async def _left(self, standing: Standing, record: CampaignRecord | None, reached: int) -> bool:
         """Whether a run that was killed has left something to do for a campaign that is sealed."""
         if record is not None:
-            return record.state is not CampaignState.ARCHIVED
-        first = await next_message(self._connection, names.EVENTS, 1, campaign_subjects(campaign))
+            return record.state is not CampaignState.ARCHIVED or standing.state != CampaignState.ARCHIVED
+        own = campaign_subjects(standing.campaign)
+        first = await next_message(self._connection, names.EVENTS, 1, own)
         return first is not None and first.sequence <= reached
 
     async def archive(self, campaign: str) -> AsyncIterator[Step]:
@@ -158,7 +163,10 @@ class Archiving:
             )
         async for step in archive_events(self._connection, self._store_url, self.shelf, campaign):
             yield step
-        if record is not None and record.state is not CampaignState.ARCHIVED:
+        if record is not None and record.state is CampaignState.ARCHIVED:
+            if known[campaign].state != CampaignState.ARCHIVED:  # killed before it was told
+                await self._tell(campaign, CampaignState.ARCHIVED, record.state, revision)
+        elif record is not None:
             try:
                 await self._move(campaign, record, revision, CampaignState.ARCHIVED)
             except CampaignConflict:
@@ -215,7 +223,12 @@ class Archiving:
         if state not in CAMPAIGN_MOVES[record.state]:
             raise ArchiveRefused(f"campaign {campaign!r} is {record.state} and cannot become {state}")
         revision = await self._book.update(campaign, msgspec.structs.replace(record, state=state), revision)
-        changed = CampaignStateChanged(state=state, previous=record.state, revision=revision)
+        await self._tell(campaign, state, record.state, revision)
+
+    async def _tell(
+        self, campaign: str, state: CampaignState, previous: CampaignState, revision: int
+    ) -> None:
+        changed = CampaignStateChanged(state=state, previous=previous, revision=revision)
         await Publisher(self._connection).event(
             make_event(changed, id=f"{campaign}.state.{revision}", source=SOURCE, campaign=campaign)
         )

@@ -112,10 +112,14 @@ async def _status(session: Session) -> None:
         through[part.campaign] = manifest.through
     live = await asyncio.to_thread(sizes, session.config.store, through)
     rows = []
+    # Payloads are not all that a message is: what the tables say is scaled to what the stream holds.
+    scale = capacity.bytes / max(sum(size.bytes for size in live.values()), 1.0)
     for campaign in sorted(live.keys() | sealed.keys(), key=lambda name: (name in FENCES, name)):
         here, there = live.get(campaign, Size()), sealed.get(campaign, Size())
         state = str(book[campaign][0].state) if campaign in book else "fences" if campaign in FENCES else ""
-        rows.append((campaign, state, here.events, _size(here.bytes), there.events, _size(there.bytes)))
+        rows.append(
+            (campaign, state, here.events, _size(here.bytes * scale), there.events, _size(there.bytes))
+        )
     columns = ["campaign", "state", "events in the stream", "about", "events in the archive", "bytes"]
     console.print(rows_table(columns, rows))
     left = "no limit but the disk's" if capacity.left is None else f"room for {_size(capacity.left)} more"

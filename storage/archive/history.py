@@ -40,12 +40,11 @@ async def whole_log(
         async for arrived in arriving:
             ready: list[StoredEvent] = []
             for message in arrived:
-                if message.sequence > position:
-                    if ready:
+                async for batch in _filled(sealed, position, message.sequence - 1):
+                    ready += batch
+                    if len(ready) >= _BATCH:
                         yield ready
                         ready = []
-                    async for batch in _filled(sealed, position, message.sequence - 1):
-                        yield batch
                 if sealed.has_copy(message.sequence):
                     await asyncio.to_thread(sealed.compare, message)
                 ready.append(_stored(message))

@@ -1,18 +1,27 @@
-"""How many events and bytes of the stream each campaign has, from the tables, without reading payloads."""
+"""How many events and bytes of the stream each campaign has, from the tables: nearly no payload is read."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from orchard.schemas.events import EVENTS_PREFIX
-from orchard.storage.delta import snapshot
+from orchard.storage.archive.segments import counted_subject
+from orchard.storage.delta import DataFile, snapshot
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
+from orchard.storage.pins import pinned
 from orchard.storage.tables import EVENTS
+
+_COUNTED = ["sequence", "subject"]
+_SAMPLES = 32
+"""Row groups whose payloads are measured."""
 
 
 class Size(NamedTuple):
@@ -25,42 +34,75 @@ class Size(NamedTuple):
 def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
     """The size of each campaign, or kind of fence, by the third token of its subjects.
 
-    Events up to a campaign's sequence in `archived` have left the stream and do not count. Bytes are exact
-    for a row group of a file as a whole, and shared out in it by number of events.
+    Events up to a campaign's sequence in `archived` have left the stream and do not count. Events are exact,
+    bytes are numbers of events times the mean payload of their subject in some row groups.
     """
     location = Location.parse(store_url)
+    files, pin = pinned(
+        location,
+        lambda: snapshot(location, EVENTS),
+        lambda found: [f"tables/{EVENTS}/{file.path}" for file in found],
+    )
+    try:
+        counts: Counter[str] = Counter()
+        for file in files:
+            with _opened(location, file) as parquet:
+                for group in range(parquet.num_row_groups):
+                    counts += _counted(parquet.read_row_group(group, columns=_COUNTED), archived)
+        means = _means(location, files)
+    finally:
+        pin.release()
+    everything = sum(means.values()) / max(len(means), 1)
     found: dict[str, Size] = defaultdict(Size)
-    for file in snapshot(location, EVENTS):
-        key = location.key("tables", EVENTS, file.path)
-        with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-            parquet = pq.ParquetFile(source, read_dictionary=["subject"])
-            names = parquet.schema_arrow.names
-            for group in range(parquet.num_row_groups):
-                columns = parquet.metadata.row_group(group)
-                payload = columns.column(names.index("payload")).total_uncompressed_size
-                rows = parquet.read_row_group(group, columns=["sequence", "subject"])
-                for campaign, events in _counted(rows, archived).items():
-                    share = payload * events / columns.num_rows
-                    before = found[campaign]
-                    found[campaign] = Size(before.events + events, before.bytes + share)
+    for subject, events in counts.items():
+        campaign = _campaign(subject)
+        before = found[campaign]
+        size = events * means.get(subject, everything)
+        found[campaign] = Size(before.events + events, before.bytes + size)
     return dict(found)
 
 
-def _counted(rows: pa.Table, archived: Mapping[str, int]) -> dict[str, int]:
-    """Events by campaign that are still in the stream."""
-    subjects = rows.column("subject").combine_chunks().dictionary_encode()
-    campaigns: dict[str, int] = {}
-    code_of_subject = np.array(
-        [
-            campaigns.setdefault(_campaign(subject), len(campaigns))
-            for subject in subjects.dictionary.to_pylist()
-        ]
-    )
-    codes = code_of_subject[subjects.indices.to_numpy()]
-    through = np.array([archived.get(campaign, 0) for campaign in campaigns])
+@contextmanager
+def _opened(location: Location, file: DataFile) -> Iterator[pq.ParquetFile]:
+    key = location.key("tables", EVENTS, file.path)
+    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+        yield pq.ParquetFile(source)
+
+
+def _counted(rows: pa.Table, archived: Mapping[str, int]) -> Counter[str]:
+    """Events by subject, with `*` for shards and ids, that are still in the stream."""
+    names, codes = _subjects(rows)
+    through = np.array([archived.get(_campaign(subject), 0) for subject in names])
     kept = codes[rows.column("sequence").to_numpy() > through[codes]]
-    counts = np.bincount(kept, minlength=len(campaigns)).tolist()
-    return {campaign: count for campaign, count in zip(campaigns, counts, strict=True) if count}
+    counts = np.bincount(kept, minlength=len(names)).tolist()
+    return Counter({subject: count for subject, count in zip(names, counts, strict=True) if count})
+
+
+def _means(location: Location, files: Sequence[DataFile]) -> dict[str, float]:
+    """Mean payload bytes by subject, from the first row group of some files, spread over all of them."""
+    events: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for file in files[:: max(1, len(files) // _SAMPLES)]:
+        with _opened(location, file) as parquet:
+            rows = parquet.read_row_group(0, columns=["subject", "payload"])
+        names, codes = _subjects(rows)
+        lengths = pc.binary_length(rows.column("payload")).to_numpy()
+        totals = np.bincount(codes, weights=lengths, minlength=len(names)).tolist()
+        counts = np.bincount(codes, minlength=len(names)).tolist()
+        for subject, total, count in zip(names, totals, counts, strict=True):
+            size[subject] += int(total)
+            events[subject] += count
+    return {subject: size[subject] / events[subject] for subject in events}
+
+
+def _subjects(rows: pa.Table) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The subjects of rows, with `*` for shards and ids, and the index of each row's among them."""
+    encoded = rows.column("subject").combine_chunks().dictionary_encode()
+    names: dict[str, int] = {}
+    of_subject = [
+        names.setdefault(counted_subject(subject), len(names)) for subject in encoded.dictionary.to_pylist()
+    ]
+    return list(names), np.array(of_subject, dtype=np.int64)[encoded.indices.to_numpy()]
 
 
 def _campaign(subject: str) -> str:

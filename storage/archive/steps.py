@@ -42,8 +42,9 @@ async def archive_events(
     event is still in the stream then, or in a verified part of the archive, or in both.
     """
     known = await asyncio.to_thread(shelf.parts, campaign)
+    noted = set(await asyncio.to_thread(recorded, store_url)) if known else set()
     for part in known:
-        async for step in _leave(connection, store_url, shelf, part):
+        async for step in _leave(connection, store_url, shelf, part, (campaign, part.sha256) in noted):
             yield step
     await asyncio.to_thread(shelf.sweep, campaign)
     after = max((part.through for part in known), default=0)
@@ -53,16 +54,17 @@ async def archive_events(
         async for events in sealing.copy(connection):
             yield Step("sealing", events, len(listing.sequences))
         part = await asyncio.to_thread(sealing.finish)
-        async for step in _leave(connection, store_url, shelf, part):
+        async for step in _leave(connection, store_url, shelf, part, noted=False):
             yield step
         after = listing.through
 
 
-async def _leave(connection: Connection, store_url: str, shelf: Shelf, part: Part) -> AsyncIterator[Step]:
-    """Verify a part that is still in the stream, record it, and purge it from there."""
+async def _leave(
+    connection: Connection, store_url: str, shelf: Shelf, part: Part, noted: bool
+) -> AsyncIterator[Step]:
+    """Verify a part that is still in the stream, record it unless it is noted there, and purge it."""
     own = campaign_subjects(part.campaign)
     first = await next_message(connection, names.EVENTS, 1, own)
-    noted = (part.campaign, part.sha256) in await asyncio.to_thread(recorded, store_url)
     gone = first is None or first.sequence > part.through
     if gone and noted:
         return

@@ -21,8 +21,8 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
-LIMIT = 400_000
-TIMES = 5
+LIMIT = 1_500_000
+TIMES = 3
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def test_a_full_stream_is_archived_and_carries_many_times_its_size(
         number += 1
         campaign = log.__class__(f"c{number}")
         for event in (
-            event for sample in range(5) for event in campaign.whole_rollout(sample, prose(20_000))
+            event for sample in range(5) for event in campaign.whole_rollout(sample, prose(100_000))
         ):
             try:
                 await publisher.event(event)
