@@ -441,6 +441,8 @@ async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventua
 
 FORBID = """
 import ctypes, os, sys
+
+pytestmark = pytest.mark.needs_root("makes accounts")
 entered, enter = os.pipe()
 mapped, map = os.pipe()
 pid = os.fork()

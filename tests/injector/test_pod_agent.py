@@ -34,6 +34,8 @@ from tests.injector.in_pod import (
 
 BOMB = """
 import os, signal, time
+
+pytestmark = pytest.mark.needs_root("makes containers of its own")
 while True:
     try:
         child = os.fork()

@@ -300,6 +300,8 @@ class TestAnswers:
     async def test_its_port_is_not_shared_while_it_lives(self, agent: PodAgent) -> None:
         code = """
 import socket, sys
+
+pytestmark = pytest.mark.needs_root("makes containers of its own")
 for address in ("0.0.0.0", "127.0.0.1"):
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         other = socket.socket()
