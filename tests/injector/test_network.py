@@ -31,6 +31,8 @@ FAR, PRIVATE, METADATA = "198.51.100.7", "192.168.77.7", "169.254.169.254"
 SERVERS = f"""
 import asyncio, struct, sys
 
+pytestmark = pytest.mark.needs_root("network namespaces")
+
 async def serve(reader, writer):
     writer.write(f"hello to {{writer.get_extra_info('peername')[0]}}".encode())
     writer.close()
