@@ -20,6 +20,8 @@ from orchard.injector.errors import SandboxFailed
 from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
 
+pytestmark = pytest.mark.needs_root("network namespaces")
+
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
@@ -30,8 +32,6 @@ FAR, PRIVATE, METADATA = "198.51.100.7", "192.168.77.7", "169.254.169.254"
 
 SERVERS = f"""
 import asyncio, struct, sys
-
-pytestmark = pytest.mark.needs_root("network namespaces")
 
 async def serve(reader, writer):
     writer.write(f"hello to {{writer.get_extra_info('peername')[0]}}".encode())

@@ -32,10 +32,10 @@ from tests.injector.in_pod import (
     python,
 )
 
+pytestmark = pytest.mark.needs_root("makes containers of its own")
+
 BOMB = """
 import os, signal, time
-
-pytestmark = pytest.mark.needs_root("makes containers of its own")
 while True:
     try:
         child = os.fork()

@@ -37,6 +37,8 @@ from tests.injector.in_pod import (
     python,
 )
 
+pytestmark = pytest.mark.needs_root("makes containers of its own")
+
 INTRUDER = Path(intruder.__file__).read_text()
 T = TypeVar("T")
 OTHER_KEY = sandbox_key(b"another secret", ID, "0d4f")
@@ -300,8 +302,6 @@ class TestAnswers:
     async def test_its_port_is_not_shared_while_it_lives(self, agent: PodAgent) -> None:
         code = """
 import socket, sys
-
-pytestmark = pytest.mark.needs_root("makes containers of its own")
 for address in ("0.0.0.0", "127.0.0.1"):
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         other = socket.socket()
