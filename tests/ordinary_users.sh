@@ -5,9 +5,9 @@
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 python="$(command -v "${PYTHON:-python3}")"
-su_able() { setpriv --reuid=65534 --regid=65534 --clear-groups "$1" -c 'import ensurepip, venv' 2>/dev/null; }
-su_able "$python" || python=/usr/bin/python3
-su_able "$python" || { echo "no Python with venv that an ordinary user may run: apt-get install python3-venv"; exit 1; }
+may_run() { setpriv --reuid=65534 --regid=65534 --clear-groups "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+may_run "$python" || python=/usr/bin/python3
+may_run "$python" || { echo "no Python with venv that an ordinary user may run: apt-get install python3-venv"; exit 1; }
 place="$(mktemp -d /var/tmp/orchard-users-XXXXXX)"
 chmod 755 "$place"
 made=()
