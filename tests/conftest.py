@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +19,13 @@ collect_ignore = ["kubernetes"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The learning demonstrations are slow, and what takes minutes comes first, so that no process waits at
-    the end."""
+    the end. Without root, what needs it is left out, and the summary names it."""
     for item in items:
         if item.path.parent.name == "learning":
             item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("needs_root")
+        if mark is not None and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(f"needs root, as CI has it: {mark.args[0]}"))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

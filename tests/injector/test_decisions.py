@@ -94,6 +94,7 @@ def test_oom_kills_are_read_in_both_versions() -> None:
     assert oom_kills("oom_kill_disable 0\n") == 0
 
 
+@pytest.mark.needs_root("limits of memory and processes")
 def test_what_is_not_enforced_is_said(tmp_path: Path) -> None:
     cgroups = Cgroups(tmp_path)
     assert cgroups.note == ""

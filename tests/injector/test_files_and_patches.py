@@ -183,6 +183,7 @@ async def test_an_upload_that_is_cut_off_leaves_what_was_there_and_nothing_else(
         assert await sandbox.download_content("/workspace/d/file") == b"old"
 
 
+@pytest.mark.needs_root("files of other owners")
 async def test_an_upload_keeps_mode_owner_and_links_of_what_it_replaces(sandbox: AsyncSandbox) -> None:
     await sandbox.exec(
         "mkdir real; echo old > real/file; chown 12:34 real/file; chmod 4751 real/file;"
@@ -204,6 +205,7 @@ async def test_what_is_no_file_is_refused(sandbox: AsyncSandbox) -> None:
     assert not [entry for entry in await sandbox.list_files("/workspace") if entry.name != "pipe"]
 
 
+@pytest.mark.needs_root("mounts")
 def test_a_file_that_is_mounted_is_written_over(tmp_path: Path) -> None:
     """It cannot be replaced: /etc/hosts in a Pod."""
     for name in ("file", "mounted"):

@@ -35,6 +35,7 @@ def device(name: str, major: int, minor: int) -> tarfile.TarInfo:
     return info
 
 
+@pytest.mark.needs_root("its layers have owners")
 @pytest.mark.parametrize("kind", ["docker", "oci"])
 async def test_an_image_with_nothing_but_one_static_program_works(
     service: "Service", client: AsyncSandboxClient, archives: "Archives", tiny_shell: bytes, kind: str
@@ -56,6 +57,7 @@ async def test_an_image_with_nothing_but_one_static_program_works(
     assert names >= {"bin", "tmp", "proc", "dev", "workspace", "data"}
 
 
+@pytest.mark.needs_root("its layers have owners")
 async def test_environment_and_working_directory_of_the_image_are_honoured(
     service: "Service", client: AsyncSandboxClient, archives: "Archives", tiny_shell: bytes
 ) -> None:
@@ -71,6 +73,7 @@ async def test_environment_and_working_directory_of_the_image_are_honoured(
     assert below.stdout == "tool|"
 
 
+@pytest.mark.needs_root("its layers have owners")
 async def test_whiteouts_hide_what_lower_layers_have(
     service: "Service", client: AsyncSandboxClient, archives: "Archives"
 ) -> None:
@@ -121,6 +124,7 @@ def hostile(name: str, archives: "Archives", outside: Path) -> bytes:
         "a hard link that climbs",
     ],
 )
+@pytest.mark.needs_root("its layers have owners")
 def test_a_hostile_layer_is_refused_and_touches_nothing(
     tmp_path: Path, archives: "Archives", name: str
 ) -> None:
@@ -137,6 +141,7 @@ def test_a_hostile_layer_is_refused_and_touches_nothing(
     assert list((state / "tmp").iterdir()) == [] and list((state / "layers").iterdir()) == []
 
 
+@pytest.mark.needs_root("its layers have owners")
 def test_a_file_over_a_link_replaces_the_link(tmp_path: Path, archives: "Archives") -> None:
     outside = tmp_path / "target"
     outside.write_text("untouched")
@@ -146,6 +151,7 @@ def test_a_file_over_a_link_replaces_the_link(tmp_path: Path, archives: "Archive
     assert (ImageStore(tmp_path / "state").layer(image.layers[0]) / "file").read_bytes() == b"mine"
 
 
+@pytest.mark.needs_root("its layers have owners")
 def test_devices_are_not_made(tmp_path: Path, archives: "Archives") -> None:
     """Neither of hosts nor 0:0, which would be a whiteout nobody sees."""
     layer = archives.layer(device("mem", 1, 1), device("sneaky", 0, 0), ("real", b"", 0o644))
@@ -154,6 +160,7 @@ def test_devices_are_not_made(tmp_path: Path, archives: "Archives") -> None:
     assert [path.name for path in place.iterdir()] == ["real"]
 
 
+@pytest.mark.needs_root("its layers have owners")
 def test_owners_modes_and_hard_links_are_kept(tmp_path: Path, archives: "Archives") -> None:
     owned = tarfile.TarInfo("owned")
     owned.uid, owned.gid, owned.mode = 1000, 1001, 0o640
@@ -170,6 +177,7 @@ def test_owners_modes_and_hard_links_are_kept(tmp_path: Path, archives: "Archive
     assert (place / "soft").readlink() == Path("/owned")
 
 
+@pytest.mark.needs_root("its layers have owners")
 def test_layers_are_unpacked_once_and_shared(tmp_path: Path, archives: "Archives") -> None:
     shared = archives.layer(("shared", b"x", 0o644))
     first = import_image(tmp_path / "state", archives.docker("one:1", shared))
@@ -181,6 +189,7 @@ def test_layers_are_unpacked_once_and_shared(tmp_path: Path, archives: "Archives
     assert ImageStore(tmp_path / "state").layer(first.layers[0]).stat().st_ino == inode
 
 
+@pytest.mark.needs_root("its layers have owners")
 def test_a_layer_that_is_not_what_the_image_says_is_refused(tmp_path: Path, archives: "Archives") -> None:
     path = archives.oci("tampered:1", archives.layer(("x", b"x", 0o644)))
     largest = max((path / "blobs/sha256").iterdir(), key=lambda blob: blob.read_bytes()[:2] == b"\x1f\x8b")

@@ -20,6 +20,8 @@ from orchard.injector.errors import SandboxFailed
 from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
 
+pytestmark = pytest.mark.needs_root("network namespaces")
+
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 

@@ -16,6 +16,8 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
 
+pytestmark = pytest.mark.needs_root("makes accounts")
+
 Eventually = Callable[[Callable[[], bool], str], None]
 
 USER = 54321
@@ -123,7 +125,7 @@ async def backend(account: Account, agent: "subprocess.Popen[bytes]") -> AsyncIt
 
 async def create(backend: LocalBackend, **fields: object) -> str:
     request = CreateSandbox(**{"image": "host", **fields})  # type: ignore[arg-type]
-    made = await backend.wait((await backend.create(request, None)).sandbox_id, 60)
+    made = await backend.wait((await backend.create(request, None)).sandbox_id, 200)
     assert made.ready, made
     return made.sandbox_id
 

@@ -32,6 +32,8 @@ from tests.injector.in_pod import (
     python,
 )
 
+pytestmark = pytest.mark.needs_root("makes containers of its own")
+
 BOMB = """
 import os, signal, time
 while True:

@@ -37,6 +37,8 @@ from tests.injector.in_pod import (
     python,
 )
 
+pytestmark = pytest.mark.needs_root("makes containers of its own")
+
 INTRUDER = Path(intruder.__file__).read_text()
 T = TypeVar("T")
 OTHER_KEY = sandbox_key(b"another secret", ID, "0d4f")
