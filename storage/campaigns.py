@@ -2,11 +2,13 @@
 
 import msgspec
 
-from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.events import CampaignStateChanged, CampaignSubmitted
+from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
+from orchard.streams.settings import Queue
 
 _SUBMITTED = "select campaign, payload from events where type = 'campaign.submitted' order by sequence"
 _MOVES = "select payload from events where type = 'campaign.state_changed' and campaign = ? order by sequence"
@@ -16,11 +18,12 @@ _OFFERED = "select count(distinct rollout_id) from tables.requests_all where cam
 async def restore_campaigns(store_url: str, connection: Connection) -> list[str]:
     """Puts the campaigns that only the tables know back into the book; their names.
 
-    A campaign that the book knows stays as it is there. Raises StorageError, TopologyError.
+    A campaign that the book knows stays as it is there. Raises StorageError, also for a plan whose blob is
+    missing, and TopologyError.
     """
     book = CampaignBook(connection)
     known = await book.list()
-    restored = []
+    blobs, restored = BlobStore(store_url), []
     with open_tables(store_url) as tables:
         for name, submitted in dict(tables.execute(_SUBMITTED).fetchall()).items():
             if name in known:
@@ -31,7 +34,9 @@ async def restore_campaigns(store_url: str, connection: Connection) -> list[str]
                 for (payload,) in tables.execute(_MOVES, [name]).fetchall()
             ]
             offered = tables.execute(_OFFERED, [name]).fetchall()[0][0]
+            spec = msgspec.json.decode(blobs.get(plan.spec), type=CampaignSpec)
             record = CampaignRecord(
+                queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
                 spec=plan.spec,
                 spec_hash=plan.spec_hash,
                 size=plan.size,

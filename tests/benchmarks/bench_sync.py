@@ -24,6 +24,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 INTERVALS = ("always", "1s", "2m")
 ROUNDS = 3
@@ -66,8 +67,8 @@ async def one_by_one(connection: Connection, count: int, size: int) -> None:
 
 async def requests(connection: Connection, count: int, size: int) -> None:
     """As `submit` fills the queue."""
-    made = [(f"r{next(_names)}", b"x" * size) for _ in range(count)]
-    await Publisher(connection).requests(Queue(), made)
+    entries = [named(Queue(), f"r{next(_names)}", b"x" * size) for _ in range(count)]
+    await Publisher(connection).offer_all(entries)
 
 
 FIGURES: list[tuple[str, Callable[[Connection, int, int], Awaitable[None]], int, int]] = [

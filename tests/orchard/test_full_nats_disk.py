@@ -24,6 +24,7 @@ from orchard.streams.room import disk_is_full
 from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 MIB = 1024 * 1024
 SETTINGS = NatsSettings(reserve_bytes=6 * MIB, patience=60.0)
@@ -93,7 +94,7 @@ async def test_a_full_disk_holds_work_and_heals_when_there_is_space(small_disk: 
     told: list[str] = []
     async with pipeline(small_disk, SETTINGS, told) as (_, worker), Claims(worker, Queue()) as claims:
         publisher = Publisher(worker)
-        await publisher.request(Queue(), "request", b"body")
+        await publisher.offer(named(Queue(), "request", b"body"))
         stored = 0
         while not worker.full:
             await publisher.event(fact(stored))

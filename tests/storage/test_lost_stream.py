@@ -37,6 +37,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.entries import named
 
 SETTINGS = NatsSettings(patience=30.0)
 SMALL_FILES = NatsSettings(event_max_bytes=100_000)
@@ -84,8 +85,8 @@ async def make_scene(tmp_path: Path, log, prose: Callable[[int], str], committed
             published += await _publish(connection, log.whole_rollout(sample, prose(3_000)))
             if sample + 1 == committed:
                 await write(str(directory / "store"), connection)
-        requests = [(f"request-{number}", prose(300).encode()) for number in range(100)]
-        await Publisher(connection).requests(Queue(), requests)
+        entries = [named(Queue(), f"r{number}", prose(300).encode()) for number in range(100)]
+        await Publisher(connection).offer_all(entries)
     os.kill(server.pid, signal.SIGKILL)
     await server.wait()
     return Scene(directory, published, committed * 6)
@@ -359,7 +360,7 @@ async def test_lost_requests_and_campaigns_do_not_keep_the_server_from_starting(
         guarded(guard_of(scene, worker), worker, hold=False),
     ):
         assert (await bounds(operator, names.WORK)).messages < 100
-        await Publisher(worker).request(Queue(), "another", b"body")
+        await Publisher(worker).offer(named(Queue(), "another", b"body"))
         async with Claims(worker, Queue()) as claims:
             claim = await claims.next(5)
             assert claim is not None
