@@ -25,6 +25,14 @@ PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
 
 
+RETIRED = {
+    "nats.event_max_age": "nats.event_max_age is gone, because old events are the fences that keep a rollout "
+    "from having two outcomes: remove it, and use `orchard log archive` to move closed campaigns out of the "
+    "stream"
+}
+"""Keys of earlier versions and the sentence for who still has them."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used, in one sentence."""
 
@@ -101,6 +109,11 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     for dotted, value in (flags or {}).items():
         if value is not None:
             _put(tree, dotted.split("."), value, f"flag for {dotted}")
+    for key, sentence in RETIRED.items():
+        section, _, name = key.partition(".")
+        branch = tree.get(section)
+        if isinstance(branch, dict) and name in branch:
+            raise ConfigError(sentence)
     try:
         return msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:

@@ -4,7 +4,8 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from orchard.config import Config, ConfigError
@@ -13,9 +14,12 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
+from orchard.streams.guard import Guard, guarded
 from orchard.streams.reading import bounds
-from orchard.streams.server import EmbeddedServer
+from orchard.streams.room import disk_is_full
+from orchard.streams.server import embedded
 from orchard.up import UNSAFE_HOST, RunFiles, UpRecord, running
+from orchard.wholeness import expected
 from orchard.workers.llm.settings import EndpointSettings
 
 COMMIT_WAIT_SECONDS = 60.0
@@ -59,23 +63,55 @@ class Session:
         )
 
     @asynccontextmanager
-    async def connection(self, name: str) -> AsyncIterator[Connection]:
-        """An open connection to the pipeline's NATS server."""
-        async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
+    async def connection(self, name: str, *, hold: bool = False) -> AsyncIterator[Connection]:
+        """An open connection to the pipeline's NATS server, for whoever publishes.
+
+        Raises StreamHeld when the stream is behind the tables; with `hold` waits instead, before each publish
+        and claim, until it is restored.
+        """
+        async with self.reading_connection(name) as connection, self.guard(connection, hold=hold):
             yield connection
 
     @asynccontextmanager
-    async def connection_or_server(self, name: str) -> AsyncIterator[Connection]:
-        """As `connection`; where nothing runs, over the store's own server, started meanwhile."""
-        if self.config.nats.url or self.up():
-            async with self.connection(name) as connection:
-                yield connection
-        else:
-            async with (
-                EmbeddedServer(self.directory / "nats") as server,
-                connect(self.config.nats, name=name, url=server.url) as connection,
-            ):
-                yield connection
+    async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
+        """As `connection`, for whoever publishes no events, or restores them: no guard watches it."""
+        async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
+            yield connection
+
+    def guard(self, connection: Connection, *, hold: bool) -> AbstractAsyncContextManager[None]:
+        """Holds what the connection publishes while the stream has not what the tables have."""
+        look = partial(expected, self.config.store, self.config.archive)
+        watch = Guard(connection, self.config.nats, look, room=self.room)
+        return guarded(watch, connection, hold=hold)
+
+    async def held(self, connection: Connection) -> str:
+        """Why nothing is published or claimed just now, as a sentence; empty when all is well."""
+        look = partial(expected, self.config.store, self.config.archive)
+        await Guard(connection, self.config.nats, look, room=self.room, on_change=lambda _: None).check()
+        return connection.held or connection.full
+
+    async def room(self) -> str:
+        """Why the embedded server has no room for new work; empty when it has, or is on another machine."""
+        if self.config.nats.url and not self.up():
+            return ""
+        return await asyncio.to_thread(disk_is_full, self.directory / "nats", self.config.nats)
+
+    @asynccontextmanager
+    async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
+        """As `connection`; where nothing runs, over the store's own server, started meanwhile. Without
+        `guard` it is for reading and restoring."""
+        async with AsyncExitStack() as stack:
+            if self.config.nats.url or self.up():
+                connection = await stack.enter_async_context(self.reading_connection(name))
+            else:
+                server = embedded(self.directory, self.config.nats)
+                await stack.enter_async_context(server)
+                connection = await stack.enter_async_context(
+                    connect(self.config.nats, name=name, url=server.url)
+                )
+            if guard:
+                await stack.enter_async_context(self.guard(connection, hold=False))
+            yield connection
 
     async def committed(self, connection: Connection) -> None:
         """Wait until all that the stream holds now is in the tables; ConfigError without a writer."""

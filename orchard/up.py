@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,14 @@ import msgspec
 
 from orchard.config import Config, ConfigError
 from orchard.injector.local.backend import SOCKET
-from orchard.streams.server import EmbeddedServer
+from orchard.keeper import ServerKeeper
+from orchard.streams.connection import connect
+from orchard.streams.errors import StreamsError
+from orchard.streams.guard import Guard, guarded
+from orchard.streams.room import disk_is_full
+from orchard.streams.server import EmbeddedServer, embedded
+from orchard.streams.topology import declare
+from orchard.wholeness import expected
 
 UNSAFE_HOST = "unsafe-host"
 """As `--sandbox`: commands run on this machine with no isolation at all."""
@@ -32,6 +40,7 @@ PR_SET_PDEATHSIG = 1
 READY_SECONDS = 60.0
 SERVICES = ("agent", "orchestrator", "oracle")
 """Children without which nothing can start; others may wait for what is not there yet."""
+WATCH_AGAIN_SECONDS = 15.0
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +132,13 @@ class Supervisor:
             stack.enter_context(_locked(files.lock))
             self._ports = {name: _free_port() for name in ("nats", "sandbox", "oracle")}
             if self.config.nats.url is None:
-                server = EmbeddedServer(self.config.directory / "nats", port=self._ports["nats"])
+                server = embedded(self.config.directory, self.config.nats, port=self._ports["nats"])
                 await server.start()
                 self._nats_url = server.url
                 stack.push_async_callback(server.stop)
                 stack.push_async_callback(_cancel, asyncio.create_task(self._keep_server(server)))
                 self._pids["nats"] = server.pid
+            stack.push_async_callback(_cancel, asyncio.create_task(self._watch_stream()))
             _write_private(files.key, secrets.token_hex(24))
             stack.callback(files.record.unlink, missing_ok=True)
             stack.push_async_callback(self._stop_children)
@@ -287,15 +297,32 @@ class Supervisor:
             await self._start(child)
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
-        while True:
-            code = await server.wait()
-            if self._stopping:
-                return
-            self.announce(f"nats ended ({_reason(code)}), starting it again")
-            await asyncio.sleep(self.config.up.restart_seconds)
-            await server.start()
+        def started() -> None:
             self._pids["nats"] = server.pid
             self._write_record()
+
+        pause = self.config.up.restart_seconds
+        await ServerKeeper(server, self.config.nats, self.announce, started, pause).run()
+
+    async def _watch_stream(self) -> None:
+        """Say when workers hold, and why: the children look themselves."""
+        nats = self.config.nats
+        room = (
+            None
+            if nats.url
+            else partial(asyncio.to_thread, disk_is_full, self.config.directory / "nats", nats)
+        )
+        while True:
+            try:
+                async with connect(nats, name="up", url=self.nats_url) as connection:
+                    await declare(connection, nats, [])
+                    look = partial(expected, self.config.store, self.config.archive)
+                    guard = Guard(connection, nats, look, room=room, on_change=self.announce)
+                    async with guarded(guard, connection, hold=True):
+                        await asyncio.Event().wait()
+            except StreamsError as error:
+                self.announce(f"the stream of events is not watched just now: {error}")
+                await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
     async def _services_ready(self) -> None:
         """Wait until every service of ours accepts connections."""

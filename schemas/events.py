@@ -297,6 +297,24 @@ class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
 
 
+class EventLost(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the place of an event that neither the stream nor the tables had when the stream was restored."""
+
+    reason: str
+
+
+class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream that had lost others, set aside when these were restored: it contradicts them."""
+
+    subject: str
+    sequence: int
+    """In the damaged stream."""
+    reason: str
+    """`outcome`, `attempt`, `decision` or `sequence`: what the restored events have otherwise."""
+    raw: str
+    """The event as it was published; Base64 where it is no text."""
+
+
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
@@ -336,6 +354,8 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "policy.updated": PolicyUpdated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
+    "event.lost": EventLost,
+    "event.displaced": EventDisplaced,
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
 

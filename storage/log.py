@@ -8,12 +8,12 @@ import base64
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from orchard.schemas.events import Event
+from orchard.schemas.events import Event, encode_event
 from orchard.storage.tables import BASE64, EVENTS, NO_EVENT, SCHEMAS, UNREADABLE
 from orchard.streams.records import StoredEvent
 
@@ -50,23 +50,56 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
 def facts(rows: pa.Table) -> Iterator[Fact]:
     """The facts of stored rows of `events`: what `log_batch` gave for them when they were written."""
     for row in rows.to_pylist():
-        if row["type"] in NO_EVENT:
-            continue
-        event = Event(
-            id=row["id"],
-            source=row["source"],
-            type=row["type"],
-            subject=row["ce_subject"],
-            time=row["time"],
-            dataschema=row["dataschema"],
-            campaign=row["campaign"],
-            data=msgspec.Raw(row["payload"].encode()),
-            rollout_id=row["rollout_id"],
-            attempt=row["attempt"],
-            causation_id=row["causation_id"],
-            traceparent=row["traceparent"],
-        )
-        yield Fact(row["sequence"], row["subject"], event)
+        event = _row_event(row)
+        if event is not None:
+            yield Fact(row["sequence"], row["subject"], event)
+
+
+def _row_event(row: dict[str, Any]) -> Event | None:
+    """The event of a row; None where the message was none."""
+    if row["type"] in NO_EVENT:
+        return None
+    return Event(
+        id=row["id"],
+        source=row["source"],
+        type=row["type"],
+        subject=row["ce_subject"],
+        time=row["time"],
+        dataschema=row["dataschema"],
+        campaign=row["campaign"],
+        data=msgspec.Raw(row["payload"].encode()),
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        causation_id=row["causation_id"],
+        traceparent=row["traceparent"],
+    )
+
+
+class Original(NamedTuple):
+    """A message of the stream as its row gives it back: the same bytes on the same subject."""
+
+    sequence: int
+    subject: str
+    time: datetime
+    raw: bytes
+
+
+def originals(rows: pa.Table) -> Iterator[Original]:
+    """What the stream had, of rows of `events`. An event that this version did not encode itself, in a store
+    written before the column `raw` existed, comes in this version's encoding."""
+    for row in rows.to_pylist():
+        event = _row_event(row)
+        if event is None:
+            kept = row["payload"].encode()
+            raw = base64.b64decode(kept) if row["dataschema"] == BASE64 else kept
+        else:
+            raw = row["raw"].encode() if row["raw"] is not None else encode_event(event)
+        yield Original(row["sequence"], row["subject"], row["stream_time"], raw)
+
+
+def _foreign(raw: bytes, event: Event | None) -> str | None:
+    """The bytes of an event that its columns do not give back: other order, blanks, unknown attributes."""
+    return None if event is None or encode_event(event) == raw else raw.decode()
 
 
 def _single(message: StoredEvent) -> LogBatch:
@@ -130,6 +163,7 @@ def _rows(
         "causation_id": [event and event.causation_id for event in events],
         "traceparent": [event and event.traceparent for event in events],
         "payload": payload,
+        "raw": [_foreign(message.raw, event) for message, event in zip(messages, events, strict=True)],
     }
     arrays = [
         value if isinstance(value, pa.Array) else pa.array(value, _SCHEMA.field(name).type)

@@ -15,6 +15,7 @@ from orchard.storage import compaction
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
+from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import VACUUM_HOURS, DataFile, Table, write_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events
@@ -26,6 +27,7 @@ from orchard.storage.reader import open_tables
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.guard import REMEDY
 from orchard.streams.reading import bounds
 
 _FILE_BYTES = 32 * 1024 * 1024
@@ -66,30 +68,49 @@ async def rebuild_events(
     """Makes `events` again from stream and archive, up to the stream's last event; its sequence.
 
     Derived tables follow when the writer runs next, or by `rebuild_derived`. Raises EventsLost, with nothing
-    changed, when an event from the first on is neither in the stream nor in the archive; StoreBusy.
+    changed, when an event from the first on is neither in the stream nor in the archive, or when the tables
+    have an event that these have not, or have otherwise: then the side that has more is never given up.
+    Raises StoreBusy.
     """
     location = Location.parse(store_url)
     shelf = Shelf(archive_url(store_url, archive))
     with writer_lock(location):
         events = Table(location, EVENTS)
         files = _Files(location, EVENTS)
+        whole = [file for file in events.files() if _is_whole(location, EVENTS, file)]
         last = (await bounds(connection, names.EVENTS)).last
-        if last < events.watermark:
-            raise EventsLost(
-                f"the stream ends at event {last} and the store {location.url} at {events.watermark}: "
-                "a rebuild would lose the difference, so restore the stream first"
-            )
         reached = 0
         async with aclosing(whole_log(connection, shelf, 1, until=last)) as batches:
-            async for batch in batches:
-                files.take(log_batch(batch).rows)
-                reached = batch[-1].sequence
-        if reached != last:
+            async for piece in side_by_side(batches, location, whole):
+                for different in piece.differences():
+                    raise _differs(piece, different, last)
+                if piece.stream:
+                    files.take(log_batch(piece.stream).rows)
+                    reached = piece.last
+        if reached != last or last < events.watermark:
             raise EventsLost(
-                f"the stream gave events up to {reached} of {last}: nothing was changed, try again"
+                f"the stream gave events up to {reached} of {max(last, events.watermark)}: nothing was "
+                f"changed; {REMEDY}"
             )
         events.replace(files.written(), reached)
         return reached
+
+
+def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
+    """The first event at which stream and tables part."""
+    ids = dict(
+        zip(piece.rows.column("sequence").to_pylist(), piece.rows.column("id").to_pylist(), strict=True)
+    )
+    held = next((message for message in piece.stream if message.sequence == sequence), None)
+    name = ids[sequence] or "a message that is no event"
+    if held is None:
+        what = f"the stream, which ends at {last}, has no event {sequence} and the tables have {name} there"
+    else:
+        other = held.event.id if held.event else "a message that is no event"
+        what = f"event {sequence} is {other} in the stream and {name} in the tables"
+        if other == name:
+            what = f"event {sequence}, {name}, is not the same in the stream and in the tables"
+    return EventsLost(f"{what}: a rebuild would lose it, so nothing was changed; {REMEDY}")
 
 
 def check(store_url: str) -> list[str]:

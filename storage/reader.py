@@ -99,6 +99,14 @@ def position(store_url: str) -> int:
         return watermark_of(progress) if progress else 0
 
 
+def log_position(store_url: str) -> int:
+    """The stream sequence up to which the table `events` is whole; 0 for a store that does not exist yet."""
+    location = Location.parse(store_url)
+    with store_errors(location.url):
+        events = _opened(location, EVENTS)
+        return watermark_of(events) if events else 0
+
+
 _Source = tuple[list[str], bool]
 """The files of a table, and whether they differ in their columns."""
 

@@ -6,8 +6,9 @@ from contextlib import aclosing
 
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.shelf import Shelf
-from orchard.storage.errors import OtherStream
+from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
+from orchard.streams.guard import REMEDY
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent, stored_event
@@ -65,13 +66,13 @@ async def batches(
 async def check_position(connection: Connection, watermark: int, last_id: str | None) -> None:
     """Makes sure that the stream goes on where a store ends: at `watermark`, with the event `last_id`.
 
-    Raises OtherStream when the stream ends before it or has another event there.
+    Raises EventsLost when the stream ends before it, OtherStream when it has another event there.
     """
     held = await bounds(connection, EVENTS)
     if held.last < watermark:
-        raise OtherStream(
-            f"the stream ends at event {held.last}, but the store has {watermark}: it was written from "
-            "another stream, so connect to that one or choose another store"
+        raise EventsLost(
+            f"the stream ends at event {held.last}, but the store has {watermark}: the NATS server has lost "
+            f"events, or is not this store's; {REMEDY}, or connect to the store's own server"
         )
     if not watermark or held.first > watermark:
         return
@@ -81,6 +82,7 @@ async def check_position(connection: Connection, watermark: int, last_id: str | 
     event = stored_event(found.sequence, found.subject, found.time, found.data).event
     if event is not None and last_id is not None and event.id != last_id:
         raise OtherStream(
-            f"event {watermark} of the stream is {event.id}, but the store has {last_id} there: it was "
-            "written from another stream, so connect to that one or choose another store"
+            f"event {watermark} of the stream is {event.id}, but the store has {last_id} there: the NATS "
+            f"server has lost events and given their places to others, or is not this store's; {REMEDY}, or "
+            "connect to the store's own server"
         )

@@ -56,6 +56,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         causation_id=_TEXT,
         traceparent=_TEXT,
         payload=_TEXT,
+        raw=_TEXT,
     ),
     "rollouts_all": _derived(
         status=_TEXT,

@@ -44,13 +44,17 @@ class Claims:
         await self._heartbeats.stop()
 
     async def next(self, timeout: float) -> "Claim | None":
-        """The next request, or None after `timeout` seconds without one. May be cancelled: a request that
-        arrives meanwhile is handed back.
+        """The next request, or None after `timeout` seconds without one, or without room for its events. May
+        be cancelled: a request that arrives meanwhile is handed back.
 
         Raises TopologyError when the queue does not exist, StreamsError when heartbeats have failed.
         """
         assert self._puller is not None, "start the claims first"
         check_alive(self._heartbeats)
+        deadline = asyncio.get_running_loop().time() + timeout
+        if not await self._connection.room(timeout):
+            return None
+        timeout = deadline - asyncio.get_running_loop().time()
         message = await self._puller.pull(timeout)
         return None if message is None else Claim(self._connection, self._heartbeats, self.queue, message)
 

@@ -7,16 +7,19 @@ from typing import NamedTuple
 import msgspec
 from nats.aio.msg import Msg
 
+from orchard.schemas.events import EVENTS_PREFIX
 from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
 from orchard.streams.errors import (
+    LogFull,
     NatsUnreachable,
+    NoSpace,
     QueueFull,
     StoreRefused,
     StreamsError,
     TopologyError,
     WrongSequence,
 )
-from orchard.streams.names import EXPECTED, MESSAGE_ID
+from orchard.streams.names import EVENTS, EXPECTED, MESSAGE_ID
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ NOBODY_GRACE = 15.0
 STALL_GRACE = 60.0
 """Seconds in which a server that is connected may leave a message unanswered. A full disk makes it do so."""
 _WARN_EVERY = 10.0
+_EVENTS_PREFIX = f"{EVENTS_PREFIX}."
 _CHUNK_MESSAGES = 1024
 _CHUNK_BYTES = 16 * 1024 * 1024
 _WRONG_SEQUENCE = frozenset({10071, 10164})
@@ -35,7 +39,8 @@ _NO_ROOM = frozenset({10023, 10028, 10047})
 
 
 class Message(NamedTuple):
-    """What is to be stored. `expected` is the last sequence the subject must have (compare-and-set)."""
+    """What is to be stored. `expected` is the last sequence the subject must have (compare-and-set). With an
+    empty `id` repeats are not recognized."""
 
     subject: str
     payload: bytes
@@ -46,7 +51,7 @@ class Message(NamedTuple):
     @property
     def headers(self) -> Headers:
         """NATS headers."""
-        headers = {MESSAGE_ID: self.id}
+        headers = {MESSAGE_ID: self.id} if self.id else {}
         if self.expected is not None:
             headers[EXPECTED] = str(self.expected)
         if self.extra:
@@ -61,6 +66,7 @@ class _Error(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
+    stream: str = ""
     seq: int = 0
     duplicate: bool = False
     error: _Error | None = None
@@ -87,6 +93,10 @@ class Unavailable(StreamsError):
     """The server cannot store just now, and says so: worth another try."""
 
 
+class Full(Unavailable):
+    """A full disk or log, where the caller waits for room."""
+
+
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
@@ -107,11 +117,16 @@ def fate_in(answer: Msg) -> Fate:
     if problem.err_code in _WRONG_SEQUENCE:
         raise WrongSequence(problem.description)
     if problem.err_code == _STORE_FAILED and problem.description.startswith("maximum"):
+        if decoded.stream == EVENTS:
+            raise LogFull(
+                f"the event log is full ({problem.description}) and refuses events rather than drop old "
+                "ones: raise nats.event_max_bytes, or make room with `orchard log archive`"
+            )
         raise QueueFull(
             f"the stream is full ({problem.description}): wait until requests are done, or raise its limit"
         )
     if problem.err_code in _NO_ROOM:
-        raise StoreRefused(
+        raise NoSpace(
             f"the server has no storage left ({problem.description}): free disk space, or raise "
             "its JetStream limits"
         )
@@ -169,8 +184,9 @@ async def _publish(connection: Connection, messages: list[Message], *, stop_at_r
 class Trial:
     """How long one message has been tried, what stood in the way last (`problem`), and when to give up."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, to_read: bool = False) -> None:
         self._connection = connection
+        self._to_read = to_read
         self._clock = asyncio.get_running_loop().time
         self._started = self._clock()
         self._kind: type[StreamsError] | None = None
@@ -196,11 +212,14 @@ class Trial:
                 f"no stream on {host} takes {subject}: declare the topology (`orchard up`), and check that "
                 "JetStream is enabled"
             )
-        if self._kind is Unavailable and now - self._since > STALL_GRACE:
+        patient = self._connection.waits_when_full
+        if self._kind is Unavailable and not patient and now - self._since > STALL_GRACE:
             raise StoreRefused(
                 f"NATS at {host} is connected but has not stored a message for {subject} in "
                 f"{STALL_GRACE:.0f} s ({self.problem}): look for a full disk, then restart the server"
             )
+        if self.left <= 0 and self._kind is Full:
+            raise StoreRefused(str(self.problem))
         if self.left <= 0:
             raise NatsUnreachable(
                 f"NATS at {host} has not confirmed a message for {subject} in "
@@ -210,7 +229,7 @@ class Trial:
             self._warned = now
             log.warning("still trying to reach %s on %s: %s", subject, host, self.problem)
         if self._kind is ConnectionLost:
-            await self._connection.ready(self.left)
+            await self._connection.ready(self.left, to_read=self._to_read)
         await asyncio.sleep(min(self._wait, max(self.left, 0.0)))
         self._wait = min(self._wait * 2, 2.0)
 
@@ -255,7 +274,14 @@ async def _publish_chunk(
             again.append(index)
             fates[index] = Fate(resent=True)
         except StreamsError as refusal:
-            fates[index] = Fate(resent=resent, refusal=refusal)
+            if connection.waits_when_full and isinstance(refusal, LogFull | NoSpace):
+                trial.problem = Full(str(refusal))
+                again.append(index)
+            else:
+                fates[index] = Fate(resent=resent, refusal=refusal)
+        else:
+            if messages[index].subject.startswith(_EVENTS_PREFIX):
+                connection.newest_event = max(connection.newest_event, fates[index].sequence)
     return again + unanswered
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from orchard.streams.client import TolerantClient
-from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamsError
+from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
 from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,21 @@ class Connection:
         self.nats = TolerantClient()
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
+        self.held = ""
+        """Why nothing is published just now, as a sentence (`streams.guard`); empty when all is well."""
+        self.full = ""
+        """Why nothing is claimed just now, as a sentence; empty when there is room."""
+        self.newest_event = 0
+        """The highest sequence of an event that the server has confirmed to this process."""
+        self.guarded = False
+        """Whether a guard decides when a new connection is ready."""
+        self.waits_when_full = False
+        """Whether a publish that a full disk or log refuses is tried again, within `patience`."""
+        self.online = asyncio.Event()
+        """There is a server; `ready` also waits for the guard."""
         self._connected = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
         self._refused = asyncio.Event()
         self._on_loss: list[Callable[[], None]] = []
         self._inbox = ""
@@ -73,21 +87,47 @@ class Connection:
         """Undo `on_loss`."""
         self._on_loss.remove(callback)
 
-    async def ready(self, timeout: float) -> None:
-        """Wait until connected; raises NatsUnreachable after `timeout` seconds, NatsRefused when closed."""
-        if self._connected.is_set():
+    async def ready(self, timeout: float, *, to_read: bool = False) -> None:
+        """Wait until connected and, except for reading, until the guard lets publishes pass.
+
+        Raises NatsUnreachable after `timeout` seconds, NatsRefused when closed.
+        """
+        wanted = self.online if to_read else self._connected
+        if wanted.is_set():
             return
         if self.nats.is_closed:
             raise NatsRefused(
                 f"the connection to {self.host} is closed ({self.last_error or 'by this process'})"
             )
         try:
-            await asyncio.wait_for(self._connected.wait(), max(timeout, 0.0))
+            await asyncio.wait_for(wanted.wait(), max(timeout, 0.0))
         except TimeoutError:
+            if self.held:
+                raise StreamHeld(self.held) from None
             raise NatsUnreachable(
                 f"no NATS server at {self.host} for {timeout:.0f} s ({self.last_error}): "
                 "start it, or correct nats.url"
             ) from None
+
+    async def room(self, timeout: float) -> bool:
+        """Wait until there is room for new work; False after `timeout` seconds."""
+        if self._room.is_set():
+            return True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._room.wait(), max(timeout, 0.0))
+        return self._room.is_set()
+
+    def judge(self, held: str, full: str) -> None:
+        """What the guard has found; empty texts let publishes and claims pass."""
+        self.held, self.full = held, full
+        if full:
+            self._room.clear()
+        else:
+            self._room.set()
+        if held and self._connected.is_set():
+            self._lost()
+        elif not held and self.online.is_set():
+            self._connected.set()
 
     def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
         """Raise MessageTooLarge when the server would refuse payload and headers together."""
@@ -101,14 +141,17 @@ class Connection:
                 "put large texts into blobs, or raise max_payload of the server"
             )
 
-    async def send(self, subject: str, payload: bytes, headers: Headers | None = None) -> Pending:
+    async def send(
+        self, subject: str, payload: bytes, headers: Headers | None = None, *, to_read: bool = False
+    ) -> Pending:
         """Publish with a reply inbox; the future gets the answer, or ConnectionLost when the connection goes.
 
-        Raises ConnectionLost when there is no connection now, MessageTooLarge before anything is sent.
+        Raises ConnectionLost when there is no connection now or, except for reading, the guard lets nothing
+        pass; MessageTooLarge before anything is sent.
         """
         self.check_size(subject, payload, headers)
-        if not self._connected.is_set():
-            raise ConnectionLost("not connected to NATS")
+        if not (self.online if to_read else self._connected).is_set():
+            raise ConnectionLost(self.held or "not connected to NATS")
         if not self._inbox:
             self._inbox = self.nats.new_inbox() + "."
             await self.nats.subscribe(self._inbox + "*", cb=self._on_answer)
@@ -133,11 +176,11 @@ class Connection:
     async def ask(
         self, subject: str, payload: bytes = b"", headers: Headers | None = None, *, timeout: float = 5.0
     ) -> Msg:
-        """Send and wait for the answer, which may be a status (see `status_of`).
+        """Send what stores nothing and wait for the answer, which may be a status (see `status_of`).
 
         Raises ConnectionLost, TimeoutError after `timeout` seconds, and MessageTooLarge.
         """
-        pending = await self.send(subject, payload, headers)
+        pending = await self.send(subject, payload, headers, to_read=True)
         try:
             return await within(pending.future, timeout)
         finally:
@@ -173,15 +216,19 @@ class Connection:
             self._refused.set()
 
     async def _on_disconnected(self) -> None:
+        self.online.clear()
         if not self.nats.is_closed:
             log.warning("%s: lost the connection to NATS at %s; reconnecting", self.name, self.host)
         self._lost()
 
     async def _on_reconnected(self) -> None:
         log.warning("%s: connected to NATS at %s again", self.name, self.host)
-        self._connected.set()
+        self.online.set()
+        if not self.guarded:
+            self._connected.set()
 
     async def _on_closed(self) -> None:
+        self.online.clear()
         self._lost()
 
     async def open(self) -> None:
@@ -228,6 +275,7 @@ class Connection:
                 f"cannot connect to NATS at {self.host} ({error}): correct nats.url"
             ) from error
         self.last_error = None
+        self.online.set()
         self._connected.set()
 
     async def close(self) -> None:

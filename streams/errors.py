@@ -15,6 +15,11 @@ class NatsUnreachable(StreamsError):
     """No server answered in the time allowed, at the first connection or after a lost one."""
 
 
+class StreamHeld(NatsUnreachable):
+    """The server is there, but its stream of events must not be written to: it has lost events, or its limits
+    let it drop some. See `orchard.streams.guard`."""
+
+
 class NatsRefused(StreamsError):
     """The server answered and said no: credentials, TLS, or a permission."""
 
@@ -33,6 +38,14 @@ class QueueFull(StreamsError):
 
 class StoreRefused(StreamsError):
     """The stream answered that it cannot store: no disk space, a limit, a bad header."""
+
+
+class NoSpace(StoreRefused):
+    """The server's disk, or its JetStream limit, is full."""
+
+
+class LogFull(StoreRefused):
+    """The event stream is at `event_max_bytes`; nothing was stored and nothing old was dropped."""
 
 
 class WrongSequence(StreamsError):

@@ -17,6 +17,7 @@ from nats.js import api
 
 from orchard.streams.confirmed import Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.names import STORED_AT
 from orchard.streams.records import Delivery
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _INACTIVE = 60.0
 
 
 class Arrived(NamedTuple):
-    """A message as it came; `time` in nanoseconds since the epoch."""
+    """A message as it came; `time` in nanoseconds since the epoch, when the stream first stored it."""
 
     sequence: int
     subject: str
@@ -108,11 +109,11 @@ class Reader:
             self._delivered = delivery.consumer_sequence
             self.position = delivery.sequence + 1
             self.caught_up = delivery.waiting == 0
-            batch.append(
-                Arrived(
-                    delivery.sequence, message.subject, delivery.time, message.data, message.headers or {}
-                )
-            )
+            time = delivery.time
+            if message.headers and STORED_AT in message.headers:
+                time = int(message.headers[STORED_AT])
+            headers = message.headers or {}
+            batch.append(Arrived(delivery.sequence, message.subject, time, message.data, headers))
         return batch
 
     async def _ask_for_more(self) -> None:
@@ -139,9 +140,9 @@ class Reader:
     async def _reopen(self) -> None:
         """A new consumer from the position on."""
         await self._drop()
-        trial = Trial(self._connection)
+        trial = Trial(self._connection, to_read=True)
         while True:
-            await self._connection.ready(trial.left)
+            await self._connection.ready(trial.left, to_read=True)
             try:
                 await self._open()
                 return

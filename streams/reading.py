@@ -167,7 +167,7 @@ async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> Sto
 
 async def request(connection: Connection, api: str, body: dict[str, Any], form: type[T]) -> T:
     """Ask the JetStream API `api` (without `$JS.API.`) until it answers, within `patience`."""
-    trial = Trial(connection)
+    trial = Trial(connection, to_read=True)
     payload = msgspec.json.encode(body) if body else b""
     while True:
         try:

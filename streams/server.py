@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import Self
 import msgspec
 
 from orchard.streams.errors import ServerFailed
+from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,13 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes. Payloads over 256 KiB are blobs anyway; the rest is head-room for headers and long messages."""
 LOCK_SECONDS = 5.0
 """Seconds to wait for a server that is just leaving the store."""
+_CLEAN = "stopped-cleanly"
+"""A file that says that the server has written everything, until it starts again."""
+_CLEAN_EXITS = (0, 1)
+"""The server exits with 1 after SIGTERM."""
+_USER, _ADMIN = "orchard", "admin"
+_DAMAGED_CONSUMER = re.compile(r"Error adding consumer '[^']* > (\S+) > (\S+)': .*corrupt state file")
+_DAMAGED_STREAM = re.compile(r"[Ss]tream metafile \"([^\"]+)\": ")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,23 +45,46 @@ class EmbeddedServer:
     child to the thread that created it.
     """
 
-    def __init__(self, store: Path, port: int = 0, *, monitoring: bool = False) -> None:
-        """`port` 0 takes a free one at the first start; `monitoring` also opens the HTTP port KEDA reads."""
+    def __init__(
+        self,
+        store: Path,
+        port: int = 0,
+        *,
+        monitoring: bool = False,
+        sync: str = "2m",
+        max_file_store: int | None = None,
+    ) -> None:
+        """`port` 0 takes a free one at the first start; `monitoring` also opens the HTTP port KEDA reads.
+
+        `sync` and `max_file_store` are `NatsSettings.sync_interval`, by default the server's own and not the
+        pipeline's, and `NatsSettings.max_file_store`.
+        """
         self.store = store
         self.port = port
+        self._sync = sync
+        self._max_file_store = max_file_store
         self.monitoring_port = 0
         self._monitoring = monitoring
         self._token = secrets.token_urlsafe(24)
+        self._admin_token = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
     @property
     def url(self) -> str:
-        """`nats://<token>@127.0.0.1:<port>`: a secret, since the port is open to every local account. Raises
-        ServerFailed before the first start."""
+        """`nats://orchard:<password>@127.0.0.1:<port>`: a secret, since the port is open to every local
+        account. Raises ServerFailed before the first start."""
+        return self._url(_USER, self._token)
+
+    @property
+    def admin_url(self) -> str:
+        """As `url`, for the account that may ask the server how it is and nothing else."""
+        return self._url(_ADMIN, self._admin_token)
+
+    def _url(self, user: str, password: str) -> str:
         if self.port == 0:
             raise ServerFailed("the embedded NATS server has no port yet: start it first")
-        return f"nats://{self._token}@127.0.0.1:{self.port}"
+        return f"nats://{user}:{password}@127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -67,6 +99,10 @@ class EmbeddedServer:
         Raises ServerFailed when the binary is missing, the port is taken, another server uses the store, or
         the store is unusable.
         """
+        await self._start(again=True)
+
+    async def _start(self, *, again: bool) -> None:
+        """`again` allows a second start after damaged files were removed."""
         binary = find_binary()
         self._stopping = False
         try:
@@ -79,6 +115,7 @@ class EmbeddedServer:
         try:
             for stale in self.store.glob("*.ports"):
                 stale.unlink()
+            _forget_unclean_indexes(self.store)
             config = self.store / "nats.conf"
             config.unlink(missing_ok=True)
             config.touch(mode=0o600)
@@ -87,6 +124,12 @@ class EmbeddedServer:
         finally:
             os.close(lock)  # the child holds its own reference, so the lock is free when the child is gone
         await self._wait_ready()
+        if again and (damaged := self._damaged_consumers()):
+            await self.stop()
+            for consumer in damaged:
+                log.warning("the state of %s was damaged: what it had delivered is delivered again", consumer)
+                shutil.rmtree(consumer)
+            await self._start(again=False)
 
     async def stop(self) -> None:
         """Ask it to flush and leave; kill it after 10 seconds. Does nothing when it does not run."""
@@ -100,7 +143,8 @@ class EmbeddedServer:
                 await asyncio.wait_for(_exited(process), 10)
             except TimeoutError:
                 process.kill()
-        process.wait()
+        if process.wait() in _CLEAN_EXITS:
+            (self.store / _CLEAN).touch()
         self._process = None
 
     async def wait(self) -> int:
@@ -136,9 +180,17 @@ class EmbeddedServer:
             f"{monitoring}"
             f"ports_file_dir: {msgspec.json.encode(str(self.store)).decode()}\n"
             f"max_payload: {MAX_PAYLOAD}\n"
-            f'authorization {{ token: "{self._token}" }}\n'
-            f"jetstream {{ store_dir: {msgspec.json.encode(str(self.store)).decode()} }}\n"
+            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}" }} ] }}\n'
+            f'accounts {{ SYS {{ users: [ {{ user: {_ADMIN}, password: "{self._admin_token}" }} ] }} }}\n'
+            "system_account: SYS\n"
+            f"jetstream {{ store_dir: {msgspec.json.encode(str(self.store)).decode()}, "
+            f"sync_interval: {self._sync}, max_file_store: {self._limit()} }}\n"
         )
+
+    def _limit(self) -> int:
+        """The server's own default is 75 % of what is free when it starts: less than it holds already on a
+        disk that is more than half full, and then it refuses everything. The whole disk is no limit."""
+        return self._max_file_store or shutil.disk_usage(self.store).total
 
     async def _wait_ready(self) -> None:
         """Until the server has written the file that names its ports, which it does once it listens."""
@@ -158,6 +210,19 @@ class EmbeddedServer:
         if self._monitoring:
             self.monitoring_port = int(ports["monitoring"][0].rpartition(":")[2])
 
+    def _damaged_consumers(self) -> list[Path]:
+        """Directories of consumers whose state the server cannot read, so that it could not make them again.
+        Of a stream whose description is damaged it has not tried yet, so all of them count."""
+        text = (self.store / "nats-server.log").read_text(errors="replace")
+        found = [
+            directory
+            for stream, consumer in _DAMAGED_CONSUMER.findall(text)
+            for directory in self.store.glob(f"jetstream/*/streams/{stream}/obs/{consumer}")
+        ]
+        for described in _DAMAGED_STREAM.findall(text):
+            found += [path for path in Path(described).parent.glob("obs/*") if path.is_dir()]
+        return found
+
     def _why_it_ended(self) -> str:
         lines = (self.store / "nats-server.log").read_text(errors="replace").splitlines()
         fatal = next(
@@ -167,6 +232,26 @@ class EmbeddedServer:
             return f"port {self.port} is taken by another process: free it or choose another with nats.port"
         reason = fatal.partition("] ")[2] or fatal
         return f"nats-server did not start ({reason}): see {self.store}/nats-server.log"
+
+
+def embedded(directory: Path, settings: NatsSettings, *, port: int = 0) -> EmbeddedServer:
+    """The server of a store directory, as configured."""
+    return EmbeddedServer(
+        directory / "nats", port, sync=settings.sync_interval, max_file_store=settings.max_file_store
+    )
+
+
+def _forget_unclean_indexes(store: Path) -> None:
+    """After an end that was not clean, makes the server read and verify every block.
+
+    It trusts an index that fits the newest block, and then finds damage in older blocks only when they are
+    read.
+    """
+    clean = store / _CLEAN
+    if not clean.exists():
+        for index in store.glob("jetstream/*/streams/*/msgs/index.db"):
+            index.unlink()
+    clean.unlink(missing_ok=True)
 
 
 def find_binary() -> Path:

@@ -1,5 +1,7 @@
 """Configuration of the wire, and the name of a queue."""
 
+import re
+
 import msgspec
 
 from orchard.schemas.identity import check_name
@@ -47,9 +49,21 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     event_dedupe: float = 120.0
     """Seconds in which a repeated event id is recognized."""
     event_max_bytes: int = -1
-    event_max_age: float = 0.0
-    """Seconds; 0 keeps events until they are purged past closed campaigns."""
+    """Bytes at which the event log refuses events; nothing old is ever dropped, because old events are the
+    fences that let each rollout have one outcome. -1: no limit but the disk's."""
     replicas: int = 1
+
+    sync_interval: str = "always"
+    """When the embedded server brings messages to the disk: `always` before it acknowledges them, or at most
+    so long after, such as `1s` or `2m`, which a power failure may lose."""
+    max_file_store: int | None = None
+    """Bytes that the embedded server may store; None: the whole disk."""
+    reserve_bytes: int = 512 * 1024 * 1024
+    """Nothing new is claimed while the disk of the embedded server has less free than this: running attempts
+    need it. A server that a full disk has stuck is started again when half of it is free."""
+    full_share: float = 0.95
+    """Nothing new is claimed above this share of `event_max_bytes`, `max_file_store` or the account's
+    limit."""
 
     def __post_init__(self) -> None:
         if self.heartbeat * 2 > self.ack_wait:
@@ -57,6 +71,12 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
                 f"nats.heartbeat is {self.heartbeat} s: set it to at most half of nats.ack_wait "
                 f"({self.ack_wait} s), so that one lost heartbeat loses no claim"
             )
+        if not re.fullmatch(r"always|[1-9][0-9]*(ms|s|m|h)", self.sync_interval):
+            raise ValueError(
+                f"nats.sync_interval is {self.sync_interval!r}: use always, or a time such as 500ms, 1s or 2m"
+            )
+        if not 0 < self.full_share <= 1:
+            raise ValueError(f"nats.full_share is {self.full_share}: use a share over 0 and up to 1")
         if self.max_deliver < 1:
             raise ValueError("nats.max_deliver must be at least 1")
         if (self.user is None) != (self.password_env is None):

@@ -1,7 +1,8 @@
 """Streams, consumers and the campaign bucket, declared as often as one likes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from nats.errors import Error as NatsError
 from nats.js import api
@@ -51,19 +52,7 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             allow_msg_schedules=True,
             allow_rollup_hdrs=True,
         ),
-        api.StreamConfig(
-            name=names.EVENTS,
-            description="Whatever happened",
-            subjects=[names.EVENT_SUBJECTS],
-            retention=api.RetentionPolicy.LIMITS,
-            max_bytes=settings.event_max_bytes,
-            max_age=settings.event_max_age,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.event_dedupe,
-            allow_direct=True,
-            deny_delete=True,
-        ),
+        events_config(settings),
         api.StreamConfig(
             name=names.DEAD,
             description="Requests that left the queue without an outcome, with the evidence",
@@ -126,6 +115,28 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
     ]
 
 
+def events_config(settings: NatsSettings) -> api.StreamConfig:
+    """The stream of events. No limit of it drops an event: the newest ones on `done` and `started` subjects
+    are the fences that let a rollout have one outcome and each attempt a number of its own."""
+    return api.StreamConfig(
+        name=names.EVENTS,
+        description="Whatever happened; full means refused, never dropped",
+        subjects=[names.EVENT_SUBJECTS],
+        retention=api.RetentionPolicy.LIMITS,
+        discard=api.DiscardPolicy.NEW,
+        max_bytes=settings.event_max_bytes,
+        max_msgs=-1,
+        max_age=0.0,
+        max_msgs_per_subject=-1,
+        max_msg_size=-1,
+        storage=api.StorageType.FILE,
+        num_replicas=settings.replicas,
+        duplicate_window=settings.event_dedupe,
+        allow_direct=True,
+        deny_delete=True,
+    )
+
+
 def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tuple[str, api.ConsumerConfig]]:
     """(stream, consumer) pairs. No `backoff`: it would override ack_wait and delay what a crash left."""
     explicit = api.AckPolicy.EXPLICIT
@@ -181,11 +192,23 @@ async def declare(connection: Connection, settings: NatsSettings, queues: Sequen
                 f"queues {other.subject} and {queue.subject} would share the consumer "
                 f"{queue.consumer}: rename one"
             )
-    try:
+    with _refusals(connection):
         for stream in stream_configs(settings):
             await _declare_stream(connection, stream)
         for stream_name, consumer in consumer_configs(settings, queues):
             await _declare_consumer(connection, stream_name, consumer)
+
+
+async def declare_events(connection: Connection, settings: NatsSettings) -> None:
+    """The stream of events alone; raises as `declare` does."""
+    with _refusals(connection):
+        await _declare_stream(connection, events_config(settings))
+
+
+@contextmanager
+def _refusals(connection: Connection) -> Iterator[None]:
+    try:
+        yield
     except APIError as error:
         raise TopologyError(
             f"NATS at {connection.host} refused the topology ({error.description}): it needs JetStream of "

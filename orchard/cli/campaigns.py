@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.config import ConfigError
@@ -203,7 +204,9 @@ async def cancel_campaign(session: Session, name: str) -> int:
 
 
 async def _status(session: Session) -> None:
-    async with session.connection("status") as connection:
+    async with session.reading_connection("status") as connection:
+        if held := await session.held(connection):
+            console.print(f"[bold red]held[/] {escape(held)}", highlight=False)
         records = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
         if not records:
             console.print("no campaigns yet: `orchard submit --help` says how to queue one")
@@ -214,7 +217,7 @@ async def _status(session: Session) -> None:
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
     """Show the campaign until it is over, stopped or stuck; returns the last view."""
-    async with session.connection("watch") as connection:
+    async with session.reading_connection("watch") as connection:
         book = CampaignBook(connection)
         queues: dict[str, str] = {}
         shown, stuck = time.monotonic(), 0

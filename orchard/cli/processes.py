@@ -24,6 +24,7 @@ from orchard.session import Session
 from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection
 from orchard.streams.health import reporting
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -35,6 +36,9 @@ from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.rollout import Workplace
 from orchard.workers.worker import Worker
+
+HELD_SECONDS = 0.5
+"""Between two looks of the writer at whether the stream is whole."""
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
@@ -194,8 +198,9 @@ async def run_worker(session: Session, name: str | None) -> None:
     queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection(f"worker {name}"))
+        connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
         await declare(connection, config.nats, [queue])
+        await stack.enter_async_context(session.guard(connection, hold=True))
         models = ModelClient(config.endpoints)
         stack.push_async_callback(models.close)
         workplace = Workplace(
@@ -230,24 +235,41 @@ def _worker_report(worker: Worker, report: ProcessReport) -> ProcessReport:
 
 
 async def run_writer(session: Session) -> None:
-    """The writer until told to stop; it commits what the stream holds before it ends."""
+    """The writer until told to stop; it commits what the stream holds before it ends.
+
+    While the stream is not whole it lets go of the store, for `store restore-stream`.
+    """
     stop = stop_on_signals(asyncio.get_running_loop())
-    async with session.connection("writer") as connection:
+    async with session.reading_connection("writer") as connection:
         await declare(connection, session.config.nats, [])
-        config = session.config
-        writer = Writer(config.store, connection, config.writer, config.archive)
+        async with session.guard(connection, hold=True):
+            while not stop.is_set():
+                if connection.held:
+                    await asyncio.sleep(HELD_SECONDS)
+                else:
+                    await _write_while_whole(session, connection, stop)
 
-        def look(report: ProcessReport) -> ProcessReport:
-            return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
 
-        async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
-            archiving = None
-            if (days := config.archive.after_days) is not None:
-                work = Archiving(connection, config.store, session.blobs, config.archive)
-                archiving = tasks.create_task(work.run(timedelta(days=days)))
-            await writer.run(stop)
-            if archiving is not None:
-                archiving.cancel()
+async def _write_while_whole(session: Session, connection: Connection, stop: asyncio.Event) -> None:
+    """One run of the writer, until `stop` is set or the guard holds."""
+    config, pause = session.config, asyncio.Event()
+    writer = Writer(config.store, connection, config.writer, config.archive)
+
+    def look(report: ProcessReport) -> ProcessReport:
+        return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
+
+    async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
+        archiving = None
+        if (days := config.archive.after_days) is not None:
+            work = Archiving(connection, config.store, session.blobs, config.archive)
+            archiving = tasks.create_task(work.run(timedelta(days=days)))
+        writing = tasks.create_task(writer.run(pause))
+        while not writing.done():
+            await asyncio.wait({writing}, timeout=HELD_SECONDS)
+            if connection.held or stop.is_set():
+                pause.set()
+        if archiving is not None:
+            archiving.cancel()
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -265,12 +287,13 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> Non
 async def run_steward(session: Session) -> None:
     """The housekeeping of the queues until told to stop."""
     stop = stop_on_signals(asyncio.get_running_loop())
-    async with session.connection("steward") as connection, asyncio.TaskGroup() as tasks:
+    async with session.reading_connection("steward") as connection:
         await declare(connection, session.config.nats, [])
-        reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
-        async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
-            await run_until(stop, keep(connection))
-        reconciling.cancel()
+        async with session.guard(connection, hold=True), asyncio.TaskGroup() as tasks:
+            reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
+            async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
+                await run_until(stop, keep(connection))
+            reconciling.cancel()
 
 
 async def run_oracle(session: Session, port: int) -> None:

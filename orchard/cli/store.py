@@ -1,16 +1,22 @@
-"""`store check|compact|vacuum|rebuild|digest`: the tables, kept in order and made again."""
+"""`store check|compact|vacuum|rebuild|restore-stream|digest`: the tables, kept in order and made again."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.cli.reading import rows_table
 from orchard.pipelines.conservation import Balance, balances, balances_of_tables
 from orchard.session import Session
 from orchard.storage import maintenance
+from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.digest import store_digests
+from orchard.storage.restore import Restored
+from orchard.storage.restore import restore_stream as restore
+from orchard.streams.topology import declare
 from orchard.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, made again from the log.")
@@ -92,13 +98,60 @@ def rebuild(
     session: Session = context.obj
 
     async def events() -> int:
-        async with session.connection_or_server("rebuild") as connection:
+        async with session.connection_or_server("rebuild", guard=False) as connection:
             return await maintenance.rebuild_events(session.config.store, connection, session.config.archive)
 
     if from_stream:
         console.print(f"events made again up to sequence {asyncio.run(events())}")
     maintenance.rebuild_derived(session.config.store)
     console.print("[bold green]rebuilt[/] all derived tables")
+
+
+@app.command()
+def restore_stream(
+    context: typer.Context,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Directory for a copy of the stream.", show_default="run/restore in the store"),
+    ] = None,
+) -> None:
+    """Put back into the NATS stream what only the tables have: after a power failure, or with a damaged disk.
+
+    `orchard up` may run meanwhile: it holds, and goes on by itself. Run it again if it was interrupted.
+    """
+    session: Session = context.obj
+    result, campaigns = asyncio.run(_restore(session, work or session.directory / "run" / "restore"))
+    if campaigns:
+        console.print(f"[bold green]restored[/] the campaigns {', '.join(campaigns)}")
+    if not (result.put_back or result.moved or result.lost):
+        console.print(
+            f"[bold green]whole[/] the stream has every event that the tables have, up to {result.last}"
+        )
+        return
+    console.print(
+        f"[bold green]restored[/] {result.put_back} events from the tables; the stream ends at {result.last}"
+    )
+    if result.moved:
+        console.print(f"{result.moved} events published after the loss follow them, with new sequences")
+    if result.lost:
+        console.print(f"[yellow]{result.lost} events were in neither: event.lost stands for each[/]")
+
+
+async def _restore(session: Session, work: Path) -> tuple[Restored, list[str]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task("connecting", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(row, description=what, completed=done, total=total)
+
+        async with session.connection_or_server("restore", guard=False) as connection:
+            await declare(connection, session.config.nats, [])
+            config = session.config
+            result = await restore(
+                config.store, connection, config.nats, work, archive=config.archive, tell=tell
+            )
+            return result, await restore_campaigns(session.config.store, connection)
 
 
 @app.command()

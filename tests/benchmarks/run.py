@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "benchmarks"
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "streams": (),
+    "sync": (),
     "storage": (),
     "sandboxes": (),
     "harness": (),

@@ -79,3 +79,9 @@ def test_a_file_that_is_named_must_be_there_and_be_toml(elsewhere: Path) -> None
     (elsewhere / "bad.toml").write_text("= =")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(file=elsewhere / "bad.toml")
+
+
+def test_a_key_that_is_gone_says_why_and_what_to_do_instead(elsewhere: Path) -> None:
+    (elsewhere / "orchard.toml").write_text("[nats]\nevent_max_age = 3600\n")
+    with pytest.raises(ConfigError, match=r"old events are the fences .* use `orchard log archive`"):
+        load()

@@ -1,0 +1,22 @@
+"""What the tables say the stream of events must hold: the front door's half of `streams.guard`."""
+
+import asyncio
+
+from orchard.storage.archive.settings import ArchiveSettings, archive_url
+from orchard.storage.archive.shelf import Shelf
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import log_position
+from orchard.streams.guard import Expected, Unjudged
+
+
+async def expected(store_url: str, archive: ArchiveSettings) -> Expected:
+    """Of the store and its archive as they are now; raises Unjudged when they cannot be read."""
+    try:
+        return await asyncio.to_thread(_expected, store_url, archive)
+    except StorageError as error:
+        raise Unjudged(str(error)) from error
+
+
+def _expected(store_url: str, archive: ArchiveSettings) -> Expected:
+    sealed = sum(part.removed for part in Shelf(archive_url(store_url, archive)).parts())
+    return Expected(watermark=log_position(store_url), sealed=sealed)

@@ -1,0 +1,99 @@
+"""The stream beside the table `events`: sequence by sequence, by ids and bytes, never by lengths."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orchard.storage.delta import DataFile
+from orchard.storage.derived import read_rows
+from orchard.storage.errors import StorageError
+from orchard.storage.location import Location
+from orchard.storage.log import log_batch
+from orchard.storage.tables import EVENTS, SCHEMAS
+from orchard.streams.records import StoredEvent
+
+log = logging.getLogger(__name__)
+
+_NOT_COMPARED = ("stream_time", "raw")
+"""The time differs where a message was restored without it; `raw` is missing in rows written earlier."""
+
+
+class Cursor:
+    """Rows of `events` in order, taken piece by piece. Files that cannot be read are passed over."""
+
+    def __init__(self, location: Location, files: Sequence[DataFile]) -> None:
+        self._parts = _readable(location, files)
+        self._waiting: pa.Table | None = None
+
+    def up_to(self, last: int | None) -> Iterator[pa.Table]:
+        """The rows not taken yet with sequences up to `last`; all of them for None."""
+        while (part := self._waiting or next(self._parts, None)) is not None:
+            self._waiting = None
+            if last is None or part.column("sequence")[-1].as_py() <= last:
+                yield part
+                continue
+            count = pc.sum(pc.less_equal(part.column("sequence"), last)).as_py() or 0
+            self._waiting = part.slice(count)
+            if count:
+                yield part.slice(0, count)
+            return
+
+
+def _readable(location: Location, files: Sequence[DataFile]) -> Iterator[pa.Table]:
+    for file in files:
+        try:
+            yield from (rows for rows in read_rows(location, EVENTS, file) if rows.num_rows)
+        except (StorageError, pa.ArrowException) as error:
+            log.warning("%s cannot be compared with the stream: %s", file.path, error)
+
+
+class Piece(NamedTuple):
+    """A stretch of sequences, `first` to `last`, as the stream and the tables have it."""
+
+    first: int
+    last: int
+    stream: list[StoredEvent]
+    rows: pa.Table
+
+    def differences(self) -> list[int]:
+        """Sequences at which the tables have an event and the stream has another one or none."""
+        if not self.rows.num_rows:
+            return []
+        stored = self.rows.drop_columns(list(_NOT_COMPARED))
+        if self.stream:
+            held = log_batch(self.stream).rows.drop_columns(list(_NOT_COMPARED))
+            if held.num_rows >= stored.num_rows:
+                offset = stored.column("sequence")[0].as_py() - self.stream[0].sequence
+                if offset >= 0 and held.slice(offset, stored.num_rows).equals(stored):
+                    return []
+            by_sequence = {row["sequence"]: row for row in held.to_pylist()}
+        else:
+            by_sequence = {}
+        return [row["sequence"] for row in stored.to_pylist() if by_sequence.get(row["sequence"]) != row]
+
+
+async def side_by_side(
+    batches: AsyncIterator[list[StoredEvent]], location: Location, files: Sequence[DataFile]
+) -> AsyncIterator[Piece]:
+    """All that the stream and the tables hold, in order; the tables' rows after the stream's end come
+    last."""
+    cursor = Cursor(location, files)
+    first = 1
+    async for batch in batches:
+        if not batch:
+            continue
+        last = batch[-1].sequence
+        yield Piece(first, last, batch, _table(cursor.up_to(last)))
+        first = last + 1
+    for rows in cursor.up_to(None):
+        last = rows.column("sequence")[-1].as_py()
+        yield Piece(first, last, [], rows)
+        first = last + 1
+
+
+def _table(parts: Iterator[pa.Table]) -> pa.Table:
+    found = list(parts)
+    return pa.concat_tables(found) if found else SCHEMAS[EVENTS].empty_table()

@@ -1,0 +1,205 @@
+"""Which events a restored stream gets after those of the tables: pure decisions over two stories of one log.
+
+A stream that lost its end gives the lost sequences to new events. When the lost ones come back from the
+tables, the new ones follow them, in their order, with sequences of their own. What the tables accepted
+stands: a second outcome of a rollout, a second use of an attempt's number with all its events, and a second
+decision about a prompt are kept as `event.displaced`.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.schemas.events import (
+    DONE_TYPES,
+    EVENTS_PREFIX,
+    STARTED_TYPE,
+    TERMINAL_TYPES,
+    AttemptSuperseded,
+    Event,
+    EventDisplaced,
+    EventLost,
+    MalformedEvent,
+    RolloutReopened,
+    decode_event,
+    done_subject,
+    encode_event,
+    event_subject,
+    make_event,
+    payload,
+)
+
+SOURCE = "orchard/restore"
+_CAMPAIGN = "orchard"
+_DECIDED = f"{EVENTS_PREFIX}.decided."
+
+
+class Story(NamedTuple):
+    """A message with its place: what both the stream and the tables can say of it."""
+
+    sequence: int
+    subject: str
+    time: int
+    """Nanoseconds since the epoch, when the stream first stored it."""
+    raw: bytes
+
+
+class Outcome(NamedTuple):
+    """The newest event on a rollout's `done` subject."""
+
+    type: str
+    attempt: int | None
+    sequence: int
+
+
+class Merge:
+    """Places the events of a stream that diverged, one after the other.
+
+    `outcomes` are the newest done events of the tables by rollout; `lost` the tables' events that the stream
+    has no more; `start` the first free sequence.
+    """
+
+    def __init__(self, outcomes: dict[str, Outcome], lost: Iterable[Story], start: int) -> None:
+        self._outcomes = dict(outcomes)
+        self._next = start
+        self._known: set[bytes] = set()
+        self._attempts: set[tuple[str, int]] = set()
+        self._decided: set[str] = set()
+        self._collided: set[tuple[str, int]] = set()
+        self._moved: dict[int, int] = {}
+        """New sequence by old one."""
+        for story in lost:
+            self._known.add(_fingerprint(story))
+            event = _event(story)
+            if event is not None and event.type == STARTED_TYPE and event.rollout_id and event.attempt:
+                self._attempts.add((event.rollout_id, event.attempt))
+            if story.subject.startswith(_DECIDED):
+                self._decided.add(story.subject)
+
+    def place(self, story: Story) -> Iterator[Story]:
+        """The messages that stand for one of the diverged stream; none when the tables have it already."""
+        if _fingerprint(story) in self._known:
+            return
+        event = _event(story)
+        reason = "" if event is None else self._contradiction(story, event)
+        if event is not None and reason:
+            yield self._displaced(story, event, reason)
+            if event.type in TERMINAL_TYPES and (event.rollout_id or "") in self._outcomes:
+                yield self._superseded(story, event)
+            return
+        self._moved[story.sequence] = self._next
+        if event is None or story.subject != done_subject(event.rollout_id or ""):
+            yield self._numbered(story)
+            return
+        self._outcomes[event.rollout_id or ""] = Outcome(event.type, event.attempt, self._next)
+        renumbered = self._renumbered(story, event)
+        yield self._numbered(renumbered or story)
+        if renumbered:
+            yield self._displaced(story, event, "sequence")
+
+    def _contradiction(self, story: Story, event: Event) -> str:
+        rollout, attempt = event.rollout_id or "", event.attempt or 0
+        if story.subject == done_subject(rollout) and event.type in DONE_TYPES:
+            if (rollout, attempt) in self._collided:
+                return "attempt"
+            known = self._outcomes.get(rollout)
+            fits = known is None if event.type in TERMINAL_TYPES else False
+            if known is not None:
+                reopens = event.type not in TERMINAL_TYPES
+                fits = known.type == ("rollout.aborted" if reopens else "rollout.reopened")
+            return "" if fits else "outcome"
+        if event.type == STARTED_TYPE and (rollout, attempt) in self._attempts:
+            self._collided.add((rollout, attempt))
+        if (rollout, attempt) in self._collided:
+            return "attempt"
+        if story.subject.startswith(_DECIDED):
+            if story.subject in self._decided:
+                return "decision"
+            self._decided.add(story.subject)
+        return ""
+
+    def _renumbered(self, story: Story, event: Event) -> Story | None:
+        """A reopening names the sequence of the event that it supersedes, which may have moved: then it,
+        with the new sequence; else None."""
+        if event.type in TERMINAL_TYPES:
+            return None
+        try:
+            data = payload(event)
+        except MalformedEvent:
+            return None
+        if not isinstance(data, RolloutReopened) or data.superseded_sequence not in self._moved:
+            return None
+        moved = msgspec.structs.replace(data, superseded_sequence=self._moved[data.superseded_sequence])
+        renumbered = msgspec.structs.replace(
+            event, id=f"{event.id}.restored", data=msgspec.Raw(msgspec.json.encode(moved))
+        )
+        return story._replace(raw=encode_event(renumbered))
+
+    def _displaced(self, story: Story, event: Event, reason: str) -> Story:
+        try:
+            text = story.raw.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(story.raw).decode()
+        data = EventDisplaced(subject=story.subject, sequence=story.sequence, reason=reason, raw=text)
+        name = f"displaced-{story.sequence}-{hashlib.sha256(story.raw).hexdigest()[:16]}"
+        return self._made(
+            make_event(
+                data,
+                id=name,
+                source=SOURCE,
+                campaign=event.campaign,
+                rollout_id=event.rollout_id,
+                time=event.time,
+            ),
+            story.time,
+        )
+
+    def _superseded(self, story: Story, event: Event) -> Story:
+        """What the worker itself publishes when its outcome is refused."""
+        known = self._outcomes[event.rollout_id or ""]
+        data = AttemptSuperseded(
+            accepted_attempt=known.attempt, accepted_sequence=known.sequence, refused_type=event.type
+        )
+        return self._made(
+            make_event(
+                data,
+                id=f"{event.id}.superseded",
+                source=SOURCE,
+                campaign=event.campaign,
+                rollout_id=event.rollout_id,
+                attempt=event.attempt,
+                time=event.time,
+            ),
+            story.time,
+        )
+
+    def _made(self, event: Event, time: int) -> Story:
+        return self._numbered(Story(0, event_subject(event), time, encode_event(event)))
+
+    def _numbered(self, story: Story) -> Story:
+        placed = story._replace(sequence=self._next)
+        self._next += 1
+        return placed
+
+
+def filler(sequence: int, time: int) -> Story:
+    """Holds the place of an event that is nowhere any more."""
+    data = EventLost(reason="neither the stream nor the tables had it when the stream was restored")
+    event = make_event(data, id=f"lost-{sequence}", source=SOURCE, campaign=_CAMPAIGN)
+    return Story(sequence, event_subject(event), time, encode_event(event))
+
+
+def _fingerprint(story: Story) -> bytes:
+    digest = hashlib.sha256(story.subject.encode() + b"\n")
+    digest.update(story.raw)
+    return digest.digest()
+
+
+def _event(story: Story) -> Event | None:
+    try:
+        return decode_event(story.raw)
+    except MalformedEvent:
+        return None

@@ -1,0 +1,380 @@
+"""`store restore-stream`: puts back into the stream of events what only the tables have.
+
+Where the stream lost its end alone, the lost events are published again in their order, which gives them the
+same sequences. Where it lost events in the middle, or has given lost sequences to new events, a whole new
+stream is made on a server beside: the tables' events under their sequences, then what else the damaged
+stream holds (`storage.merge`). It then takes the place of the damaged one. Killed anywhere, the next run
+goes on or begins again.
+"""
+
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from orchard.schemas.events import DONE_TYPES, EVENTS_PREFIX
+from orchard.storage.archive.segments import is_fence
+from orchard.storage.archive.settings import ArchiveSettings, archive_url
+from orchard.storage.archive.shelf import Shelf
+from orchard.storage.comparing import Piece, side_by_side
+from orchard.storage.delta import DataFile, Table
+from orchard.storage.derived import read_events
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
+from orchard.storage.log import originals
+from orchard.storage.merge import Merge, Outcome, Story, filler
+from orchard.storage.tables import EVENTS
+from orchard.streams import names
+from orchard.streams.backup import replace_stream
+from orchard.streams.confirmed import Message, store_all
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import StreamsError, WrongSequence
+from orchard.streams.guard import RESTORED
+from orchard.streams.reading import Bounds, bounds
+from orchard.streams.records import StoredEvent
+from orchard.streams.replay import replay_batches
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare_events, events_config
+
+_BATCH = 500
+_DONE = f"{EVENTS_PREFIX}.done."
+_GAP = f"{EVENTS_PREFIX}.restoring.gap"
+"""Subject of messages that take a sequence that archiving has emptied, until they are purged."""
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore did."""
+
+    put_back: int = 0
+    """Events that only the tables had."""
+    moved: int = 0
+    """Events of the damaged stream that have other sequences now."""
+    lost: int = 0
+    """Sequences whose events are nowhere any more; an `event.lost` stands for each."""
+    last: int = 0
+    """Sequence of the stream's last event."""
+
+
+class _Damage(msgspec.Struct, kw_only=True):
+    """What the comparison of stream and tables has found."""
+
+    watermark: int
+    held: Bounds
+    missing: list[int] = []
+    """Sequences that the tables have and the stream has not."""
+    diverged: int | None = None
+    """First sequence at which the stream has another event than the tables."""
+    replaced: int = 0
+    """Sequences at which it has another event."""
+    holes: list[int] = []
+    """Sequences that neither has."""
+
+    @property
+    def tail_only(self) -> bool:
+        lost_end = self.watermark - self.held.last
+        return self.diverged is None and not self.holes and len(self.missing) == max(lost_end, 0)
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """Which stream and tables a stream beside was made from, so that another run can go on with it."""
+
+    watermark: int
+    last: int
+    messages: int
+    result: Restored | None = None
+    """Set when it is complete."""
+
+
+Tell = Callable[[str, int, int], None]
+"""Progress: what is done just now, events done, events in all."""
+
+
+async def restore_stream(
+    store_url: str,
+    connection: Connection,
+    settings: NatsSettings,
+    work: Path,
+    *,
+    archive: ArchiveSettings | None = None,
+    tell: Tell = lambda *_: None,
+) -> Restored:
+    """Makes the stream hold whatever it or the tables hold; nothing else may publish meanwhile.
+
+    `work` is a directory on this machine for the stream beside, as large as the stream. What is in the
+    archive has left the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
+    """
+    location = Location.parse(store_url)
+    archived = {part.campaign: part.through for part in Shelf(archive_url(store_url, archive)).parts()}
+    with writer_lock(location):
+        await declare_events(connection, settings)
+        events = Table(location, EVENTS)
+        files = events.files()
+        result = await _unfinished(connection, events.watermark, work)
+        if result is None:
+            damage = await _compare(connection, location, files, events.watermark, archived, tell)
+            if damage.tail_only:
+                result = await _append(connection, location, files, damage, tell)
+                await _mark(connection)
+                return result
+            result = await _build(connection, location, files, damage, settings, work, archived, tell)
+        await _swap(connection, settings, work, tell)
+        return result
+
+
+async def _unfinished(connection: Connection, watermark: int, work: Path) -> Restored | None:
+    """The result of an earlier run that was ended before the new stream was in its place."""
+    plan = _read_plan(work)
+    if plan is None or plan.result is None:
+        return None
+    held = await bounds(connection, names.EVENTS)
+    if held.last == 0 or (watermark, held.last, held.messages) == (plan.watermark, plan.last, plan.messages):
+        return plan.result
+    shutil.rmtree(work)  # the stream went on since
+    return None
+
+
+async def _compare(
+    connection: Connection,
+    location: Location,
+    files: list[DataFile],
+    watermark: int,
+    archived: dict[str, int],
+    tell: Tell,
+) -> _Damage:
+    held = await bounds(connection, names.EVENTS)
+    damage = _Damage(watermark=watermark, held=held)
+    total = max(held.last, watermark)
+    async with aclosing(_stream(connection, held.last)) as batches:
+        async for piece in side_by_side(batches, location, files):
+            _judge(piece, damage, archived)
+            tell("comparing", piece.last, total)
+    return damage
+
+
+def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
+    held = {message.sequence for message in piece.stream}
+    for sequence in piece.differences():
+        if sequence in held:
+            damage.diverged = damage.diverged or sequence
+            damage.replaced += 1
+    columns = (piece.rows.column(name).to_pylist() for name in ("sequence", "campaign", "subject"))
+    stored = {sequence: (campaign, subject) for sequence, campaign, subject in zip(*columns, strict=True)}
+    for sequence in range(piece.first, piece.last + 1):
+        if sequence in held:
+            continue
+        if sequence not in stored:
+            damage.holes.append(sequence)
+        elif not _sealed(sequence, *stored[sequence], archived):
+            damage.missing.append(sequence)
+
+
+def _sealed(sequence: int, campaign: str | None, subject: str, archived: dict[str, int]) -> bool:
+    """Whether archiving took the event out of the stream: `archived` says up to where, by campaign."""
+    return sequence <= archived.get(campaign or "", 0) and not is_fence(subject)
+
+
+async def _append(
+    connection: Connection, location: Location, files: list[DataFile], damage: _Damage, tell: Tell
+) -> Restored:
+    """Publish the lost end again; each message only where the stream ends just before it."""
+    done, total = 0, len(damage.missing)
+    for batch in _batches(_rows(location, files, damage.held.last)):
+        try:
+            await store_all(connection, [_message(story, exact=True) for story in batch])
+        except WrongSequence as error:
+            raise StreamsError(
+                "something published to the stream while it was restored: stop it, and run restore-stream "
+                "again"
+            ) from error
+        done += len(batch)
+        tell("putting back", done, total)
+    return Restored(put_back=done, last=(await bounds(connection, names.EVENTS)).last)
+
+
+async def _build(
+    connection: Connection,
+    location: Location,
+    files: list[DataFile],
+    damage: _Damage,
+    settings: NatsSettings,
+    work: Path,
+    archived: dict[str, int],
+    tell: Tell,
+) -> Restored:
+    """Make the whole stream on a server beside, from where an earlier run was ended."""
+    plan = _Plan(damage.watermark, damage.held.last, damage.held.messages)
+    if _read_plan(work) != plan:
+        shutil.rmtree(work, ignore_errors=True)
+        _write_plan(work, plan)
+    counted = Restored(
+        put_back=len(damage.missing) + damage.replaced,
+        lost=sum(damage.diverged is None or hole <= damage.watermark for hole in damage.holes),
+        moved=0 if damage.diverged is None else damage.held.last - damage.diverged + 1,
+    )
+    beside = msgspec.structs.replace(settings, event_max_bytes=-1, replicas=1)
+    async with (
+        EmbeddedServer(work / "nats", sync="10s") as server,
+        connect(beside, name="restore", url=server.url) as target,
+    ):
+        await declare_events(target, beside)
+        reached = (await bounds(target, names.EVENTS)).last
+        total = max(damage.watermark, damage.held.last)
+        async with aclosing(_whole(connection, location, files, damage, archived)) as stories:
+            batch: list[Story] = []
+            async for story in stories:
+                if story.sequence > reached:
+                    batch.append(story)
+                if len(batch) >= _BATCH:
+                    reached = (await store_all(target, [_message(one, exact=True) for one in batch]))[-1]
+                    batch = []
+                    tell("rebuilding", min(reached, total), total)
+            if batch:
+                reached = (await store_all(target, [_message(one, exact=True) for one in batch]))[-1]
+        await target.jetstream.purge_stream(names.EVENTS, subject=_GAP)
+    result = msgspec.structs.replace(counted, last=reached)
+    _write_plan(work, msgspec.structs.replace(plan, result=result))
+    return result
+
+
+async def _whole(
+    connection: Connection,
+    location: Location,
+    files: list[DataFile],
+    damage: _Damage,
+    archived: dict[str, int],
+) -> AsyncGenerator[Story, None]:
+    """Every message of the restored stream, in order."""
+    parting = damage.diverged
+    async with aclosing(_stream(connection, damage.held.last)) as batches:
+        async for piece in side_by_side(batches, location, files):
+            held = {message.sequence: message for message in piece.stream}
+            stored = {original.sequence: original for original in originals(piece.rows)}
+            campaigns = dict(zip(stored, piece.rows.column("campaign").to_pylist(), strict=True))
+            different = set(piece.differences())
+            for sequence in range(piece.first, piece.last + 1):
+                if parting is not None and sequence > damage.watermark:
+                    break
+                message, row = held.get(sequence), stored.get(sequence)
+                if parting is not None and sequence >= parting and row is None:
+                    message = None  # it is placed after the tables' events
+                if message is not None and sequence not in different:
+                    yield _story(message)
+                elif row is None:
+                    yield filler(sequence, 0)
+                elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
+                    yield Story(sequence, _GAP, 0, b"")
+                else:
+                    yield Story(sequence, row.subject, _nanoseconds(row.time), row.raw)
+    if parting is None:
+        return
+    merge = Merge(
+        _outcomes(location, files),
+        _rows(location, files, min([parting, *damage.missing]) - 1),
+        damage.watermark + 1,
+    )
+    async with aclosing(_stream(connection, damage.held.last, start=parting)) as batches:
+        async for batch in batches:
+            for message in batch:
+                for placed in merge.place(_story(message)):
+                    yield placed
+
+
+def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
+    """The newest event on each rollout's `done` subject, as the tables have it."""
+    found: dict[str, Outcome] = {}
+    for rows in read_events(location, files, 0):
+        for row in rows.select(["sequence", "subject", "type", "rollout_id", "attempt"]).to_pylist():
+            if row["type"] in DONE_TYPES and row["subject"].startswith(_DONE):
+                found[row["rollout_id"]] = Outcome(row["type"], row["attempt"], row["sequence"])
+    return found
+
+
+async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell: Tell) -> None:
+    """Put the stream beside in the place of the damaged one."""
+    plan = _read_plan(work)
+    assert plan is not None and plan.result is not None
+    tell("replacing the stream", 0, 1)
+    config = events_config(settings)
+    config.metadata = _marked(None)
+    async with (
+        EmbeddedServer(work / "nats", sync="10s") as server,
+        connect(settings, name="restore", url=server.url) as source,
+    ):
+        await replace_stream(source, connection, names.EVENTS, config)
+    shutil.rmtree(work)
+    tell("replacing the stream", 1, 1)
+
+
+async def _mark(connection: Connection) -> None:
+    """Tell every guard that what its process saw confirmed counts no more."""
+    config = (await connection.jetstream.stream_info(names.EVENTS)).config
+    await connection.jetstream.update_stream(config.evolve(metadata=_marked(config.metadata)))
+
+
+def _marked(metadata: dict[str, str] | None) -> dict[str, str]:
+    return (metadata or {}) | {RESTORED: secrets.token_hex(8)}
+
+
+async def _stream(
+    connection: Connection, last: int, start: int = 1
+) -> AsyncGenerator[list[StoredEvent], None]:
+    if last < start:
+        return
+    async with aclosing(replay_batches(connection, start)) as arriving:
+        async for batch in arriving:
+            yield [message for message in batch if message.sequence <= last]
+
+
+def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[Story]:
+    for rows in read_events(location, files, after):
+        for original in originals(rows):
+            yield Story(original.sequence, original.subject, _nanoseconds(original.time), original.raw)
+
+
+def _story(message: StoredEvent) -> Story:
+    return Story(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
+
+
+def _message(story: Story, *, exact: bool) -> Message:
+    extra = {names.STORED_AT: str(story.time)} if story.time else {}
+    if exact:
+        extra[names.EXPECTED_LAST] = str(story.sequence - 1)
+    return Message(subject=story.subject, payload=story.raw, id="", extra=extra)
+
+
+def _batches(stories: Iterator[Story]) -> Iterator[list[Story]]:
+    batch: list[Story] = []
+    for story in stories:
+        batch.append(story)
+        if len(batch) >= _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _nanoseconds(time: datetime) -> int:
+    return int(time.timestamp()) * 1_000_000_000 + time.microsecond * 1000
+
+
+def _plan_file(work: Path) -> Path:
+    return work / "plan.json"
+
+
+def _read_plan(work: Path) -> _Plan | None:
+    try:
+        return msgspec.json.decode(_plan_file(work).read_bytes(), type=_Plan)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _write_plan(work: Path, plan: _Plan) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    new = _plan_file(work).with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(plan))
+    new.replace(_plan_file(work))

@@ -1,0 +1,62 @@
+"""What the embedded server's streams had reached: how a later start knows that one of them lost its end."""
+
+from pathlib import Path
+
+import msgspec
+
+from orchard.streams.connection import Connection
+
+_JSZ = "$SYS.REQ.SERVER.PING.JSZ"
+_FILE = "last-seen.json"
+
+
+class _State(msgspec.Struct, frozen=True):
+    last_seq: int = 0
+
+
+class _Stream(msgspec.Struct, frozen=True):
+    name: str
+    state: _State = _State()
+
+
+class _Account(msgspec.Struct, frozen=True):
+    stream_detail: tuple[_Stream, ...] = ()
+
+
+class _Data(msgspec.Struct, frozen=True):
+    account_details: tuple[_Account, ...] = ()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: _Data = _Data()
+
+
+async def last_sequences(connection: Connection) -> dict[str, int]:
+    """Last sequence of every stream; `connection` is the admin's. Raises NatsError or TimeoutError."""
+    answer = await connection.nats.request(_JSZ, b'{"accounts":true,"streams":true}', timeout=5.0)
+    accounts = msgspec.json.decode(answer.data, type=_Answer).data.account_details
+    return {stream.name: stream.state.last_seq for account in accounts for stream in account.stream_detail}
+
+
+def read_seen(store: Path) -> dict[str, int]:
+    """What `write_seen` has written for this server's store; empty before."""
+    try:
+        return msgspec.json.decode((store / _FILE).read_bytes(), type=dict[str, int])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}
+
+
+def write_seen(store: Path, sequences: dict[str, int]) -> None:
+    """Keep what the streams have reached."""
+    new = store / f"{_FILE}.new"
+    new.write_bytes(msgspec.json.encode(sequences))
+    new.replace(store / _FILE)
+
+
+def losses(seen: dict[str, int], now: dict[str, int]) -> list[str]:
+    """A sentence for each stream that does not reach what it had reached."""
+    return [
+        f"the stream {name} ends at {now.get(name, 0)} and had reached {last}: the server has lost its end"
+        for name, last in sorted(seen.items())
+        if now.get(name, 0) < last
+    ]

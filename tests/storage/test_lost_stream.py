@@ -1,0 +1,388 @@
+"""A stream whose files lost bytes: nothing is published until it holds again whatever it or the tables
+hold."""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from orchard.pipelines.campaigns import Campaigns
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
+from orchard.schemas.events import Event, encode_event
+from orchard.storage.blobs import BlobStore
+from orchard.storage.campaigns import restore_campaigns
+from orchard.storage.digest import store_digests
+from orchard.storage.errors import EventsLost, OtherStream
+from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.reader import log_position, open_tables
+from orchard.storage.restore import Restored, restore_stream
+from orchard.storage.writer import Writer
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import StreamHeld
+from orchard.streams.guard import Expected, Guard, guarded
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+from tests.entries import named
+
+SETTINGS = NatsSettings(patience=30.0)
+SMALL_FILES = NatsSettings(event_max_bytes=100_000)
+"""The server makes files of 32 KB for a stream that is declared with so small a limit."""
+ROLLOUTS, COMMITTED = 50, 35
+
+
+class Scene(NamedTuple):
+    """A pipeline that was killed: its directory, and what its stream had by sequence."""
+
+    directory: Path
+    published: list[Event]
+    watermark: int
+
+    @property
+    def store(self) -> str:
+        return str(self.directory / "store")
+
+    @property
+    def streams(self) -> Path:
+        return next((self.directory / "nats").glob("jetstream/*/streams"))
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, log, prose: Callable[[int], str]) -> Scene:
+    """Rollouts in the stream, most of them in the tables, requests in the queue; then SIGKILL."""
+    return await make_scene(tmp_path, log, prose, COMMITTED)
+
+
+@pytest.fixture
+async def committed(tmp_path: Path, log, prose: Callable[[int], str]) -> Scene:
+    """As `scene`, with all of them in the tables."""
+    return await make_scene(tmp_path, log, prose, ROLLOUTS)
+
+
+async def make_scene(tmp_path: Path, log, prose: Callable[[int], str], committed: int) -> Scene:
+    directory = tmp_path / "scene"
+    server = EmbeddedServer(directory / "nats")
+    await server.start()
+    published: list[Event] = []
+    async with connect(SETTINGS, name="first", url=server.url) as connection:
+        await declare(connection, SMALL_FILES, [Queue()])
+        await declare(connection, SETTINGS, [Queue()])
+        for sample in range(ROLLOUTS):
+            published += await _publish(connection, log.whole_rollout(sample, prose(3_000)))
+            if sample + 1 == committed:
+                await write(str(directory / "store"), connection)
+        entries = [named(Queue(), f"r{number}", prose(300).encode()) for number in range(100)]
+        await Publisher(connection).offer_all(entries)
+    os.kill(server.pid, signal.SIGKILL)
+    await server.wait()
+    return Scene(directory, published, committed * 6)
+
+
+async def _publish(connection: Connection, events: list[Event]) -> list[Event]:
+    await Publisher(connection).events(events)
+    return events
+
+
+async def write(store: str, connection: Connection) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    await Writer(store, connection).run(stop)
+
+
+@asynccontextmanager
+async def pipeline(scene: Scene) -> AsyncIterator[tuple[Connection, Connection]]:
+    """The server started again, with its topology: a connection for a worker and one for the operator."""
+    async with (
+        EmbeddedServer(scene.directory / "nats") as server,
+        connect(SETTINGS, name="worker", url=server.url) as worker,
+        connect(SETTINGS, name="operator", url=server.url) as operator,
+    ):
+        await declare(operator, SETTINGS, [Queue()])
+        yield worker, operator
+
+
+def guard_of(scene: Scene, connection: Connection) -> Guard:
+    async def look() -> Expected:
+        return Expected(watermark=log_position(scene.store))
+
+    return Guard(connection, SETTINGS, look)
+
+
+async def held(connection: Connection) -> dict[int, bytes]:
+    return {stored.sequence: stored.raw async for stored in replay(connection)}
+
+
+async def restore(scene: Scene, connection: Connection) -> Restored:
+    return await restore_stream(scene.store, connection, SETTINGS, scene.directory / "work")
+
+
+def cut_last(scene: Scene, size: int) -> None:
+    blocks = scene.streams.glob(f"{names.EVENTS}/msgs/*.blk")
+    last = max(blocks, key=lambda path: int(path.stem))
+    os.truncate(last, max(0, last.stat().st_size - size))
+
+
+def damage(scene: Scene, chance: random.Random) -> str:
+    """Cut or flip bytes at a random place of the stream's files; what was done."""
+    files = sorted(path for path in scene.streams.glob(f"{names.EVENTS}/**/*") if path.is_file())
+    path = chance.choices(files, weights=[path.stat().st_size + 2000 for path in files])[0]
+    size = path.stat().st_size
+    if chance.random() < 0.4:
+        left = chance.randrange(size)
+        os.truncate(path, left)
+        return f"{path.name} cut to {left} of {size}"
+    place, count = chance.randrange(size), chance.randint(1, 64)
+    with path.open("r+b") as file:
+        file.seek(place)
+        old = file.read(count)
+        file.seek(place)
+        file.write(bytes(byte ^ chance.randint(1, 255) for byte in old))
+    return f"{path.name}: {len(old)} bytes flipped at {place} of {size}"
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow) if n >= 8 else n for n in range(50)]
+)
+async def test_bytes_lost_anywhere_lose_no_event_that_the_tables_have(scene: Scene, seed: int) -> None:
+    original = {number: encode_event(event) for number, event in enumerate(scene.published, 1)}
+    done = damage(scene, random.Random(seed))
+    async with pipeline(scene) as (worker, operator):
+        survived = await held(operator)
+        assert all(original[sequence] == raw for sequence, raw in survived.items()), done
+        worker.newest_event = len(original)  # it has gone on over the restart
+        guard = guard_of(scene, worker)
+        await guard.check()
+        if survived == original:
+            assert not worker.held, done
+            return
+        assert "run `orchard store restore-stream`" in worker.held, done
+        with pytest.raises(StreamHeld):
+            await worker.ready(0)
+
+        result = await restore(scene, operator)
+
+        await guard.check()
+        assert not worker.held, done
+        after = await held(operator)
+        known = survived | {n: raw for n, raw in original.items() if n <= scene.watermark}
+        assert {n: after[n] for n in known} == known, done
+        assert sorted(after) == list(range(1, len(after) + 1)), done
+        for sequence, event in enumerate(scene.published[: scene.watermark], 1):
+            if event.type == "rollout.finished":
+                found = await Publisher(worker).outcome(event.rollout_id or "")
+                assert found is not None and found.sequence == sequence, done
+        await write(scene.store, operator)
+        assert result.lost or check(scene.store) == []
+        assert await restore(scene, operator) == Restored(last=len(after))
+
+
+async def grow(scene: Scene, operator: Connection, log) -> str:
+    """What yesterday's workers did: go on at the end of a stream that has lost its end, until it has more
+    events than the store. A rollout whose outcome is lost gets another one, by an attempt of the same
+    number; another rollout is aborted, reopened and done. Gives the former's id."""
+    publisher = Publisher(operator)
+    end = (await bounds(operator, names.EVENTS)).last
+    started = next(event for event in scene.published[end:] if event.type == "rollout.started")
+    rollout = started.rollout_id or ""
+    await publisher.event(log.started(rollout))
+    await publisher.event(log.message(rollout, text="told otherwise"))
+    await publisher.terminal(log.finished(rollout, resolved=None))
+    again = log.rollout(1)
+    await publisher.event(log.requested(1))
+    aborted = await publisher.terminal(log.aborted(again))
+    reopened = await publisher.reopen(log.reopened(again, aborted), aborted)
+    await publisher.terminal(log.finished(again, attempt=2), fence=reopened)
+    while (await bounds(operator, names.EVENTS)).last <= scene.watermark:
+        await publisher.event(log.call(again, attempt=2))
+    return rollout
+
+
+def outcomes(store: str) -> list[tuple[object, ...]]:
+    with open_tables(store) as tables:
+        return tables.sql("select rollout_id, sequence, event_id, reward from rollouts order by 2").fetchall()
+
+
+async def test_a_stream_that_went_on_after_a_loss_replaces_no_accepted_outcome(committed: Scene, log) -> None:
+    scene, other = committed, type(log)("second")
+    before = outcomes(scene.store)
+    cut_last(scene, 30_000)
+    async with pipeline(scene) as (worker, operator):
+        rollout = await grow(scene, operator, other)
+        diverged = await held(operator)
+        await guard_of(scene, worker).check()
+
+        with pytest.raises(
+            EventsLost, match=r"event \d+ is second-1 in the stream and demo-\d+ in the tables"
+        ):
+            await rebuild_events(scene.store, operator)
+        assert outcomes(scene.store) == before
+        with pytest.raises(OtherStream, match="orchard store restore-stream"):
+            await write(scene.store, operator)
+
+        result = await restore(scene, operator)
+
+        assert result.put_back > 0 and result.moved > 0
+        await write(scene.store, operator)
+        assert check(scene.store) == []
+        assert outcomes(scene.store)[: len(before)] == before
+        assert len(outcomes(scene.store)) == len(before) + 1
+        with open_tables(scene.store) as tables:
+            set_aside = tables.execute(
+                "select payload->>'$.raw' from events where type = 'event.displaced' order by sequence"
+            ).fetchall()
+            superseded = tables.execute(
+                "select rollout_id, accepted_attempt from tables.attempts_all where kind = 'superseded'"
+            ).fetchall()
+            told = tables.execute("select count(*) from messages where content = 'told otherwise'").fetchone()
+        after = await held(operator)
+        kept = set(after.values()) | {text.encode() for (text,) in set_aside}
+        assert set(diverged.values()) <= kept
+        assert (rollout, 1) in superseded
+        assert told == (0,)
+        live = store_digests(scene.store)
+        await rebuild_events(scene.store, operator)
+        rebuild_derived(scene.store)
+        assert store_digests(scene.store) == live
+
+
+async def test_the_guard_sees_a_stream_that_ends_before_the_tables(committed: Scene, log) -> None:
+    """A process that has just started, and saw nothing confirmed."""
+    cut_last(committed, 30_000)
+    async with pipeline(committed) as (worker, operator):
+        with pytest.raises(StreamHeld, match=r"the tables hold events up to 300: .* restore-stream"):
+            async with guarded(guard_of(committed, worker), worker, hold=False):
+                pass
+        with pytest.raises(EventsLost, match="restore-stream"):
+            await write(committed.store, operator)
+
+        result = await restore(committed, operator)
+
+        assert result == Restored(put_back=result.put_back, last=300) and result.put_back > 0
+        async with guarded(guard_of(committed, worker), worker, hold=False):
+            await Publisher(worker).event(type(log)("after").requested(0))
+
+
+async def test_held_workers_go_on_by_themselves_when_the_stream_is_restored(committed: Scene, log) -> None:
+    cut_last(committed, 30_000)
+    told: list[str] = []
+    async with pipeline(committed) as (worker, operator):
+        guard = guard_of(committed, worker)
+        guard.on_change = told.append
+        async with guarded(guard, worker, hold=True), Claims(worker, Queue()) as claims:
+            assert await claims.next(0.3) is None
+            publishing = asyncio.create_task(Publisher(worker).event(type(log)("after").requested(0)))
+            await asyncio.sleep(0)
+
+            await restore(committed, operator)
+
+            assert await publishing == 301
+            claim = await claims.next(10)
+            assert claim is not None
+            await claim.complete()
+    assert len(told) == 2
+    assert "restore-stream" in told[0] and "well again" in told[1]
+
+
+@pytest.mark.parametrize("moment", ["comparing", "rebuilding", "replacing the stream"])
+async def test_a_restore_that_is_ended_anywhere_goes_on(
+    scene: Scene, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended is a cancelled task here: what it leaves behind is what SIGKILL leaves."""
+    original = {number: encode_event(event) for number, event in enumerate(scene.published, 1)}
+    os.truncate(next(scene.streams.glob(f"{names.EVENTS}/msgs/2.blk")), 10_000)
+    monkeypatch.setattr("orchard.storage.restore._BATCH", 20)
+
+    def ended(what: str, *_: int) -> None:
+        if what == moment:
+            raise asyncio.CancelledError
+
+    async with pipeline(scene) as (_, operator):
+        with pytest.raises(asyncio.CancelledError):
+            await restore_stream(scene.store, operator, SETTINGS, scene.directory / "work", tell=ended)
+        result = await restore(scene, operator)
+        assert result.put_back > 0 and result.lost == 0
+        assert await held(operator) == original
+
+
+async def test_a_deleted_stream_comes_back_from_the_tables(committed: Scene) -> None:
+    original = {number: encode_event(event) for number, event in enumerate(committed.published, 1)}
+    shutil.rmtree(committed.streams / names.EVENTS)
+    async with pipeline(committed) as (worker, operator):
+        await guard_of(committed, worker).check()
+        assert "restore-stream" in worker.held
+
+        await restore(committed, operator)
+
+        assert await held(operator) == original
+
+
+async def test_foreign_encodings_come_back_byte_for_byte(
+    connection: Connection, store: str, tmp_path
+) -> None:
+    """Events of other producers, whose JSON has another order, blanks or attributes; and what is no event."""
+    foreign = [
+        b'{"id": "x", "source":"s","type":"t.u","subject":"a","time":"2026-01-01T00:00:00+02:00",'
+        b'"dataschema":"d","campaign":"c", "data": {"a" : 1}, "more": [1, 2]}',
+        b"\xff\x00 no event",
+        b"[1, 2]",
+    ]
+    for raw in foreign:
+        await connection.jetstream.publish("orchard.events.c.00.t.u", raw)
+    await write(store, connection)
+    await connection.jetstream.purge_stream(names.EVENTS)
+    await connection.jetstream.delete_stream(names.EVENTS)
+
+    await restore_stream(store, connection, NatsSettings(), tmp_path / "work")
+
+    assert list((await held(connection)).values()) == foreign
+
+
+async def test_lost_requests_and_campaigns_do_not_keep_the_server_from_starting(scene: Scene) -> None:
+    for stream in (names.WORK, names.CAMPAIGNS_STREAM, names.LATER):
+        for path in [path for path in (scene.streams / stream).rglob("*") if path.is_file()]:
+            os.truncate(path, path.stat().st_size // 2)
+    async with (
+        pipeline(scene) as (worker, operator),
+        guarded(guard_of(scene, worker), worker, hold=False),
+    ):
+        assert (await bounds(operator, names.WORK)).messages < 100
+        await Publisher(worker).offer(named(Queue(), "another", b"body"))
+        async with Claims(worker, Queue()) as claims:
+            claim = await claims.next(5)
+            assert claim is not None
+            await claim.complete()
+
+
+async def test_a_lost_campaign_is_made_again_from_the_log(connection: Connection, store: str) -> None:
+    task = TaskRef(task_id="t1", source="test", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+    spec = CampaignSpec(
+        name="first", tasks=(task,), harnesses=("mini-swe-agent",), models=(ModelSpec(name="m"),), samples=3
+    )
+    campaigns = Campaigns(connection, BlobStore(store))
+    async for _ in campaigns.submit(spec):
+        pass
+    await campaigns.pause("first")
+    before = await CampaignBook(connection).get("first")
+    await write(store, connection)
+    await connection.jetstream.purge_stream(names.CAMPAIGNS_STREAM)
+
+    assert await restore_campaigns(store, connection) == ["first"]
+
+    after = await CampaignBook(connection).get("first")
+    assert before is not None and after is not None
+    assert after[0] == before[0]
+    assert await restore_campaigns(store, connection) == []
