@@ -1,0 +1,86 @@
+"""A pass of the reconciler over a large campaign that is all queued: time and memory.
+
+`python -m tests.benchmarks.bench_reconcile [ROLLOUTS]`, a million by default. The requests are real entries
+of a real server, put there without the log; the first pass builds the ledger, the others are what a steward
+does for ever. In the last one every outcome is looked up, because the queue is gone.
+"""
+
+import asyncio
+import resource
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from orchard.pipelines.reconciling import Reconciler
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, TaskRef, rollout_requests
+from orchard.storage.blobs import BlobStore
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import connect
+from orchard.streams.entries import FIRST, rollout_entry
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+
+TASKS = 1000
+
+
+def memory() -> float:
+    """Peak of this process, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+async def main(rollouts: int) -> None:
+    """Print what each step took."""
+    spec = CampaignSpec(
+        name="million",
+        tasks=tuple(
+            TaskRef(task_id=f"t{number}", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+            for number in range(TASKS)
+        ),
+        harnesses=("mini-swe-agent",),
+        models=(ModelSpec(name="m"),),
+        samples=rollouts // TASKS,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        settings, blobs = NatsSettings(work_max_messages=2 * rollouts), BlobStore(f"{directory}/store")
+        async with (
+            EmbeddedServer(Path(directory) / "nats") as server,
+            connect(settings, name="bench", url=server.url) as connection,
+        ):
+            await declare(connection, settings, [Queue()])
+            requests = rollout_requests(spec)
+            began = time.perf_counter()
+            while batch := [rollout_entry(request, FIRST) for request in islice(requests, 1000)]:
+                await Publisher(connection).offer_all(batch)
+            told("offering", spec.size, began)
+            blob = blobs.put(msgspec.json.encode(spec), "application/json")
+            record = CampaignRecord(spec=blob, spec_hash="h", size=spec.size, offered=spec.size)
+            await CampaignBook(connection).create(spec.name, record)
+            before = memory()
+            reconciler = Reconciler(connection, blobs)
+            for step in ("first pass", "second pass", "third pass"):
+                began, used = time.perf_counter(), time.process_time()
+                assert await reconciler.look() == 0
+                told(step, spec.size, began, time.process_time() - used)
+            await connection.jetstream.purge_stream(names.WORK)
+            began, used = time.perf_counter(), time.process_time()
+            await reconciler.look()
+            told("all lost, first look", spec.size, began, time.process_time() - used)
+            print(f"memory: {before:.0f} MB before, {memory():.0f} MB at most")  # noqa: T201
+
+
+def told(what: str, rollouts: int, began: float, used: float = 0.0) -> None:
+    """One line."""
+    took = time.perf_counter() - began
+    print(f"{what}: {took:.1f} s ({used:.1f} s of CPU), {rollouts / took:.0f}/s")  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000))
