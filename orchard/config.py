@@ -8,10 +8,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.writer import WriterSettings
 from orchard.streams.settings import NatsSettings
@@ -40,20 +41,20 @@ class ConfigError(ValueError):
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `orchard up` runs (configuration section `[up]`)."""
 
-    workers: int = 2
+    workers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 2
     """Worker processes."""
     oracle: bool = True
     """Run the oracle teacher, the endpoint named `oracle`."""
-    shutdown_seconds: float = 30.0
+    shutdown_seconds: Seconds = 30.0
     """How long running rollouts may go on after Ctrl-C before they go back to the queue."""
-    restart_seconds: float = 0.5
+    restart_seconds: Seconds = 0.5
     """Pause before a process that ended by itself is started again."""
 
 
 class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the oracle teacher plays (configuration section `[oracle]`)."""
 
-    mix: dict[str, float] = msgspec.field(default_factory=DEFAULT_MIX.copy)
+    mix: dict[str, Weight] = msgspec.field(default_factory=DEFAULT_MIX.copy)
     """Shares of its behaviours, where a rollout asks for none of them by name."""
 
     def __post_init__(self) -> None:
@@ -114,6 +115,11 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
         branch = tree.get(section)
         if isinstance(branch, dict) and name in branch:
             raise ConfigError(sentence)
+    return checked(tree)
+
+
+def checked(tree: Any) -> Config:
+    """The configuration in a tree of plain values; raises ConfigError for what cannot be."""
     try:
         return msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:

@@ -25,7 +25,7 @@ from orchard.schemas.campaigns import (
     rollout_request,
     slots,
 )
-from orchard.schemas.events import EVENTS_PREFIX, RolloutReconciled, make_event
+from orchard.schemas.events import EVENTS_PREFIX, Event, RolloutReconciled, make_event
 from orchard.schemas.identity import rollout_id
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -37,7 +37,7 @@ from orchard.streams.entries import rollout_entry
 from orchard.streams.outcomes import open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import SHARDS, listed_by_shard, stands
+from orchard.streams.queued import SHARDS, listed_by_shard, stands, unplaced
 from orchard.streams.reading import bounds
 
 log = logging.getLogger("orchard.reconciler")
@@ -45,7 +45,9 @@ log = logging.getLogger("orchard.reconciler")
 PAUSE_SECONDS = 20.0
 """Between two passes: longer than a request needs from one queue to the next."""
 _AT_ONCE = 1000
-_OFFERED_AT_ONCE = 100
+_OFFERED_AT_ONCE = 500
+_SUSPECTS = 10_000
+"""Of one campaign in one pass: where a whole queue was lost, the later passes find the others."""
 _ID_BYTES = 12
 REQUEUED = f"{EVENTS_PREFIX}.*.*.request.requeued"
 SOURCE = "orchard/steward"
@@ -178,7 +180,7 @@ class Reconciler:
         before, known.suspects = known.suspects, []
         async for shard, listed in listed_by_shard(self._connection, name):
             open_ = ledger.open_in(shard, reconcilable(record))
-            lost = missing(open_, listed)
+            lost = missing(open_, listed)[: max(_SUSPECTS - len(known.suspects), 0)]
             for rollout, newest in zip(lost, await self._publisher.outcomes(lost), strict=True):
                 fence = open_at(newest)
                 if fence is None:
@@ -207,9 +209,15 @@ class Reconciler:
         """Offer those again that are still nowhere, each after a last look of its own; how many."""
         spec = await self._spec(record)
         plan, position, offered = slots(spec), 0, 0
+        placeless = await unplaced(self._connection, name)
         for start in range(0, len(candidates), _OFFERED_AT_ONCE):
-            some = candidates[start : start + _OFFERED_AT_ONCE]
-            nowhere = await asyncio.gather(*(self._nowhere(name, record, one) for one in some))
+            some = [
+                one for one in candidates[start : start + _OFFERED_AT_ONCE] if one.rollout_id not in placeless
+            ]
+            now = await self._book.get(name)
+            if now is None or (now[0].state, now[0].rounds) != (record.state, record.rounds):
+                break
+            nowhere = await asyncio.gather(*(self._nowhere(name, one) for one in some))
             lost = [one for one, still in zip(some, nowhere, strict=True) if still]
             starts = await self._publisher.starts([one.rollout_id for one in lost])
             requests = []
@@ -219,39 +227,40 @@ class Reconciler:
                 base = (started.event.attempt or 0) if started and started.event else 0
                 requests.append(msgspec.structs.replace(request, fence=one.fence, attempt_base=base))
             occasion = f"reconciled-{uuid4().hex}"
-            entries = [rollout_entry(request, occasion) for request in requests]
-            for request, placed in zip(requests, await self._publisher.offer_absent(entries), strict=True):
-                if placed.verdict is Verdict.STORED:
-                    offered += 1
-                    await self._announce(request)
+            placed = await self._publisher.offer_absent(
+                [rollout_entry(request, occasion) for request in requests]
+            )
+            again = [
+                request
+                for request, answer in zip(requests, placed, strict=True)
+                if answer.verdict is Verdict.STORED
+            ]
+            await self._publisher.events([_reconciled(request, occasion) for request in again])
+            offered += len(again)
+        if offered:
+            log.error("%d open rollouts of %s were on no queue: offered again", offered, name)
         return offered
 
-    async def _nowhere(self, name: str, record: CampaignRecord, one: Suspect) -> bool:
+    async def _nowhere(self, name: str, one: Suspect) -> bool:
         """Whether the rollout is still open at this fence and in no queue, as the leaders have it."""
-        now = await self._book.get(name)
-        if now is None or (now[0].state, now[0].rounds) != (record.state, record.rounds):
-            return False
         if await stands(self._connection, name, one.rollout_id):
             return False
         return open_at(await self._publisher.outcome(one.rollout_id)) == one.fence
 
-    async def _announce(self, request: RolloutRequest) -> None:
-        rollout, campaign = request.rollout_id, request.campaign
-        log.error("rollout %s of %s was open and on no queue: offered again", rollout, campaign)
-        reason = "open, and neither queued nor running nor delayed"
-        await self._publisher.event(
-            make_event(
-                RolloutReconciled(reason=reason, fence=request.fence),
-                id=f"{rollout}.reconciled.{uuid4().hex}",
-                source=SOURCE,
-                campaign=campaign,
-                rollout_id=rollout,
-            )
-        )
-
     async def _spec(self, record: CampaignRecord) -> CampaignSpec:
         raw = await asyncio.to_thread(self._blobs.get, record.spec)
         return msgspec.json.decode(raw, type=CampaignSpec)
+
+
+def _reconciled(request: RolloutRequest, occasion: str) -> Event:
+    reason = "open, and neither queued nor running nor delayed"
+    return make_event(
+        RolloutReconciled(reason=reason, fence=request.fence),
+        id=f"{request.rollout_id}.{occasion}",
+        source=SOURCE,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+    )
 
 
 async def _plan(spec: CampaignSpec) -> AsyncIterator[str]:

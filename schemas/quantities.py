@@ -1,7 +1,27 @@
-"""Kubernetes resource quantities: `500m` of a core, `2Gi` of memory, `1e9`, `.5Gi`."""
+"""Numbers that a configuration may have, and Kubernetes quantities: `500m` of a core, `2Gi` of memory.
+
+Every number of a configuration has one of these types (a test sees to it), so that what cannot be is refused
+where it is read: zero slots, a negative time, NaN, infinity.
+"""
 
 import re
 from fractions import Fraction
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+"""At least one of something."""
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""Bytes."""
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""0 takes any free one."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A time that may be zero."""
+Duration = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+"""A time that must pass, in seconds."""
+Weight = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A share or a price."""
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

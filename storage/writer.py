@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from orchard.schemas.quantities import Count, Duration, Seconds, Size
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
@@ -42,13 +43,13 @@ _LEFTOVER_SECONDS = 3600.0
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[writer]` section: a commit is made at whichever limit comes first."""
 
-    commit_rows: int = 10_000
-    commit_seconds: float = 2.0
-    commit_bytes: int = 16 * 1024 * 1024
+    commit_rows: Count = 10_000
+    commit_seconds: Seconds = 2.0
+    commit_bytes: Size = 16 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
-    compact_above: int = 30
+    compact_above: Count = 30
     """Small files of a table that start a compaction."""
-    compact_seconds: float = 10.0
+    compact_seconds: Duration = 10.0
     """Between looks at whether a table has that many."""
 
 

@@ -110,12 +110,12 @@ _UNPLACED = {
 
 
 async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
-    """Whether this one rollout stands in any queue."""
+    """Whether this one rollout stands in any queue, save for those of `unplaced`."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
     for stream in (names.LATER, names.WORK, names.LATER):
         if await subjects(connection, stream, pattern):
             return True
-    return rollout in await unplaced(connection, campaign)
+    return False
 
 
 async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str], set[str]]]:

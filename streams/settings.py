@@ -1,10 +1,12 @@
 """Configuration of the wire, and the name of a queue."""
 
 import re
+from typing import Annotated
 
 import msgspec
 
 from orchard.schemas.identity import check_name
+from orchard.schemas.quantities import Count, Duration, Port, Size
 
 
 class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -12,7 +14,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     url: str | None = None
     """`nats://host:port` or `tls://host:port`, several separated by commas; None: the embedded server."""
-    port: int = 0
+    port: Port = 0
     """Port of the embedded server; 0 takes any free one."""
     credentials: str | None = None
     """Path of a `.creds` file (JWT and seed)."""
@@ -25,43 +27,43 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     tls_cert: str | None = None
     tls_key: str | None = None
     """Paths of PEM files; `tls_cert` and `tls_key` only where the server asks for a client certificate."""
-    connect_timeout: float = 5.0
+    connect_timeout: Duration = 5.0
     """Seconds until the first connection must stand."""
-    patience: float = 600.0
+    patience: Duration = 600.0
     """Seconds that a publish or acknowledgement is retried over lost connections before it raises. Repeats
     within the streams' dedupe windows store nothing twice."""
 
-    ack_wait: float = 60.0
+    ack_wait: Duration = 60.0
     """Seconds without heartbeat after which a claim counts as dead."""
-    heartbeat: float = 15.0
+    heartbeat: Duration = 15.0
     """Seconds between heartbeats of a claim."""
-    max_deliver: int = 3
+    max_deliver: Count = 3
     """Deliveries of one queue entry before it becomes a dead letter."""
-    max_ack_pending: int = 10_000
+    max_ack_pending: Count = 10_000
     """Claims open at once on one queue: at least the slots of the whole fleet."""
-    max_waiting: int = 4096
+    max_waiting: Count = 4096
     """Claims waiting at once on one queue: at least the slots of the whole fleet. Fixed when the queue is
     created."""
 
-    work_max_messages: int = 1_000_000
-    work_dedupe: float = 3600.0
+    work_max_messages: Count = 1_000_000
+    work_dedupe: Duration = 3600.0
     """Seconds in which a repeated request id is recognized."""
-    event_dedupe: float = 120.0
+    event_dedupe: Duration = 120.0
     """Seconds in which a repeated event id is recognized."""
-    event_max_bytes: int = -1
+    event_max_bytes: Annotated[int, msgspec.Meta(ge=-1, le=2**53)] = -1
     """Bytes at which the event log refuses events; nothing old is ever dropped, because old events are the
     fences that let each rollout have one outcome. -1: no limit but the disk's."""
-    replicas: int = 1
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
 
     sync_interval: str = "always"
     """When the embedded server brings messages to the disk: `always` before it acknowledges them, or at most
     so long after, such as `1s` or `2m`, which a power failure may lose."""
-    max_file_store: int | None = None
+    max_file_store: Size | None = None
     """Bytes that the embedded server may store; None: the whole disk."""
-    reserve_bytes: int = 512 * 1024 * 1024
+    reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 512 * 1024 * 1024
     """Nothing new is claimed while the disk of the embedded server has less free than this: running attempts
     need it. A server that a full disk has stuck is started again when half of it is free."""
-    full_share: float = 0.95
+    full_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
     """Nothing new is claimed above this share of `event_max_bytes`, `max_file_store` or the account's
     limit."""
 
@@ -75,10 +77,6 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             raise ValueError(
                 f"nats.sync_interval is {self.sync_interval!r}: use always, or a time such as 500ms, 1s or 2m"
             )
-        if not 0 < self.full_share <= 1:
-            raise ValueError(f"nats.full_share is {self.full_share}: use a share over 0 and up to 1")
-        if self.max_deliver < 1:
-            raise ValueError("nats.max_deliver must be at least 1")
         if (self.user is None) != (self.password_env is None):
             raise ValueError("nats.user and nats.password_env belong together: set both or neither")
         if (self.tls_cert is None) != (self.tls_key is None):

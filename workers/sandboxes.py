@@ -24,6 +24,7 @@ from orchard.injector.errors import (
 from orchard.schemas.events import SandboxCreated, SandboxDeleted
 from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.quantities import Count, Duration, Seconds, Size, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import CommandOutcome
@@ -46,16 +47,19 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of the orchestrator; None: the one that `orchard up` runs on this machine."""
     api_key_env: str = "SANDBOX_API_KEY"
     """Environment variable that holds the service's key."""
-    ttl_seconds: float = 120.0
+    ttl_seconds: Duration = 120.0
     """A sandbox whose worker is gone is removed after this long without a heartbeat."""
-    heartbeat_seconds: float = 30.0
-    creation_tries: int = 3
-    creation_jitter: float = 0.0
+    heartbeat_seconds: Duration = 30.0
+    creation_tries: Count = 3
+    creation_jitter: Seconds = 0.0
     """Seconds, at most, a creation waits first: set it where thousands start at once."""
     max_memory: str = "16Gi"
     """Where doubling after an out-of-memory kill ends."""
-    output_limit: int = OUTPUT_LIMIT
+    output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.max_memory)  # raises InvalidQuantity
 
 
 def cause_of(error: SandboxError) -> AbortCause:
@@ -87,7 +91,7 @@ def classified() -> Iterator[None]:
 class SandboxMachine:
     """The Machine protocol over one sandbox of the service."""
 
-    def __init__(self, sandbox: AsyncSandbox, output_limit: int = OUTPUT_LIMIT) -> None:
+    def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
         self._output_limit = output_limit
 

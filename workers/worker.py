@@ -15,6 +15,7 @@ import msgspec
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.quantities import Count, Seconds
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
@@ -36,11 +37,11 @@ CLAIM_WAIT_SECONDS = 5.0
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker process (configuration section `[worker]`)."""
 
-    slots: int = 1
+    slots: Count = 1
     """Attempts at the same time."""
     domain: str = "swe"
     priority: str = "normal"
-    idle_exit_seconds: float = 0.0
+    idle_exit_seconds: Seconds = 0.0
     """Exit when nothing could be claimed for so long; 0 waits for ever. KEDA's workers set it."""
 
 

@@ -15,7 +15,7 @@ import msgspec
 import typer
 import uvloop
 
-from orchard.config import Config
+from orchard.config import Config, checked
 from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
@@ -59,11 +59,12 @@ def start_logging() -> None:
 
 
 def replaced(config: Config, section: str, **changes: object) -> Config:
-    """The configuration with given flags of one section; None means the flag was not given."""
+    """The configuration with given flags of one section; None means the flag was not given.
+    Raises ConfigError."""
     given = {name: value for name, value in changes.items() if value is not None}
-    return msgspec.structs.replace(
-        config, **{section: msgspec.structs.replace(getattr(config, section), **given)}
-    )
+    tree = msgspec.to_builtins(config)
+    tree[section] |= given
+    return checked(tree)
 
 
 def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None) -> Config:

@@ -1,5 +1,7 @@
 """Configuration of the archive."""
 
+from typing import Annotated
+
 import msgspec
 
 from orchard.storage.location import Location
@@ -10,12 +12,8 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     url: str | None = None
     """Directory or `s3://bucket/prefix` of sealed events; None: `archive` in the store."""
-    after_days: float | None = None
+    after_days: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
     """Days without an event after which the writer archives a closed campaign by itself; None: never."""
-
-    def __post_init__(self) -> None:
-        if self.after_days is not None and not self.after_days >= 0:
-            raise ValueError(f"archive.after_days is {self.after_days}: it must be 0 or more days")
 
 
 def archive_url(store_url: str, settings: ArchiveSettings | None) -> str:

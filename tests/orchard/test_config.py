@@ -1,10 +1,14 @@
 """Configuration: file, then environment, then flags; a key nobody knows is an error that names it."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from orchard.cli.processes import replaced
 from orchard.config import Config, ConfigError, load
 
 
@@ -85,3 +89,75 @@ def test_a_key_that_is_gone_says_why_and_what_to_do_instead(elsewhere: Path) -> 
     (elsewhere / "orchard.toml").write_text("[nats]\nevent_max_age = 3600\n")
     with pytest.raises(ConfigError, match=r"old events are the fences .* use `orchard log archive`"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("worker", "slots = 0"),
+        ("worker", "idle_exit_seconds = nan"),
+        ("nats", "ack_wait = -5"),
+        ("nats", "ack_wait = inf"),
+        ("nats", "heartbeat = 0"),
+        ("nats", "port = 70000"),
+        ("nats", "work_max_messages = -1"),
+        ("sandbox", "max_memory = 'lots'"),
+        ("sandbox", "max_memory = '0'"),
+        ("sandbox", "output_limit = -1"),
+        ("writer", "commit_bytes = 0"),
+        ("up", "workers = -1"),
+        ("up", "shutdown_seconds = nan"),
+        ("oracle.mix", "resolves = nan"),
+        ("endpoints.x", "base_url = 'http://x'\nconcurrency = 0"),
+        ("endpoints.x.prices.m", "prompt = -1.0\ncompletion = 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused(elsewhere: Path, section: str, line: str) -> None:
+    base = "[endpoints.x]\nbase_url = 'http://x'\n" if section.startswith("endpoints.x.") else ""
+    (elsewhere / "orchard.toml").write_text(f"{base}[{section}]\n{line}\n")
+    with pytest.raises(ConfigError, match=section.partition(".")[0]):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("WORKER__SLOTS", "0"), ("NATS__PATIENCE", "nan"), ("UP__RESTART_SECONDS", "-inf")],
+)
+def test_the_environment_is_held_to_the_same(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    assert elsewhere.is_dir()
+    monkeypatch.setenv(f"ORCHARD_{variable}", value)
+    with pytest.raises(ConfigError, match=variable.partition("__")[2].lower()):
+        load()
+
+
+def test_flags_of_a_command_are_held_to_the_same() -> None:
+    assert replaced(Config(), "worker", slots=3, idle_exit_seconds=None).worker.slots == 3
+    with pytest.raises(ConfigError, match="idle_exit_seconds"):
+        replaced(Config(), "worker", idle_exit_seconds=float("nan"))
+
+
+def test_every_number_of_the_configuration_has_bounds() -> None:
+    """One that has none would let NaN and infinity in."""
+    unbounded = [path for path, kind in numbers(msgspec.inspect.type_info(Config), "") if not bounded(kind)]
+    assert unbounded == []
+
+
+def bounded(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> bool:
+    return (kind.ge, kind.gt) != (None, None) and (kind.le, kind.lt) != (None, None)
+
+
+def numbers(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every number that a type holds, with its path."""
+    match kind:
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            yield path, kind
+        case msgspec.inspect.StructType(fields=fields):
+            for each in fields:
+                yield from numbers(each.type, f"{path}.{each.name}")
+        case msgspec.inspect.UnionType(types=types):
+            for each in types:
+                yield from numbers(each, path)
+        case msgspec.inspect.DictType(value_type=value):
+            yield from numbers(value, f"{path}.*")

@@ -1,20 +1,19 @@
 """Configuration of model endpoints (section `[endpoints.<name>]`) and the arithmetic of their prices."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from orchard.schemas.llm_calls import Usage
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
+from orchard.schemas.quantities import Count, Weight
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """USD per million tokens."""
 
-    prompt: float
-    completion: float
-    cached: float | None = None
+    prompt: Weight
+    completion: Weight
+    cached: Weight | None = None
     """Of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 
 
