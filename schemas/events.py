@@ -174,6 +174,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds_commands: float = 0.0
     seconds_grading: float = 0.0
     deliveries: int = 1
+    keys_masked: int = 0
+    """Keys of known vendors in messages and submission, of which the log has a mask (`workers.masking`)."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from orchard.workers.graders import grade
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.interface import Episode, HarnessResult
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.masking import masked
 from orchard.workers.preparation import prepare
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
@@ -227,12 +228,15 @@ class Attempt:
             self._seconds_grading += time.monotonic() - started
 
     async def _finished(self, result: HarnessResult, reward: Reward) -> RolloutFinished:
-        text, blob = result.submission, None
+        text, keys = masked(result.submission)
+        blob = None
         if len(text) > INLINE_LIMIT // 4:
             blob = await self._put(text)
             text = ""
+        facts = self._facts()
+        facts["keys_masked"] += keys
         return RolloutFinished(
-            **self._facts(),
+            **facts,
             status=result.exit_status.status,
             exit_status=result.exit_status,
             reward=reward.value,
@@ -278,4 +282,5 @@ class Attempt:
             "seconds_commands": own.seconds_commands,
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
+            "keys_masked": self._trace.keys_masked,
         }
