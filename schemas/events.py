@@ -197,6 +197,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and completion tokens of these turns; None as above."""
     inherited_cost_usd: float | None = None
     """What these turns had cost; None without any, and where a price is not known."""
+    keys_masked: int | None = None
+    """Keys of known vendors in messages and submission, of which the log has a mask (`workers/masking.py`);
+    None in events that are older."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):

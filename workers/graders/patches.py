@@ -11,7 +11,7 @@ import msgspec
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine
 
 LADDER = (
     "git apply --verbose",
@@ -160,4 +160,7 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
     outcome = await machine.run(_LEFT_BEHIND, timeout=timeout, cwd=task.workdir, env=env)
     if outcome.returncode != 0:
         return ""
-    return (await machine.read(f"{scratch}/left.diff")).decode("utf-8", "replace")
+    try:
+        return (await machine.read(f"{scratch}/left.diff")).decode("utf-8", "replace")
+    except (FileTooLarge, FileNotFoundError):  # a process that the agent left behind may have its hand in it
+        return ""
