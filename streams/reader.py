@@ -32,8 +32,8 @@ _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
 """Seconds without even a heartbeat after which the consumer counts as gone."""
-_FULL = "Message Size Exceeds MaxBytes"
-"""What the server says when the next message would not fit: the request is done, and the consumer goes on."""
+_DONE = ("Message Size Exceeds MaxBytes", "Batch Completed")
+"""What the server says of a request with a limit of bytes that is done: the consumer goes on."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -74,13 +74,16 @@ class Reader:
         clock = asyncio.get_running_loop().time
         deadline = None if idle is None else clock() + idle
         while True:
+            await self._ask_for_more()
+            if (
+                batch := self._take()
+            ):  # also what came before the consumer ended, or a slow reader gets nowhere
+                return batch
             if self._broken:
                 await self._reopen()
                 if self.caught_up:
                     return []
-            await self._ask_for_more()
-            if batch := self._take():
-                return batch
+                continue
             # Which of the two limits ends the wait is decided before it: clocks of event loops are coarse.
             left = _SILENCE if deadline is None else deadline - clock()
             try:
@@ -188,7 +191,7 @@ class Reader:
         if not status:
             self._outstanding -= 1
             self._arrived.append(message)
-        elif status in ("404", "408") or _FULL in (message.headers or {}).get("Description", ""):
+        elif status in ("404", "408") or (message.headers or {}).get("Description", "") in _DONE:
             self._outstanding -= int((message.headers or {}).get("Nats-Pending-Messages", BATCH))
         elif status != "100":
             log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, message.headers)

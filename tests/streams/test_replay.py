@@ -94,3 +94,16 @@ async def test_a_reader_removes_its_consumer(
     assert len([stored async for stored in replay(connection)]) == 1
 
     assert await connection.jetstream.consumers_info(names.EVENTS) == []
+
+
+async def test_a_reader_keeps_its_consumer_over_many_requests(
+    connection: Connection, publisher: Publisher, make_fact, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that is done, or a slow reader, must not cost the consumer and what has arrived from it."""
+    caplog.set_level(logging.INFO, logger="orchard.streams.reader")
+    await publisher.events([make_fact(number) for number in range(1500)])
+    found = []
+    async for stored in replay(connection):
+        found.append(stored.sequence)
+    assert found == list(range(1, 1501))
+    assert "reading on with a new one" not in caplog.text
