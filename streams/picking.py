@@ -69,8 +69,9 @@ async def _event_at(connection: Connection, sequence: int) -> Arrived | None:
             return None
         why = reply.error.description if reply.error else "no message in the reply"
         raise StreamsError(f"event {sequence} of {names.EVENTS} cannot be read ({why}): check the server")
-    found = reply.message
-    return Arrived(found.seq, found.subject, nanoseconds(found.time), found.data, parse_headers(found.hdrs))
+    found, headers = reply.message, parse_headers(reply.message.hdrs)
+    time = int(headers[names.STORED_AT]) if names.STORED_AT in headers else nanoseconds(found.time)
+    return Arrived(found.seq, found.subject, time, found.data, headers)
 
 
 def nanoseconds(time: str) -> int:

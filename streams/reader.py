@@ -75,9 +75,7 @@ class Reader:
         deadline = None if idle is None else clock() + idle
         while True:
             await self._ask_for_more()
-            if (
-                batch := self._take()
-            ):  # also what came before the consumer ended, or a slow reader gets nowhere
+            if batch := self._take():  # before a reopening drops it: a slow reader would get nowhere
                 return batch
             if self._broken:
                 await self._reopen()
