@@ -1,6 +1,5 @@
 """What a process does on its way into a sandbox until it is the command, as a tape of system calls."""
 
-import ctypes
 import os
 import resource
 import termios
@@ -32,7 +31,11 @@ _JOINED = (
     | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWCGROUP
+    | kernel.CLONE_NEWPID
 )
+_NO_CORE = (1, 1)
+"""Bytes. Where core files go to a program of the machine (`|` in core_pattern), the kernel starts that at a
+limit of 0, and does not at 1; the filter lets nobody change it."""
 _ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE = range(4)
 
 
@@ -57,23 +60,29 @@ def privileges(descriptors: tuple[int, int]) -> Privileges:
 def entry(request: Mapping[str, Any], given_up: Privileges) -> Tape:
     """The tape for the spawner's request `enter`.
 
-    Until execve the process keeps all capabilities, so that no task in the same pid namespace may look into
-    it; the bounding set makes them vanish with the very call that starts the command. Raises OSError when a
-    text contains a zero byte.
+    A process of the sandbox's pid namespace is seen there from its birth, can be stopped at once, and shows
+    its mounts, network and command line to whoever asks. So it is born when all these are the sandbox's.
+    Nobody looks into it: until execve it keeps all capabilities, and is not dumpable; the bounding set makes
+    the capabilities vanish with the very call that starts the command. It joins the control groups by itself:
+    in a group that is full nobody is born, but whoever comes is let in. Raises OSError when a text contains a
+    zero byte.
     """
     tape = Tape(os.uname().machine)
     inside = bool(request["namespaces"])
-    tape.call("setsid")
-    for path in request["cgroups"]:
-        tape.write_file(path, b"0", _FREE)
+    groups = tape.open_files(request["cgroups"], _FREE)
     if inside:
-        tape.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE)
+        tape.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE + len(groups))
         tape.call("setns", TARGET, _JOINED)
+        tape.call("prctl", kernel.PR_SET_DUMPABLE, 0)
+        tape.bear()
+    for group in groups:
+        tape.write(group, b"0")
+    tape.call("setsid")
     if request["terminal"]:
         tape.call("ioctl", 0, termios.TIOCSCTTY, 0)
     tape.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
     tape.call("umask", 0o022)
-    limits = [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_NOFILE, given_up.descriptors)]
+    limits = [(resource.RLIMIT_CORE, _NO_CORE), (resource.RLIMIT_NOFILE, given_up.descriptors)]
     limits += [(limit, (value, value)) for limit, value in request["rlimits"]]
     for limit, values in limits:
         tape.call("prlimit64", 0, limit, tape.put(_rlimit(*values)), 0)
@@ -97,10 +106,6 @@ def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
     return f"{what[step]}: {os.strerror(number)}"
 
 
-class _Filter(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_uint64))
-
-
 def _rlimit(soft: int, hard: int) -> bytes:
     return b"".join(value.to_bytes(8, "little", signed=value < 0) for value in (soft, hard))
 
@@ -109,10 +114,7 @@ def _give_up(tape: Tape, given_up: Privileges) -> None:
     tape.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, step=_PRIVILEGES)
     for capability in given_up.dropped:
         tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_PRIVILEGES)
-    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=_PRIVILEGES)
-    program = bytes(_Filter(len(given_up.filter) // 8, tape.put(given_up.filter)))
-    how = kernel.SECCOMP_MODE_FILTER
-    tape.call("prctl", kernel.PR_SET_SECCOMP, how, tape.put(program), step=_PRIVILEGES)
+    seccomp.load(tape, given_up.filter, step=_PRIVILEGES)
 
 
 def _execute(tape: Tape, request: Mapping[str, Any]) -> None:

@@ -1,16 +1,19 @@
 """The system call filter of every command in a local sandbox, as classic BPF.
 
 It refuses what a container has no use for and what reaches the machine rather than the container: new mounts
-and user namespaces, kernel modules, keyrings, the kernel log, bpf, performance counters. Capabilities are
-dropped as well; the filter also holds for what needs none.
+and user namespaces, kernel modules, keyrings, the kernel log, bpf, performance counters, families of sockets
+that nobody needs, a core file's way to the machine. Capabilities are dropped as well; the filter also holds
+for what needs none.
 """
 
 import struct
+from functools import cache
 
-from orchard.injector.agent.kernel import CLONE_NEWUSER
+from orchard.injector.agent import kernel
+from orchard.injector.agent.tape import Tape
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | 1  # EPERM
 _UNKNOWN = 0x00050000 | 38  # ENOSYS: libraries fall back to the older call
@@ -42,12 +45,28 @@ REFUSED = {
 _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 # fmt: on
-_SOCKET = {"x86_64": 41, "aarch64": 198}
+_SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}
+"""socket, socketpair."""
+_FAMILIES = (1, 2, 10, 16)
+"""Unix, IPv4, IPv6, netlink. For any other the kernel may load a module, whoever asks; and a virtual
+machine's line to its host (AF_VSOCK) is not parted by a network namespace."""
+_SETRLIMIT = {"x86_64": 160, "aarch64": 164}
+_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
+_RLIMIT_CORE = 4
 _CLONE3 = 435
-_AF_VSOCK = 40
+_DONE_NOTHING = 0x00050000
+"""Errno 0: it looks as if it worked."""
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
 
 
+def load(tape: Tape, instructions: bytes, *, step: int) -> None:
+    """Append loading a filter, for good."""
+    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=step)
+    what = struct.pack("<H6xQ", len(instructions) // 8, tape.put(instructions))
+    tape.call("prctl", kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, tape.put(what), step=step)
+
+
+@cache
 def program(machine: str) -> bytes:
     """Instructions for `machine` (as `os.uname` names it), 8 bytes each.
 
@@ -64,19 +83,38 @@ def program(machine: str) -> bytes:
     for number in sorted(REFUSED[machine].values()):
         instructions += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
     instructions += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN)]
-    # A network namespace does not part a virtual machine's line to its host.
+    socket, socketpair = _SOCKETS[machine]
+    families = len(_FAMILIES)
     instructions += [
-        (_JUMP_EQUAL, 0, 4, _SOCKET[machine]),
-        (_LOAD_WORD, 0, 0, _OFFSET_FIRST_ARGUMENT),
-        (_JUMP_EQUAL, 0, 1, _AF_VSOCK),
+        (_JUMP_EQUAL, 1, 0, socket),
+        (_JUMP_EQUAL, 0, families + 3, socketpair),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS),
+        *((_JUMP_EQUAL, families - number, 0, family) for number, family in enumerate(_FAMILIES)),
         (_RETURN, 0, 0, _NO_FAMILY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    # The limit of core files stays what it is (`entering`); to read it is no change.
+    instructions += [
+        (_JUMP_EQUAL, 0, 4, _SETRLIMIT[machine]),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS),
+        (_JUMP_EQUAL, 0, 1, _RLIMIT_CORE),
+        (_RETURN, 0, 0, _DONE_NOTHING),
+        (_RETURN, 0, 0, _ALLOW),
+        (_JUMP_EQUAL, 0, 8, _PRLIMIT64[machine]),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS + 8),
+        (_JUMP_EQUAL, 0, 5, _RLIMIT_CORE),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS + 16),
+        (_JUMP_EQUAL, 0, 2, 0),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS + 20),
+        (_JUMP_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, _DONE_NOTHING),
         (_RETURN, 0, 0, _ALLOW),
     ]
     instructions += [
         (_JUMP_EQUAL, 1, 0, _UNSHARE[machine]),
         (_JUMP_EQUAL, 0, 3, _CLONE[machine]),
-        (_LOAD_WORD, 0, 0, _OFFSET_FIRST_ARGUMENT),
-        (_JUMP_ANY_BIT, 0, 1, CLONE_NEWUSER),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS),
+        (_JUMP_ANY_BIT, 0, 1, kernel.CLONE_NEWUSER),
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
     ]

@@ -25,8 +25,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -76,7 +75,7 @@ def start(
 
 
 class _Command(NamedTuple):
-    """A process that runs; one on its way into a sandbox has a tape and the request it came from."""
+    """A process that runs; one that plays a tape has that and the request it came from."""
 
     name: str
     tape: int = -1
@@ -88,13 +87,13 @@ class _Spawner:
         self._requests = requests
         self._reports = reports
         self._running: dict[int, _Command] = {}
+        self._bearing: dict[int, _Command] = {}
+        """Processes that play the first part of a tape, whose second part a child of theirs plays."""
         self._pids: dict[str, int] = {}
-        self._told: dict[int, tuple[str, int]] = {}
-        """Pipes of commands whose terminal is not yet their own: name and process id."""
+        self._told: dict[int, str] = {}
+        """Pipes of commands whose terminal is not yet their own."""
         _occupy(LOW_DESCRIPTORS)
         self._nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._returns = _may_enter(self._own_pid_namespace)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))  # a tape for each command
         self._program = tape.open_program(os.uname().machine)
@@ -162,11 +161,38 @@ class _Spawner:
                 return
             if pid == 0:
                 return
-            command = self._running.pop(pid, None)
-            if command is not None:
-                del self._pids[command.name]
-                self._report_failure(command)
-                self._report({"id": command.name, "exit": status})
+            if pid in self._bearing:
+                self._borne(pid, status)
+                continue
+            if pid not in self._running:  # nobody's, or the one that bore it has not been seen to end
+                for parent in [parent for parent in self._bearing if self._child(parent) == pid]:
+                    self._hand_over(parent, pid)
+            self._ended(self._running.pop(pid, None), status)
+
+    def _ended(self, command: _Command | None, status: int) -> None:
+        if command is not None:
+            del self._pids[command.name]
+            self._report_failure(command)
+            self._report({"id": command.name, "exit": status})
+
+    def _borne(self, parent: int, status: int) -> None:
+        """The first part of a tape has ended: with a child, or with what kept it from having one."""
+        child = self._child(parent)
+        if not child:
+            self._ended(self._bearing.pop(parent), status)
+            return
+        self._hand_over(parent, child)
+        if os.WIFSIGNALED(status):  # killed, before or while it got the child
+            os.kill(child, signal.SIGKILL)
+
+    def _child(self, parent: int) -> int:
+        return tape.child(self._bearing[parent].tape)
+
+    def _hand_over(self, parent: int, child: int) -> None:
+        command = self._bearing.pop(parent)
+        self._remember(child, command)
+        if command.request["do"] == "begin":
+            self._report({"id": command.name, "started": child, "inner": 1})
 
     def _report_failure(self, command: _Command) -> None:
         if command.tape < 0:
@@ -183,23 +209,27 @@ class _Spawner:
 
     def _tell(self, told: int) -> None:
         """A command's terminal is its own, or never will be."""
-        name, pid = self._told.pop(told)
-        if os.read(told, 1):
+        name = self._told.pop(told)
+        pid = self._pids.get(name)
+        if os.read(told, 1) and pid is not None:
+            pid = self._child(pid) if pid in self._bearing else pid
             self._report({"id": name, "started": pid, "inner": _inner_pid(pid)})
         os.close(told)  # and with it the registration
 
-    def _remember(self, pid: int, command: _Command) -> None:
-        self._running[pid] = command
+    def _remember(self, pid: int, command: _Command, *, bearing: bool = False) -> None:
+        (self._bearing if bearing else self._running)[pid] = command
         self._pids[command.name] = pid
 
     def _kill(self, request: dict[str, Any], _descriptors: list[int]) -> None:
         pid = self._pids.get(request["id"])
         if pid is None:
             return
-        try:
-            os.killpg(pid, request["signal"])
-        except ProcessLookupError:  # not yet the leader of its group, so still alone
-            os.kill(pid, request["signal"])
+        child = self._child(pid) if pid in self._bearing else 0
+        for one in filter(None, (pid, child)):
+            try:
+                os.killpg(one, request["signal"])
+            except ProcessLookupError:  # not yet the leader of its group, so still alone
+                os.kill(one, request["signal"])
 
     def _launch(self, request: dict[str, Any], descriptors: list[int]) -> None:
         arguments = []
@@ -233,14 +263,13 @@ class _Spawner:
         places = [(self._nothing, 0), (out, 1), (self._nothing, 2)]
         places += [(written, tape.DESCRIPTOR), (program, request["program"])]
         try:
-            pid = self._start(partial(kernel.unshare, kernel.CLONE_NEWPID), places)
+            pid = self._play(places)
         except OSError as error:
             self._report({"id": request["id"], "failed": f"{request['steps'][0]}: {error.strerror}"})
             self._report({"id": request["id"], "exit": 127 << 8})
             return
         descriptors.remove(written)
-        self._remember(pid, _Command(request["id"], written, request))
-        self._report({"id": request["id"], "started": pid, "inner": 1})
+        self._remember(pid, _Command(request["id"], written, request), bearing=True)
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
         target = descriptors[3] if request["namespaces"] else None
@@ -251,8 +280,7 @@ class _Spawner:
                 told, tells = os.pipe2(os.O_CLOEXEC)
             places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, tape.DESCRIPTOR)]
             places += [(self._nothing if target is None else target, entering.TARGET), (tells, entering.TOLD)]
-            go = None if target is None else partial(kernel.setns, target, kernel.CLONE_NEWPID)
-            pid = self._start(go, places)
+            pid = self._play(places)
         except OSError as error:
             for descriptor in {written, told} - {-1}:
                 os.close(descriptor)
@@ -262,70 +290,22 @@ class _Spawner:
         finally:
             if tells != self._nothing:
                 os.close(tells)
-        self._remember(pid, _Command(request["id"], written, request))
+        self._remember(pid, _Command(request["id"], written, request), bearing=target is not None)
         if told >= 0:
-            self._told[told] = request["id"], pid
+            self._told[told] = request["id"]
             self._ready.register(told, select.EPOLLIN)
 
-    def _start(self, go: Callable[[], None] | None, places: list[tuple[int, int]]) -> int:
-        """Start the entry program; `go` says that and how it is to be born in another pid namespace.
-
-        `places` are descriptors here and what they are there.
-        """
-        program = f"/proc/self/fd/{self._program}"
-        if go is not None and not self._returns:
-            pid = self._fork_aside(go)
-            if pid == 0:
-                _replace(program, places)
-            return pid
+    def _play(self, places: list[tuple[int, int]]) -> int:
+        """Start the entry program; `places` are descriptors here and what they are there."""
         actions = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in places]
-        if go is None:
-            return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
-        go()
-        try:
-            return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
-        finally:
-            kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
-
-    def _fork_aside(self, go: Callable[[], None]) -> int:
-        """The same where we could not come back: a child goes there and leaves us a child of its own."""
-        answer, ask = os.pipe2(os.O_CLOEXEC)
-        aside = os.fork()
-        if aside:
-            os.close(ask)
-            with os.fdopen(answer, "rb") as pipe:
-                said = pipe.read()
-            os.waitpid(aside, 0)
-            if not said:
-                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-            return int(said)
-        try:
-            go()
-            pid = kernel.fork_sibling()
-        except OSError:
-            os._exit(1)
-        if pid:
-            os.write(ask, b"%d" % pid)
-            os._exit(0)
-        return 0
+        program = f"/proc/self/fd/{self._program}"
+        return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
 
 
 def _why_not_started(request: Mapping[str, Any], error: OSError) -> str:
     if error.errno in (errno.E2BIG, errno.EINVAL):
         return entering.explanation(request, error.errno, entering.EXECUTE)
-    full = error.errno == errno.EAGAIN or not request["namespaces"]
-    why = "no more processes can be started" if full else "the sandbox is gone"
-    return f"{why}: {error.strerror}"
-
-
-def _replace(program: str, places: list[tuple[int, int]]) -> NoReturn:
-    """In a forked child: become the program, with these descriptors."""
-    try:
-        for here, there in places:
-            os.dup2(here, there)
-        os.execve(program, ["enter"], {})
-    finally:
-        os._exit(127)
+    return f"no more processes can be started: {error.strerror}"
 
 
 def _occupy(below: int) -> None:
@@ -353,15 +333,6 @@ def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, 
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     return data, list(descriptors)
-
-
-def _may_enter(pid_namespace: int) -> bool:
-    """Not ours, when it belongs to a user namespace above."""
-    try:
-        kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
-    except OSError:
-        return False
-    return True
 
 
 def _worse_score() -> int:

@@ -1,4 +1,4 @@
-"""System calls written down beforehand, and the program of 140 bytes that makes them, one after the other.
+"""System calls written down beforehand, and the program of 150 bytes that makes them, one after the other.
 
 A process on its way into a sandbox must do some seventy system calls before it may become the command. Done
 in Python that takes a fork of the interpreter, whose pages are copied as they are touched: two milliseconds
@@ -6,15 +6,21 @@ of processor time. This program is started without a copy of anything and needs 
 nothing in its memory but the command it will be.
 
 The tape is an in-memory file at descriptor 3. It begins with where the program says what failed, then come
-the calls, 64 bytes each: number, five arguments, the errors that are passed over (a bit for each errno), the
-step that the call belongs to. The last call must be one that does not return.
+the calls, 64 bytes each: number, five arguments, the errors that are passed over (a bit for each errno; the
+lowest bit: a result other than zero is the end), the step that the call belongs to. The last call must be one
+that does not return.
+
+A process enters a pid namespace by `bear`: what was prepared outside, unseen by anybody inside, goes to a
+child that appears there complete. The child is one of the starter's own, and its id stands in the tape.
 """
 
 import errno
 import os
+import signal
 import struct
 from collections.abc import Collection, Iterable, Sequence
 
+from orchard.injector.agent import kernel
 from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
 
@@ -28,7 +34,13 @@ _SIZE = 0x100_0000
 _DATA = 0x8000
 """Where the data begins: after room for 500 calls."""
 _CALLS = 64
-_HEADER = struct.Struct("<QQQ")
+_HEADER = struct.Struct("<QQQQ")
+"""errno and step of what failed; address of the first call; id of the child that was born."""
+_CHILD = 24
+_BORN = (
+    kernel.CLONE_PARENT | kernel.CLONE_PARENT_SETTID | kernel.CLONE_VM | kernel.CLONE_VFORK | signal.SIGCHLD
+)
+_OTHER_RESULTS_END = 0
 _CALL = struct.Struct("<QQQQQQQQ")
 _WORD = struct.Struct("<Q")
 _NEGATIVE = 1 << 64
@@ -37,16 +49,18 @@ _AT_FDCWD = -100
 # fmt: off
 _NUMBERS = {
     "x86_64": {
-        "write": 1, "close": 3, "ioctl": 16, "socket": 41, "execve": 59, "chdir": 80, "umask": 95,
-        "setsid": 112, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165, "umount2": 166,
-        "sethostname": 170, "openat": 257, "mkdirat": 258, "mknodat": 259, "symlinkat": 266, "unshare": 272,
-        "prlimit64": 302, "setns": 308, "execveat": 322, "close_range": 436, "mount_setattr": 442,
+        "write": 1, "close": 3, "ioctl": 16, "socket": 41, "clone": 56, "execve": 59, "chdir": 80,
+        "umask": 95, "setsid": 112, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165,
+        "umount2": 166, "sethostname": 170, "openat": 257, "mkdirat": 258, "mknodat": 259, "symlinkat": 266,
+        "unshare": 272, "prlimit64": 302, "setns": 308, "execveat": 322, "close_range": 436,
+        "mount_setattr": 442,
     },
     "aarch64": {
         "ioctl": 29, "mknodat": 33, "mkdirat": 34, "symlinkat": 36, "umount2": 39, "mount": 40,
         "pivot_root": 41, "chdir": 49, "openat": 56, "close": 57, "write": 64, "capset": 91, "unshare": 97,
-        "setsid": 157, "sethostname": 161, "umask": 166, "prctl": 167, "socket": 198, "execve": 221,
-        "prlimit64": 261, "setns": 268, "execveat": 281, "close_range": 436, "mount_setattr": 442,
+        "setsid": 157, "sethostname": 161, "umask": 166, "prctl": 167, "socket": 198, "clone": 220,
+        "execve": 221, "prlimit64": 261, "setns": 268, "execveat": 281, "close_range": 436,
+        "mount_setattr": 442,
     },
 }
 # fmt: on
@@ -57,21 +71,24 @@ _NUMBERS = {
 #     if (result is an error && !(errno < 64 && call[6] >> errno & 1)) {
 #         base[0] = errno; base[1] = call[7]; exit_group(127)
 #     }
+#     if (result is none && call[6] & 1 && result != 0) exit_group(0)
 # }
 _CODE = {
     "x86_64": bytes.fromhex(
         "b809000000 bf00000010 be00000001 ba03000000 41ba11000000 41b803000000 4531c9 0f05 4889c3"  # mmap
         "4c8b6310 498b0424 498b7c2408 498b742410 498b542418 4d8b542420 4d8b442428 0f05"  # the call
-        "483d01f0ffff 7306 4983c440 ebd3"  # the next
+        "483d01f0ffff 7313 41f644243001 7405 4885c0 752d 4983c440 ebc6"  # the next, or the end
         "48f7d8 4883f83f 770b 498b4c2430 480fa3c1 72e6"  # passed over?
-        "488903 498b442438 48894308 b8e7000000 bf7f000000 0f05"  # failed
+        "488903 498b442438 48894308 bf7f000000 eb02"  # failed
+        "31ff b8e7000000 0f05"  # exit
     ),
     "aarch64": bytes.fromhex(
         "c81b80d2 0000a2d2 0120a0d2 620080d2 230280d2 640080d2 050080d2 010000d4 f30300aa"
         "740a40f9 880240f9 808640a9 828e41a9 841640f9 010000d4"
-        "1ffc3fb1 62000054 94020191 f8ffff17"
+        "1ffc3fb1 c2000054 811a40f9 41000036 c00100b5 94020191 f5ffff17"
         "e00300cb 1ffc00f1 88000054 811a40f9 2124c09a 21ff0737"
-        "600200f9 811e40f9 610600f9 c80b80d2 e00f80d2 010000d4"
+        "600200f9 811e40f9 610600f9 e00f80d2 02000014"
+        "000080d2 c80b80d2 010000d4"
     ),
 }
 
@@ -113,10 +130,27 @@ class Tape:
         passed = sum(1 << number for number in passing_over)
         self._calls += _CALL.pack(self._numbers[name], *words, passed, step)
 
+    def bear(self, *, step: int = 0) -> None:
+        """Append that all that follows is done by a child, in the pid namespace of this process's children.
+
+        It is a child of this one's parent. This one ends when the child has become the command, or ended.
+        """
+        self.call("clone", _BORN, 0, _ADDRESS + _CHILD, step=step, passing_over=(_OTHER_RESULTS_END,))
+
+    def open_files(self, paths: Sequence[str], free: int, *, step: int = 0) -> list[int]:
+        """Append opening files that exist, to be written later; the descriptors that they will have."""
+        for path in paths:
+            self.call("openat", _AT_FDCWD, self.text(path), os.O_WRONLY | os.O_CLOEXEC, step=step)
+        return [free + number for number in range(len(paths))]
+
+    def write(self, descriptor: int, content: bytes, *, step: int = 0) -> None:
+        """Append writing to an open file."""
+        self.call("write", descriptor, self.put(content), len(content), step=step)
+
     def write_file(self, path: str, content: bytes, free: int, *, step: int = 0) -> None:
         """Append writing to a file that exists; `free` is the lowest descriptor that is not in use."""
-        self.call("openat", _AT_FDCWD, self.text(path), os.O_WRONLY | os.O_CLOEXEC, step=step)
-        self.call("write", free, self.put(content), len(content), step=step)
+        self.open_files([path], free, step=step)
+        self.write(free, content, step=step)
         self.call("close", free, step=step)
 
     def search(self, programs: Sequence[tuple[str, int]], environment: int, *, step: int) -> None:
@@ -134,7 +168,7 @@ class Tape:
 
     def open(self) -> int:
         """Descriptor of a new file with the tape. Raises OSError (E2BIG) when there is too much on it."""
-        head = _HEADER.pack(0, 0, _ADDRESS + _CALLS)
+        head = _HEADER.pack(0, 0, _ADDRESS + _CALLS, 0)
         if _CALLS + len(self._calls) > _DATA or _DATA + len(self._data) > _SIZE:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         descriptor = os.memfd_create("tape", os.MFD_CLOEXEC)
@@ -148,5 +182,10 @@ class Tape:
 
 def failure(tape: int) -> tuple[int, int] | None:
     """The errno and the step of the call that failed, when one did."""
-    number, step, _ = _HEADER.unpack(os.pread(tape, _HEADER.size, 0))
+    number, step, _, _ = _HEADER.unpack(os.pread(tape, _HEADER.size, 0))
     return (number, step) if number else None
+
+
+def child(tape: int) -> int:
+    """The process id of the child that was born, as its starter sees it; 0 before."""
+    return int(_HEADER.unpack(os.pread(tape, _HEADER.size, 0))[3])

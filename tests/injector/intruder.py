@@ -48,7 +48,10 @@ def open_memory(pid: int) -> None:
 
 
 def descriptors(pid: int) -> None:
-    for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+    names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    if not names:
+        raise OSError("it has none")
+    for name in names:
         os.close(os.open(f"/proc/{pid}/fd/{name}", os.O_RDONLY | os.O_NONBLOCK))
 
 

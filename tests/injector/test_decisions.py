@@ -103,12 +103,13 @@ def test_what_is_not_enforced_is_said(tmp_path: Path) -> None:
     cgroups.close()
 
 
-ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026
+ALLOW, REFUSE, UNKNOWN, NO_FAMILY = 0x7FFF0000, 0x00050001, 0x00050026, 0x00050061
+DONE_NOTHING = 0x00050000
 
 
-def run(program: bytes, architecture: int, number: int, first: int = 0) -> int:
+def run(program: bytes, architecture: int, number: int, *arguments: int) -> int:
     """What a filter returns for a system call."""
-    data = struct.pack("<IIQQ", number, architecture, 0, first)
+    data = struct.pack("<IIQQQQ", number, architecture, 0, *[*arguments, 0, 0, 0][:3])
     instructions = [struct.unpack_from("<HBBI", program, offset) for offset in range(0, len(program), 8)]
     position = accumulator = 0
     while True:
@@ -132,15 +133,33 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine: str) -> N
     program, native = seccomp.program(machine), seccomp.AUDIT_ARCHITECTURE[machine]
     refused = set(seccomp.REFUSED[machine].values())
     clone, unshare = (56, 272) if machine == "x86_64" else (220, 97)
+    sockets = (41, 53) if machine == "x86_64" else (198, 199)
     for number in range(470):
         expected = REFUSE if number in refused else UNKNOWN if number == 435 else ALLOW
+        expected = NO_FAMILY if number in sockets else expected
         assert run(program, native, number) == expected, number
+    for number in sockets:
+        allowed = {family for family in range(60) if run(program, native, number, family) == ALLOW}
+        assert allowed == {1, 2, 10, 16}  # Unix, IPv4, IPv6, netlink
     for number in (clone, unshare):
         assert run(program, native, number, kernel.CLONE_NEWUSER | 17) == REFUSE
         assert run(program, native, number, kernel.CLONE_NEWPID | 17) == ALLOW
     assert run(program, 0x40000003, 1) == UNKNOWN
     if machine == "x86_64":
         assert run(program, native, 0x40000000 | 165) == UNKNOWN
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_lets_nobody_change_the_limit_of_core_files(machine: str) -> None:
+    program, native = seccomp.program(machine), seccomp.AUDIT_ARCHITECTURE[machine]
+    setrlimit, prlimit = (160, 302) if machine == "x86_64" else (164, 261)
+    core, files, address = 4, 7, 0x7FFF_0000_0000
+    assert run(program, native, setrlimit, core, address) == DONE_NOTHING
+    assert run(program, native, setrlimit, files, address) == ALLOW
+    for new in (address, 1, 1 << 32):
+        assert run(program, native, prlimit, 0, core, new) == DONE_NOTHING
+        assert run(program, native, prlimit, 0, files, new) == ALLOW
+    assert run(program, native, prlimit, 0, core, 0) == ALLOW
 
 
 @pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])

@@ -1,6 +1,8 @@
 """The local backend of an ordinary user: the same contract, in a user namespace, without some limits."""
 
 import asyncio
+import errno
+import json
 import os
 import shutil
 import signal
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.needs_root("makes accounts")
 Eventually = Callable[[Callable[[], bool], str], None]
 
 USER = 54321
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 class Account:
@@ -369,6 +372,17 @@ async def test_sandboxes_do_not_see_each_other_the_network_or_the_users_files(
     assert "Network is unreachable" in (await run(backend, two, ["python3", "-c", reach])).stderr
     for refused in ("mount -t tmpfs none /mnt", "unshare --user true", "nsenter --target 1 --mount true"):
         assert (await run(backend, two, refused)).exit_code not in (0, None)
+
+
+async def test_nobody_looks_into_the_first_process_or_makes_it_do_anything(backend: LocalBackend) -> None:
+    sandbox = await create(backend)
+    intruder, puppeteer = ((HERE / name).read_text() for name in ("intruder.py", "puppeteer.py"))
+    looked = await run(backend, sandbox, ["python3", "-c", intruder, "1", "self-test"])
+    found = json.loads(looked.stdout)
+    assert found["1"] == [] and "trace" in found["self-test"]
+    done = await run(backend, sandbox, ["python3", "-c", puppeteer, "1"])
+    assert json.loads(done.stdout) == {"refused": errno.EPERM}
+    assert "Seccomp:\t2" in (await run(backend, sandbox, "cat /proc/1/status")).stdout
 
 
 async def test_a_network_can_be_had(backend: LocalBackend) -> None:

@@ -73,6 +73,19 @@ def test_the_first_program_that_can_be_executed_is(tmp_path: Path) -> None:
         assert play(made) == outcome
 
 
+def test_a_child_of_the_starter_does_the_rest() -> None:
+    made = Tape(MACHINE)
+    made.bear()
+    execute(made, "/bin/sh", "-c", "exit 3")
+    program, written = tape.open_program(MACHINE), made.open()
+    places = [(os.POSIX_SPAWN_DUP2, written, tape.DESCRIPTOR)]
+    pid = os.posix_spawn(f"/proc/self/fd/{program}", ["enter"], {}, file_actions=places)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(tape.child(written), 0)[1]) == 3
+    os.close(program)
+    os.close(written)
+
+
 def test_a_tape_has_no_room_for_more_than_a_command_may_have() -> None:
     made = Tape(MACHINE)
     made.texts(["x" * 1_000_000] * 20)

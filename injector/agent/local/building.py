@@ -1,7 +1,8 @@
 """How the first process of a sandbox makes the sandbox around itself, as a tape of system calls.
 
 It is born as the first of a pid namespace, takes namespaces of its own for everything else, mounts its root
-and moves into it, lets go of the machine's and of all capabilities, and becomes `first_process`. Nothing of
+and moves into it, joins the sandbox's control groups, lets go of the machine's root and of all capabilities,
+loads the filter of system calls that commands have, and becomes `first_process`. Nothing of
 it is ever mounted where the agent could see it, so nothing is left of it when it ends, at whatever moment.
 """
 
@@ -10,22 +11,18 @@ import os
 import signal
 import struct
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from orchard.injector.agent import kernel
+from orchard.injector.agent import kernel, seccomp
 from orchard.injector.agent.local import overlay
 from orchard.injector.agent.tape import NOT_FOUND, Tape
 
-# fmt: off
-MASKED_FILES = (
-    "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/proc/latency_stats", "/proc/mtrr",
-    "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/sysrq-trigger",
-)
-# fmt: on
-MASKED_DIRECTORIES = ("/proc/acpi", "/proc/scsi", "/proc/fs")
-READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus")
-"""Root inside is the machine's uid 0, whom file modes alone would let write there."""
+MASKED = ("keys", "key-users", "kallsyms", "timer_list", "sched_debug", "latency_stats")
+"""Files of /proc that everybody may read and nobody inside should: keys and addresses of the kernel."""
+READ_ONLY = ("sys", "irq", "bus", "tty", "pressure", "sysvipc")
+"""Directories of /proc that are shown, but root inside is the machine's uid 0, whom modes would let write."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = (
     ("/proc/self/fd/0", "/dev/stdin"),
@@ -36,8 +33,11 @@ LINKS = (
     ("pts/ptmx", "/dev/ptmx"),
 )
 
+TERMINALS = 256
+"""That a sandbox may open: all of them take theirs from one number of the machine."""
 PROGRAM = 4
-"""Descriptor of the program that the first process becomes."""
+"""Descriptor of the program that the first process becomes. It cannot be read: a process that executes such a
+file, without a capability to read it all the same, is one that nobody may look into."""
 NAME = "sandbox-first-process"
 """Its first word; the second is the sandbox's host name."""
 STEPS = (
@@ -45,20 +45,15 @@ STEPS = (
     "its file system could not be mounted",
     "/proc and /dev could not be mounted",
     "its network could not be set up",
+    "it could not be limited",
     "its first process could not be started",
 )
-_NAMESPACES, _ROOT, _SYSTEM, _NETWORK, _START = range(len(STEPS))
+_NAMESPACES, _ROOT, _SYSTEM, _NETWORK, _GROUPS, _START = range(len(STEPS))
 _FREE = 5
 """The lowest descriptor that is not in use."""
 _AT_FDCWD = -100
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
-_ALL_ELSE = (
-    kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWCGROUP
-)
+_ALL_ELSE = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
 _ATTRIBUTES = struct.Struct("<QQQQ")
 """struct mount_attr: what to set, what to clear, propagation, user namespace."""
@@ -82,15 +77,21 @@ class Overlay(NamedTuple):
     """Layers below all others that only give files their content."""
 
 
-def building(overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | None) -> Tape:
+def building(
+    overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | None, groups: Sequence[str]
+) -> Tape:
     """The tape. The first of `overlays` is the root, others lie in it.
 
     Its process has descriptors 0 to 2, the tape, and PROGRAM. `resolver` is the /etc/resolv.conf of a sandbox
-    that will have a network. Raises OSError when a path contains a zero byte.
+    that will have a network; `groups` are the files that take it into the sandbox's control groups. Raises
+    OSError when a path contains a zero byte.
     """
     tape = Tape(os.uname().machine)
     host_name = f"sandbox-{sandbox_id}"
     tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
+    _never_for_memory(tape)
+    tape.call("unshare", kernel.CLONE_NEWPID, step=_NAMESPACES)
+    tape.bear(step=_NAMESPACES)
     tape.call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, step=_NAMESPACES)
     tape.call("setsid", step=_NAMESPACES)
     tape.call("umask", 0)
@@ -105,19 +106,31 @@ def building(overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | N
     last = devices[-1]
     if resolver is not None:
         last = _opened(tape, [resolver], last + 1)[0]
+    entrances = tape.open_files(groups, last + 1, step=_GROUPS)
     _move(tape, overlays[0].point)
     _proc(tape)
     _dev(tape, devices)
     _mask(tape, f"/proc/self/fd/{devices[0]}")
     if resolver is not None:
-        _create(tape, "/etc/resolv.conf", last + 1)
+        _create(tape, "/etc/resolv.conf", last + len(entrances) + 1)
         _bind(tape, f"/proc/self/fd/{last}", "/etc/resolv.conf", _READ_ONLY)
     tape.call("umount2", tape.text("."), kernel.MNT_DETACH, step=_ROOT)
     tape.call("chdir", tape.text("/"), step=_ROOT)
+    # Only now: what was made so far is not the task's to pay for.
+    for entrance in entrances:
+        tape.write(entrance, b"0", step=_GROUPS)
+    tape.call("unshare", kernel.CLONE_NEWCGROUP, step=_GROUPS)
     tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_START)
     _loopback(tape)
     _start(tape, host_name)
     return tape
+
+
+def _never_for_memory(tape: Tape) -> None:
+    """In a sandbox out of memory the first process is not what is killed. Only root may say so."""
+    fd = tape.open_files(["/proc/self/oom_score_adj"], _FREE, step=_NAMESPACES)[0]
+    tape.call("write", fd, tape.put(b"-1000"), 5, step=_NAMESPACES, passing_over=(errno.EACCES, errno.EPERM))
+    tape.call("close", fd, step=_NAMESPACES)
 
 
 def _opened(tape: Tape, paths: Sequence[str | Path], free: int) -> list[int]:
@@ -165,20 +178,45 @@ def _dev(tape: Tape, devices: Sequence[int]) -> None:
         tape.call("symlinkat", tape.text(target), _AT_FDCWD, tape.text(link), step=_SYSTEM)
     for directory in ("/dev/shm", "/dev/pts"):
         tape.call("mkdirat", _AT_FDCWD, tape.text(directory), 0o755, step=_SYSTEM)
-    terminals, options = tape.text("devpts"), tape.text("newinstance,ptmxmode=0666,mode=620")
+    terminals, options = tape.text("devpts"), tape.text(f"newinstance,ptmxmode=0666,mode=620,max={TERMINALS}")
     flags = _MS_NOSUID | _MS_NOEXEC
     tape.call("mount", terminals, tape.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
 
 
+@cache
+def _of_the_machine() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Of what /proc has besides processes: the files and the directories to hide, and what is read-only.
+
+    Hidden is every file that is not for everybody or that can be written, whatever it is called and whenever
+    the kernel got it, and every directory that is not known to be harmless.
+    """
+    files: list[str] = []
+    directories: list[str] = []
+    shown: list[str] = []
+    with os.scandir("/proc") as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.isdigit() or entry.is_symlink():
+                continue
+            if entry.is_dir():
+                (shown if entry.name in READ_ONLY else directories).append(entry.path)
+            elif entry.name in MASKED or entry.stat().st_mode & 0o222 or not entry.stat().st_mode & 0o004:
+                files.append(entry.path)
+    return tuple(files), tuple(directories), tuple(shown)
+
+
 def _mask(tape: Tape, nothing: str) -> None:
     """What belongs to the machine: not to be seen, or not to be written."""
-    for path in filter(os.path.exists, MASKED_FILES):
-        _bind(tape, nothing, path, _READ_ONLY)
+    files, directories, shown = _of_the_machine()
+    for number, path in enumerate(files):
+        if number == 0:
+            _bind(tape, nothing, path, _READ_ONLY)
+        else:  # a bind mount is as its source is: read-only
+            tape.call("mount", tape.text(files[0]), tape.text(path), 0, _MS_BIND, 0, step=_SYSTEM)
     memory = tape.text("tmpfs")
-    for path in filter(os.path.isdir, MASKED_DIRECTORIES):
+    for path in directories:
         flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
         tape.call("mount", memory, tape.text(path), memory, flags, 0, step=_SYSTEM)
-    for path in filter(os.path.isdir, READ_ONLY):
+    for path in shown:
         _bind(tape, path, path, _READ_ONLY)
 
 
@@ -210,7 +248,7 @@ def _loopback(tape: Tape) -> None:
 def _start(tape: Tape, host_name: str) -> None:
     for capability in range(kernel.last_capability() + 1):
         tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_START)
-    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=_START)
+    seccomp.load(tape, seccomp.program(os.uname().machine), step=_START)
     nobody = tape.put(struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)), tape.put(bytes(24))
     tape.call("capset", *nobody, step=_START)
     nothing, words = tape.texts([]), tape.texts([NAME, host_name])

@@ -148,6 +148,8 @@ class Cgroups:
             (parent / self._name).mkdir(exist_ok=True)
             if self.layout.unified(controller):
                 _enable(parent / self._name, controller)
+            if controller == "pids":
+                (parent / self._name / "pids.max").write_text(str(_all_processes()))
         except OSError:
             return False  # told by `enforced`
         return True
@@ -215,6 +217,12 @@ def oom_kills(text: str) -> int:
     return 0
 
 
+def _all_processes() -> int:
+    """Processes of all sandboxes together: some ids stay for the machine."""
+    most = (int(Path("/proc/sys/kernel", name).read_text()) for name in ("pid_max", "threads-max"))
+    return min(most) * 3 // 4
+
+
 def _enable(directory: Path, controller: str) -> None:
     control = directory / "cgroup.subtree_control"
     if controller not in control.read_text().split():
@@ -239,7 +247,13 @@ def _kill(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """A process counts as one of its group for a moment after it was reaped."""
+    """With all groups and processes below it, whoever made them.
+
+    A process counts as one of its group for a moment after it was reaped.
+    """
+    for below in directory.glob("*/"):
+        _kill(below)
+        _remove(below)
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -154,6 +154,7 @@ class LocalMachine:
             overlays,
             sandbox_id=self._spec.sandbox_id,
             resolver=None if self._spec.block_network else self._host.resolver,
+            groups=self.group.entrances if self.group else (),
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
