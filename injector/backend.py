@@ -87,8 +87,10 @@ class Backend(Protocol):
     ) -> FileWritten:
         """Make or replace a regular file, with its parent directories."""
 
-    def read_file(self, sandbox_id: str, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The content of a regular file, in pieces; SandboxFileMissing."""
+    def read_file(
+        self, sandbox_id: str, path: str, limit: int | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The content of a regular file, in pieces; SandboxFileMissing, SandboxFileTooLarge (`limit`)."""
 
     async def list_files(self, sandbox_id: str, path: str) -> FileList:
         """The entries of a directory, by name; SandboxFileMissing."""

@@ -9,7 +9,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.event_loop import EventLoopThread
 from orchard.injector.process import ContainerProcess
 from orchard.injector.results import Entry, HealthResult, JobResult, PatchOutcome, Written
-from orchard.injector.sandbox import WAIT_STEP, AsyncSandbox
+from orchard.injector.sandbox import IN_MEMORY_LIMIT, ON_DISK_LIMIT, WAIT_STEP, AsyncSandbox
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, Resources, SandboxInfo, SnapshotReply
 
 
@@ -141,21 +141,23 @@ class Sandbox:
         """The same with the content of a local file."""
         return self._loop.run(self._sandbox.upload_file(local_path, remote_path))
 
-    def download_content(self, remote_path: str) -> bytes:
-        """The bytes of a file."""
-        return self._loop.run(self._sandbox.download_content(remote_path))
+    def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
+        """The bytes of a file; SandboxFileTooLarge beyond `limit`."""
+        return self._loop.run(self._sandbox.download_content(remote_path, limit=limit))
 
-    def download_file(self, remote_path: str, local_path: str | Path) -> int:
+    def download_file(self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT) -> int:
         """The same into a local file; returns its size in bytes."""
-        return self._loop.run(self._sandbox.download_file(remote_path, local_path))
+        return self._loop.run(self._sandbox.download_file(remote_path, local_path, limit=limit))
 
     def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
         """Copy what is in a local directory into one of the sandbox."""
         return self._loop.run(self._sandbox.upload_directory(local_path, remote_path))
 
-    def download_directory(self, remote_path: str, local_path: str | Path) -> list[str]:
+    def download_directory(
+        self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
+    ) -> list[str]:
         """Copy what is in a directory of the sandbox into a local one; returns what was left out."""
-        return self._loop.run(self._sandbox.download_directory(remote_path, local_path))
+        return self._loop.run(self._sandbox.download_directory(remote_path, local_path, limit=limit))
 
     def list_files(self, remote_path: str = "/") -> list[Entry]:
         """Entries of a directory, by name."""

@@ -85,6 +85,13 @@ class SandboxFileMissing(SandboxRequestInvalid, FileNotFoundError):
     default_reason = "file_missing"
 
 
+class SandboxFileTooLarge(SandboxRequestInvalid):
+    """A file or directory is larger than the caller is willing to take; it may be mostly holes."""
+
+    default_status = 413
+    default_reason = "file_too_large"
+
+
 _BY_STATUS: dict[int, type[SandboxError]] = {
     401: SandboxRequestInvalid,
     403: SandboxRequestInvalid,
@@ -102,5 +109,7 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
     """The error that an HTTP answer stands for."""
     if reason == SandboxFileMissing.default_reason:
         return SandboxFileMissing(detail)
+    if reason == SandboxFileTooLarge.default_reason:
+        return SandboxFileTooLarge(detail)
     kind = _BY_STATUS.get(status, SandboxRequestInvalid if 400 <= status < 500 else SandboxError)
     return kind(detail, status=status, reason=reason)

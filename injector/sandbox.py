@@ -13,7 +13,7 @@ from orchard.injector import directories, environment
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
-from orchard.injector.transport import RAW, Transport
+from orchard.injector.transport import Transport
 from orchard.schemas.sandboxes import (
     OUTPUT_LIMIT,
     Acknowledgement,
@@ -33,6 +33,9 @@ WORKSPACE = "/workspace"
 DEFAULT_TIMEOUT = 300.0
 CHECK_TIMEOUT = 60.0
 """Seconds of a command; of either probe of `check_env`."""
+IN_MEMORY_LIMIT = 256 * 1024 * 1024
+ON_DISK_LIMIT = 16 * 1024 * 1024 * 1024
+"""Bytes taken from a sandbox at once, unless the caller says another number."""
 ANSWER_MARGIN = 60.0
 """Seconds an answer may take beyond the time that the server was asked to wait."""
 
@@ -238,20 +241,23 @@ class AsyncSandbox:
                 Written, "POST", f"{self._path}/files", body=content, params={"path": remote_path}
             )
 
-    async def download_content(self, remote_path: str) -> bytes:
-        """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none."""
-        async with self._transport.answered(
-            "GET", f"{self._path}/files", params={"path": remote_path}, accept=RAW
-        ) as reply:
-            return await reply.read()
+    async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
+        """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
 
-    async def download_file(self, remote_path: str, local_path: str | Path) -> int:
+        A task can make a file of any size that takes no room, and the caller is who it kills: beyond `limit`
+        bytes SandboxFileTooLarge is raised.
+        """
+        return await self._transport.content(f"{self._path}/files", {"path": remote_path}, limit)
+
+    async def download_file(
+        self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
+    ) -> int:
         """The same into a local file, which is there when all of it is; returns its size in bytes."""
         target = Path(local_path)
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             with await asyncio.to_thread(part.open, "xb") as content:
-                await self._transport.download(f"{self._path}/files", {"path": remote_path}, content)
+                await self._transport.download(f"{self._path}/files", {"path": remote_path}, content, limit)
                 size = content.tell()
             part.replace(target)
         finally:
@@ -270,16 +276,19 @@ class AsyncSandbox:
                 Written, "PUT", f"{self._path}/archive", body=archive, params={"path": remote_path}
             )
 
-    async def download_directory(self, remote_path: str, local_path: str | Path) -> list[str]:
+    async def download_directory(
+        self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
+    ) -> list[str]:
         """Copy what is in a directory of the sandbox into a local one, made where it is missing.
 
         The sandbox is not trusted: nothing is written outside of `local_path`, nothing becomes set-user-ID,
         and everything is owned by the caller. Returns the names of what was left out: special files, and
-        links that could lead out. Raises SandboxFileMissing when there is no such directory, and
-        SandboxRequestInvalid for what a directory cannot contain or what is in the way here.
+        links that could lead out. Raises SandboxFileMissing when there is no such directory,
+        SandboxFileTooLarge when all files together have more than `limit` bytes, and SandboxRequestInvalid
+        for what a directory cannot contain or what is in the way here.
         """
         with directories.temporary() as archive:
-            await self._transport.download(f"{self._path}/archive", {"path": remote_path}, archive)
+            await self._transport.download(f"{self._path}/archive", {"path": remote_path}, archive, limit)
             return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
 
     async def list_files(self, remote_path: str = "/") -> list[Entry]:

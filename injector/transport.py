@@ -1,6 +1,7 @@
 """HTTP to the sandbox service, with patience: what may be sent again is, under the same idempotency key."""
 
 import asyncio
+import io
 import os
 import random
 import time
@@ -11,7 +12,13 @@ from typing import IO, Any, TypeVar
 import aiohttp
 import msgspec
 
-from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
+from orchard.injector.errors import (
+    SandboxError,
+    SandboxFileTooLarge,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+    error_for,
+)
 
 KEY_HEADER = "Idempotency-Key"
 API_KEY_HEADER = "X-API-Key"
@@ -78,14 +85,11 @@ class Transport:
         params: Mapping[str, str] | list[tuple[str, str]] | None = None,
         key: str | None = None,
         timeout: float | None = None,
-        accept: str | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A successful answer whose body has been read."""
         headers = dict(self.headers)
         if key is not None:
             headers[KEY_HEADER] = key
-        if accept is not None:
-            headers["Accept"] = accept
         data: Any = body
         if isinstance(body, msgspec.Struct):
             data = msgspec.json.encode(body)
@@ -96,25 +100,47 @@ class Transport:
         async with reply:
             yield reply
 
-    async def download(self, path: str, params: Mapping[str, str], target: IO[bytes]) -> None:
-        """The answer of a GET into a file, whole or not at all; tries again from its start."""
+    async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
+        """The answer of a GET into a file, whole or not at all; tries again from its start.
+
+        Raises SandboxFileTooLarge beyond `limit` bytes, whatever the service said.
+        """
 
         async def attempt() -> None:
             target.seek(0)
             target.truncate()
-            with self._explained(self._timeout):
-                async with self._opened().get(
-                    self._url + path,
-                    params=params,
-                    headers={**self.headers, "Accept": RAW},
-                    timeout=aiohttp.ClientTimeout(total=self._timeout),
-                ) as reply:
-                    if reply.status >= 400:
-                        raise _error(reply, await reply.read())
-                    async for piece in reply.content.iter_chunked(PIECE):
-                        await asyncio.to_thread(target.write, piece)
+            async for piece in self._received(path, params, limit):
+                await asyncio.to_thread(target.write, piece)
 
         await self._patiently(attempt)
+
+    async def content(self, path: str, params: Mapping[str, str], limit: int) -> bytes:
+        """The same into memory."""
+
+        async def attempt() -> bytes:
+            buffer = io.BytesIO()
+            async for piece in self._received(path, params, limit):
+                buffer.write(piece)
+            return buffer.getvalue()
+
+        return await self._patiently(attempt)
+
+    async def _received(self, path: str, params: Mapping[str, str], limit: int) -> AsyncIterator[bytes]:
+        size = 0
+        with self._explained(self._timeout):
+            async with self._opened().get(
+                self._url + path,
+                params={**params, "limit": str(limit)},
+                headers={**self.headers, "Accept": RAW},
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+            ) as reply:
+                if reply.status >= 400:
+                    raise _error(reply, await reply.read())
+                async for piece in reply.content.iter_chunked(PIECE):
+                    size += len(piece)
+                    if size > limit:
+                        raise SandboxFileTooLarge(f"{params['path']} has more than {limit} bytes")
+                    yield piece
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """An open WebSocket. Raises the typed errors; tries again while the service is away."""

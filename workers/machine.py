@@ -15,6 +15,14 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
 
 
+READ_LIMIT = 16 * 1024 * 1024
+"""Bytes taken from a sandbox at once, unless the caller says another number."""
+
+
+class FileTooLarge(Exception):
+    """A file of the sandbox has more bytes than its reader takes. Whoever made it meant it so."""
+
+
 class Machine(Protocol):
     """One sandbox. Every method raises InfrastructureError when the sandbox, and not the command, failed."""
 
@@ -32,5 +40,8 @@ class Machine(Protocol):
     async def write(self, path: str, content: bytes) -> None:
         """Create or replace the file at the absolute `path`, with its parent directories."""
 
-    async def read(self, path: str) -> bytes:
-        """The bytes of the file at the absolute `path`; FileNotFoundError when there is none."""
+    async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
+        """The bytes of the file at the absolute `path`.
+
+        Raises FileNotFoundError when there is no regular file, FileTooLarge beyond `limit` bytes.
+        """

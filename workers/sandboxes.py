@@ -16,7 +16,9 @@ from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
     SandboxFileMissing,
+    SandboxFileTooLarge,
     SandboxNotFound,
+    SandboxRequestInvalid,
     SandboxUnavailable,
     SandboxUnsupported,
     SandboxWaitTimeout,
@@ -27,7 +29,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 Create = Callable[[float, str], Awaitable[AsyncSandbox]]
@@ -36,6 +38,7 @@ Create = Callable[[float, str], Awaitable[AsyncSandbox]]
 CLEAN_UP_SECONDS = 30.0
 SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
 """Error of a job whose sandbox ended under it."""
+_NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
 NOT_STARTED = 126
 """Return code of a command that could not be started, as shells give it."""
 
@@ -146,13 +149,17 @@ class SandboxMachine:
         with classified():
             await self.sandbox.upload_content(content, path)
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         """See Machine.read."""
         with classified():
             try:
-                content: bytes = await self.sandbox.download_content(path)
-            except SandboxFileMissing as error:
-                raise FileNotFoundError(path) from error
+                content: bytes = await self.sandbox.download_content(path, limit=limit)
+            except SandboxFileTooLarge as error:
+                raise FileTooLarge(error.detail) from error
+            except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
+                if error.status in _NO_FILE:
+                    raise FileNotFoundError(path) from error
+                raise
         return content
 
 

@@ -13,11 +13,18 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchard.injector.agent.errors import AgentError, RequestInvalid
-from orchard.injector.agent.files import CHUNK, KERNEL_INTERFACES, make_directory, opened_directory
+from orchard.injector.agent.files import (
+    CHUNK,
+    KERNEL_INTERFACES,
+    MOST_ENTRIES,
+    make_directory,
+    opened_directory,
+)
 from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, filesystem_type, open_at
 
 _HEADER_LIMIT = 1 << 20
@@ -59,7 +66,9 @@ def _pack_below(
     if prefix.count("/") > _DEEPEST:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), prefix)
     with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries)
+        names = sorted(entry.name for entry in islice(entries, MOST_ENTRIES + 1))
+    if len(names) > MOST_ENTRIES:
+        raise OSError(errno.EFBIG, f"more than {MOST_ENTRIES} entries", prefix)
     for name in names:
         # What was removed since it was listed is left out.
         with suppress(FileNotFoundError):

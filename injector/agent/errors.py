@@ -21,6 +21,13 @@ class RequestInvalid(AgentError):
     reason = "request_invalid"
 
 
+class TooLarge(RequestInvalid):
+    """A file is larger than the request is willing to take."""
+
+    status = 413
+    reason = "file_too_large"
+
+
 class NotFound(AgentError):
     """No such sandbox, job, file or image."""
 

@@ -8,27 +8,34 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, BinaryIO
 
-from orchard.injector.agent.errors import NotFound, RequestInvalid
+from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
 CHUNK = 1 << 20
+MOST_ENTRIES = 100_000
+"""Of a directory that is listed or packed: they are held in memory, which all sandboxes share."""
 
 KERNEL_INTERFACES = (PROC, SYSFS, CGROUP, CGROUP2)
 """A task may have laid a link to one of them where a file is expected, and we may more than it may."""
 
 
-def open_for_reading(root: int, path: str) -> tuple[BinaryIO, int]:
+def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[BinaryIO, int]:
     """The regular file at `path` and its size in bytes.
 
-    Raises NotFound when there is none and RequestInvalid for a directory, device, socket or pipe.
+    Raises NotFound when there is none, RequestInvalid for a directory, device, socket or pipe, and TooLarge
+    beyond `limit` bytes.
     """
     with explained(path):
         fd = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         check_regular(fd, path)
-        return os.fdopen(fd, "rb"), os.fstat(fd).st_size
+        size = os.fstat(fd).st_size
+        if limit is not None and size > limit:
+            raise TooLarge(f"{path} has {size} bytes, more than {limit}")
+        return os.fdopen(fd, "rb"), size
     except BaseException:
         os.close(fd)
         raise
@@ -43,10 +50,13 @@ def make_directory(root: int, path: str) -> None:
 def listing(root: int, path: str) -> list[dict[str, Any]]:
     """Entries of the directory at `path`, by name: name, type, size (bytes), modified (epoch seconds).
 
-    Raises NotFound, and RequestInvalid when it is no directory.
+    Raises NotFound, and RequestInvalid when it is no directory or has more than MOST_ENTRIES.
     """
     with opened_directory(root, path) as fd:
-        return sorted(_entries(fd), key=lambda entry: str(entry["name"]))
+        entries = list(islice(_entries(fd), MOST_ENTRIES + 1))
+    if len(entries) > MOST_ENTRIES:
+        raise RequestInvalid(f"{path} has more than {MOST_ENTRIES} entries; use exec")
+    return sorted(entries, key=lambda entry: str(entry["name"]))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -163,7 +164,8 @@ class AgentServer:
         sandbox, path = self._sandbox(request), _path(request)
         with self._sandboxes.active(sandbox):
             machine, _ = sandbox.ready()
-            source, size = await _in_thread(files.open_for_reading, machine, path)
+            limit = int(request.query["limit"]) if "limit" in request.query else None
+            source, size = await _in_thread(partial(files.open_for_reading, limit=limit), machine, path)
             try:
                 if size <= files.CHUNK:
                     data = await asyncio.to_thread(source.read, size)

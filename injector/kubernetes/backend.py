@@ -281,15 +281,18 @@ class KubernetesBackend:
         return await self._put(sandbox_id, "archive", path, content)
 
     @asynccontextmanager
-    async def read_file(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def read_file(
+        self, sandbox_id: str, path: str, limit: int | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """See Backend."""
-        async with self._stream(sandbox_id, "files", path) as pieces:
+        params = {"path": path} if limit is None else {"path": path, "limit": str(limit)}
+        async with self._stream(sandbox_id, "files", params) as pieces:
             yield pieces
 
     @asynccontextmanager
     async def read_archive(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """See Backend."""
-        async with self._stream(sandbox_id, "archive", path) as pieces:
+        async with self._stream(sandbox_id, "archive", {"path": path}) as pieces:
             yield pieces
 
     async def list_files(self, sandbox_id: str, path: str) -> FileList:
@@ -336,13 +339,15 @@ class KubernetesBackend:
         )
 
     @asynccontextmanager
-    async def _stream(self, sandbox_id: str, what: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def _stream(
+        self, sandbox_id: str, what: str, params: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         parts = self._open
         async with AsyncExitStack() as stack:
             pieces, pod = await parts.agents.ask(
                 sandbox_id,
                 lambda line, agent: stack.enter_async_context(
-                    line.stream(f"/sandboxes/{agent}/{what}", {"path": path})
+                    line.stream(f"/sandboxes/{agent}/{what}", params)
                 ),
             )
             with parts.activity.request(pod):

@@ -185,9 +185,12 @@ class LocalBackend:
         )
 
     @asynccontextmanager
-    async def read_file(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def read_file(
+        self, sandbox_id: str, path: str, limit: int | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """See Backend."""
-        async with self._connected.stream(f"/sandboxes/{_part(sandbox_id)}/files", {"path": path}) as pieces:
+        params = {"path": path} if limit is None else {"path": path, "limit": str(limit)}
+        async with self._connected.stream(f"/sandboxes/{_part(sandbox_id)}/files", params) as pieces:
             yield pieces
 
     async def list_files(self, sandbox_id: str, path: str) -> FileList:

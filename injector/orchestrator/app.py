@@ -22,17 +22,17 @@ from orchard.injector.orchestrator.replies import (
     Invalid,
     add_request_id,
     decoded,
+    file_content,
     json_reply,
     middleware,
     streamed,
 )
-from orchard.injector.orchestrator.routes import RAW, ROUTES, TAR
+from orchard.injector.orchestrator.routes import JSON, RAW, ROUTES, TAR
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
     CreateSandbox,
     ExecRequest,
-    FileContent,
     ForkSandbox,
     Job,
     SandboxCreatedReply,
@@ -198,12 +198,10 @@ class Orchestrator:
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
         path = _path(request)
-        async with self._backend.read_file(request.match_info["id"], path) as pieces:
-            if RAW not in request.headers.get("Accept", ""):
-                data = b"".join([piece async for piece in pieces])
-                content = base64.b64encode(data).decode()
-                return json_reply(FileContent(path=path, content=content, size=len(data)))
-            return await streamed(request, pieces, RAW)
+        async with self._backend.read_file(request.match_info["id"], path, _limit(request)) as pieces:
+            if RAW in request.headers.get("Accept", ""):
+                return await streamed(request, pieces, RAW)
+            return await streamed(request, file_content(path, pieces), JSON)
 
     async def _files(self, request: web.Request) -> web.Response:
         return json_reply(await self._backend.list_files(request.match_info["id"], _path(request)))
@@ -258,6 +256,15 @@ def _timeout(request: web.Request) -> float:
     if not 0 <= seconds < float("inf"):
         raise Invalid(["query", "timeout"], "the timeout must be zero or more seconds")
     return seconds
+
+
+def _limit(request: web.Request) -> int | None:
+    text = request.query.get("limit")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise Invalid(["query", "limit"], f"`{text[:40]}` is not a number of bytes")
+    return int(text)
 
 
 def _check_quantity(name: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """What every answer of the orchestrator has: compact JSON, a request id, errors as `{"detail": ...}`."""
 
+import base64
 import logging
 import math
 import re
@@ -91,6 +92,19 @@ async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: st
         return reply
     await reply.write_eof()
     return reply
+
+
+async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The record `FileContent` as JSON, in pieces: a file is never in memory whole."""
+    yield b'{"path":' + msgspec.json.encode(path) + b',"content":"'
+    size, left = 0, b""
+    async for piece in pieces:
+        size += len(piece)
+        whole = left + piece
+        cut = len(whole) - len(whole) % 3
+        left = whole[cut:]
+        yield base64.b64encode(whole[:cut])
+    yield base64.b64encode(left) + b'","size":%d}' % size
 
 
 def _without_nulls(body: bytes) -> bytes:

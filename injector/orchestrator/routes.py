@@ -26,6 +26,7 @@ from orchard.schemas.sandboxes import (
     UploadFile,
 )
 
+JSON = "application/json"
 RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
@@ -91,6 +92,7 @@ class Route(NamedTuple):
 KEY = Parameter("Idempotency-Key", "the same again returns what the first request made", place="header")
 TIMEOUT = Parameter("timeout", "seconds to wait", float)
 PATH = Parameter("path", "an absolute path in the sandbox", required=True)
+LIMIT = Parameter("limit", "bytes; a larger file is refused with 413", int)
 LABEL = Parameter("label", "`name=value`; only sandboxes that carry all of them", list[str])
 SANDBOX_ERRORS = (404, 409, 410)
 
@@ -187,8 +189,8 @@ ROUTES = (
         "read",
         "a file: in JSON, or as it is where that is accepted",
         FileContent,
-        parameters=(PATH,),
-        errors=(*SANDBOX_ERRORS, 422),
+        parameters=(PATH, LIMIT),
+        errors=(*SANDBOX_ERRORS, 413, 422),
         reply_media=RAW,
     ),
     Route(

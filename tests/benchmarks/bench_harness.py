@@ -56,8 +56,8 @@ class InstantMachine:
     async def write(self, path: str, content: bytes) -> None:
         raise NotImplementedError(f"{path} of {len(content)} bytes: the loop writes no files")
 
-    async def read(self, path: str) -> bytes:
-        raise NotImplementedError(f"{path}: the loop reads no files")
+    async def read(self, path: str, *, limit: int = 0) -> bytes:
+        raise NotImplementedError(f"{path}, {limit}: the loop reads no files")
 
 
 def answer(command: str) -> bytes:

@@ -18,7 +18,7 @@ from aiohttp import web
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 
 MODULE = """\
 \"\"\"Arithmetic for shops.\"\"\"
@@ -152,7 +152,9 @@ class SubprocessMachine:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
+        if Path(path).stat().st_size > limit:
+            raise FileTooLarge(path)
         return Path(path).read_bytes()
 
 
