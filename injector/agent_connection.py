@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
@@ -11,7 +12,13 @@ from yarl import URL
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
 from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
-from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable, error_for
+from orchard.injector.errors import (
+    SandboxError,
+    SandboxFailed,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+    error_for,
+)
 
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
@@ -172,6 +179,8 @@ class AgentConnection:
         return line
 
     def _url(self, path: str, params: Parameters | None) -> URL:
+        if any(unquote(part) in (".", "..") for part in path.split("/")):
+            raise SandboxRequestInvalid(f"`{path}` is no path of the sandbox agent")
         url = self._address.join(URL(path))
         return url if params is None else url.extend_query(params)
 

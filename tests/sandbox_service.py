@@ -50,7 +50,7 @@ class LocalService:
         """Start an orchestrator, on the port of the last one; returns when it serves."""
         port_file = self.state.with_name(f"{self.state.name}.port")
         port_file.unlink(missing_ok=True)
-        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--state", str(self.state)]
+        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--open", "--state", str(self.state)]
         line += ["--port", str(self.port), "--port-file", str(port_file), *self._arguments]
         with self.state.with_name(f"{self.state.name}.log").open("ab") as log:
             self.orchestrator = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -11,6 +11,8 @@ from orchard.injector.agent.spawning import Entry
 Died = Callable[[str, str], None]
 """Called when a machine ends without having been asked to: reason (a word), sentence."""
 
+OWNER = "orchard.key"
+"""Label of a sandbox that belongs to one key: images that it makes belong to the same."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"^(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d+)|(m|[kMGTPE]|[KMGTPE]i))?$")
 _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
@@ -40,6 +42,10 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: float | None = None
     pids: int | None = None
+
+    @property
+    def owner(self) -> str | None:
+        return self.labels.get(OWNER)
 
     @property
     def cores(self) -> float:

@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 import gc
-import ipaddress
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
@@ -20,10 +20,14 @@ from orchard.injector.agent import logs
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxRequestInvalid
 from orchard.injector.local.backend import LocalBackend
-from orchard.injector.orchestrator import limits
+from orchard.injector.orchestrator import deadlines, limits
 from orchard.injector.orchestrator.app import Orchestrator
+from orchard.injector.orchestrator.keys import Keys
+from orchard.injector.orchestrator.origins import is_loopback
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
+ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
+KEY_FILE = "sandbox.key"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
 SECRET_LENGTH = 32
 """Characters, at least."""
@@ -33,16 +37,19 @@ def main() -> int:
     """Serve until SIGTERM or SIGINT; sandboxes stay with the agent. Returns the exit status."""
     options = _options()
     logs.configure()
-    keys = [key for key in os.environ.get(options.keys_env, "").split(",") if key]
-    if not keys and not _is_loopback(options.host):
+    loopback = is_loopback(options.host)
+    given = [_taken(name) for name in (options.keys_env, options.admin_keys_env)]
+    if not any(given) and not (loopback and (options.open or options.state is not None)):
         print(  # noqa: T201
             f"refusing to serve {options.host} without keys: put one or more, separated by commas, in the "
-            f"environment variable {options.keys_env}",
+            f"environment variable {options.keys_env}" + (", or say --open" if loopback else ""),
             file=sys.stderr,
         )
         return 2
     try:
-        uvloop.run(_serve(_backend(options), options, keys))
+        if not any(given) and not options.open:
+            given[0] = [_own_key(options.state)]
+        uvloop.run(_serve(_backend(options), options, Keys(*given), loopback))
     except (SandboxError, OSError) as error:
         print(f"the sandbox service cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -81,6 +88,24 @@ def _options() -> argparse.Namespace:
         "--keys-env", default=KEYS_VARIABLE, help="environment variable with the accepted keys"
     )
     parser.add_argument(
+        "--admin-keys-env",
+        default=ADMIN_KEYS_VARIABLE,
+        help="the same for keys that see all sandboxes; of several others each sees its own",
+    )
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="no keys, on loopback: every account of this machine may run commands in every sandbox. Without "
+        f"this and without keys one is made and kept in STATE/{KEY_FILE}",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that the service is asked by, or whose pages may ask it: of a proxy, for example",
+    )
+    parser.add_argument(
         "--limits", type=Path, default=None, metavar="FILE", help="TOML: what keys may ask for"
     )
     parser.add_argument(
@@ -98,6 +123,29 @@ def _options() -> argparse.Namespace:
     if options.backend != "kubernetes" and options.state is None:
         parser.error(f"--backend {options.backend} needs --state DIR")
     return options
+
+
+def _taken(variable: str) -> list[str]:
+    """The keys in a variable of the environment, which nobody else gets them from then."""
+    return [key for key in os.environ.pop(variable, "").split(",") if key]
+
+
+def _own_key(state: Path) -> str:
+    """The key of a service that was given none: the same at every start, readable by its owner alone."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = state / KEY_FILE
+    try:
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        key = place.read_text().strip()
+    else:
+        key = secrets.token_urlsafe(32)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{key}\n")
+    if not key:
+        raise SandboxRequestInvalid(f"{place} is empty: remove it, and a new key is made")
+    print(f"clients need the key in {place}: export {KEYS_VARIABLE}=$(cat {place})", file=sys.stderr)  # noqa: T201
+    return key
 
 
 def _backend(options: argparse.Namespace) -> Backend:
@@ -119,16 +167,18 @@ def _backend(options: argparse.Namespace) -> Backend:
     return KubernetesBackend(load(options.kubernetes_settings), secret.encode(), identity)
 
 
-async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str]) -> None:
+async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loopback: bool) -> None:
     allowed = None if options.limits is None else limits.load(options.limits)
-    orchestrator = Orchestrator(backend, keys, allowed, own_metrics_port=options.metrics_port is not None)
-    figures = web.AppRunner(orchestrator.metrics_application(), access_log=None)
-    runner = web.AppRunner(
-        orchestrator.application(),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=1.0,
+    orchestrator = Orchestrator(
+        backend,
+        keys,
+        allowed,
+        own_metrics_port=options.metrics_port is not None,
+        loopback=loopback,
+        hosts=options.allowed_host,
     )
+    figures = deadlines.runner(orchestrator.metrics_application())
+    runner = deadlines.runner(orchestrator.application())
     # Requests leave many objects and few cycles; to look for those every 700 costs a sixth of our time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -145,8 +195,8 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: list[str])
         port = runner.addresses[0][1]
         log = logging.getLogger(__name__)
         log.info("serving %s:%d over %s", options.host, port, options.backend)
-        for key in keys:  # by these names they are in figures and in the file of limits
-            log.info("accepting the key named %s", limits.name_of(key))
+        for name in keys.accepted:  # by these names they are in figures and in the file of limits
+            log.info("accepting the key named %s, in figures %s", name, keys.figures()[name])
         if options.metrics_port is not None:
             await figures.setup()
             await web.TCPSite(figures, options.host, options.metrics_port).start()
@@ -165,13 +215,6 @@ def _write_port(path: Path, port: int) -> None:
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{port}\n")
     temporary.rename(path)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The routes of the sandbox service in front of a Backend."""
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -10,16 +10,19 @@ from aiohttp import web
 from orchard.injector.agent.machine import quantity
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxUnavailable
-from orchard.injector.orchestrator import openapi
+from orchard.injector.orchestrator import deadlines, openapi
+from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.drain import Drain
-from orchard.injector.orchestrator.keys import offered_protocols
+from orchard.injector.orchestrator.keys import Keys, offered_protocols
 from orchard.injector.orchestrator.limits import Admission, Limits
 from orchard.injector.orchestrator.metrics import MEDIA_TYPE, Metrics
 from orchard.injector.orchestrator.ownership import Ownership, without_owner
+from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.orchestrator.replies import (
+    JSON_BODY_LIMIT,
     KEY_NAME,
-    Invalid,
+    Door,
     add_request_id,
     decoded,
     file_content,
@@ -44,8 +47,6 @@ from orchard.schemas.sandboxes import (
 KEY_HEADER = "Idempotency-Key"
 WAIT_DEFAULT = 300.0
 """Seconds of a wait that names no timeout."""
-JSON_BODY_LIMIT = 256 * 1024 * 1024
-"""Bytes; raw uploads have no limit."""
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
 SERVICE = "orchard-sandbox"
@@ -57,25 +58,33 @@ class Orchestrator:
     def __init__(
         self,
         backend: Backend,
-        keys: list[str],
+        keys: Keys,
         limits: Limits | None = None,
         *,
         own_metrics_port: bool = False,
+        loopback: bool = True,
+        hosts: Collection[str] = (),
+        body_grace: float = deadlines.GRACE_SECONDS,
     ) -> None:
-        """With `own_metrics_port`, metrics are served by `metrics_application` only."""
+        """With `own_metrics_port`, metrics are served by `metrics_application` only.
+
+        `loopback` and `hosts`: see `origins.refusal`; `body_grace`: see `deadlines.GRACE_SECONDS`.
+        """
+        self._body_grace = body_grace
         self._backend = backend
-        self._admission = Admission(limits or Limits(), keys=len(keys))
-        self._ownership = Ownership(backend, self._admission)
-        self._keys = keys
+        admission = Admission(limits or Limits(), keys=len(keys.accepted))
+        self._ownership = Ownership(backend, admission, keys)
+        self._door = Door(keys, admission, self._ownership, loopback, hosts)
         self._own_metrics_port = own_metrics_port
-        self._metrics = Metrics()
+        self._metrics = Metrics(keys.figures())
         self._openapi = msgspec.json.encode(openapi.document())
         self.drain = Drain()
 
     def application(self) -> web.Application:
         """The aiohttp application; it opens and closes the backend."""
-        around = middleware(self._keys, self._metrics, self.drain, self._admission)
+        around = middleware(self._door, self._metrics, self.drain)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
+        app[deadlines.GRACE] = self._body_grace
         app.on_response_prepare.append(add_request_id)
         app.cleanup_ctx.append(self._backend_open)
         for route in ROUTES:
@@ -109,14 +118,19 @@ class Orchestrator:
     async def _serve_openapi(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._openapi, content_type="application/json")
 
-    async def _resources(self, _request: web.Request) -> web.Response:
-        return json_reply(await self._backend.resources())
+    async def _resources(self, request: web.Request) -> web.Response:
+        found = await self._backend.resources()
+        if seen := self._ownership.seen_by(request[KEY_NAME]):
+            own = {info.pod_name for info in await self._backend.list(seen)}
+            pods = [pod for pod in found.sandbox_pods if pod.name in own]
+            found = msgspec.structs.replace(found, sandbox_pods=pods)
+        return json_reply(found)
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, CreateSandbox)
         for name, text in (("cpu", wanted.cpu), ("memory", wanted.memory)):
             _check_quantity(name, text)
-        key = request.headers.get(KEY_HEADER)
+        key = self._ownership.idempotency(request[KEY_NAME], request.headers.get(KEY_HEADER))
         async with self._ownership.of(request[KEY_NAME], 1, key, wanted.labels) as labels:
             made = await self._backend.create(msgspec.structs.replace(wanted, labels=labels), key)
         return json_reply(
@@ -138,7 +152,7 @@ class Orchestrator:
             if not equals:
                 raise Invalid(["query", "label"], "a label filter is `name=value`")
             labels[name] = value
-        return json_reply(await self._backend.list(labels))
+        return json_reply(await self._backend.list({**labels, **self._ownership.seen_by(request[KEY_NAME])}))
 
     async def _get(self, request: web.Request) -> web.Response:
         return json_reply(await self._backend.get(request.match_info["id"]))
@@ -187,7 +201,7 @@ class Orchestrator:
     async def _write(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         if "path" in request.query:
-            pieces = request.content.iter_any()
+            pieces = arriving(request)
             return json_reply(await self._backend.write_file(sandbox_id, request.query["path"], pieces))
         upload = await decoded(request, UploadFile)
         try:
@@ -212,7 +226,7 @@ class Orchestrator:
             return await streamed(request, pieces, TAR)
 
     async def _write_archive(self, request: web.Request) -> web.Response:
-        path, pieces = _path(request), request.content.iter_any()
+        path, pieces = _path(request), arriving(request)
         return json_reply(await self._backend.write_archive(request.match_info["id"], path, pieces))
 
     async def _fork(self, request: web.Request) -> web.Response:

@@ -1,17 +1,37 @@
 """Who may ask: keys by header, or in two other places for WebSockets, which browsers open without headers."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
-from orchard.injector.orchestrator.limits import OPEN
+from orchard.injector.orchestrator.limits import OPEN, name_of
+from orchard.injector.orchestrator.routes import TERMINAL
 
 KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
 KEY_PROTOCOL = "api_key."
 """A subprotocol of this followed by the key; the answer repeats it."""
+
+
+class Keys:
+    """The accepted keys by name, and which of them may see and do everything.
+
+    With a single key, or none, there is nobody to be kept apart.
+    """
+
+    def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
+        self.accepted = {name_of(key): key.encode() for key in (*keys, *admins)}
+        self._admins = {name_of(key) for key in admins}
+
+    def owns(self, name: str) -> bool:
+        """Whether the key of this name sees and changes only what is its own."""
+        return len(self.accepted) > 1 and name not in self._admins
+
+    def figures(self) -> dict[str, str]:
+        """How each is called in figures, which are open: digests of keys could be guessed at."""
+        return {OPEN: OPEN} | {name: f"key-{number}" for number, name in enumerate(self.accepted, start=1)}
 
 
 class Refusal(NamedTuple):
@@ -43,7 +63,9 @@ def offered_protocols(request: web.Request) -> list[str]:
 
 def _given(request: web.Request) -> str | None:
     given = request.headers.get(KEY_HEADER)
-    if given is not None or request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
+    resource = request.match_info.route.resource
+    session = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+    if given is not None or not session or resource is None or resource.canonical != TERMINAL:
         return given
     protocols = offered_protocols(request)
     return request.query.get(KEY_QUERY) or (protocols[0].removeprefix(KEY_PROTOCOL) if protocols else None)

@@ -1,7 +1,7 @@
 """What the orchestrator counts and times, for Prometheus."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,7 +18,9 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     """Of one orchestrator process; sums over replicas are Prometheus's work."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """`names`: what each key is called here, by its name in logs."""
+        self._names = names
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "orchard_sandbox_requests",
@@ -38,13 +40,13 @@ class Metrics:
         )
         self._by_key = Counter(
             "orchard_sandbox_requests_by_key",
-            "Requests let in, by the name of their key (a digest of it).",
+            "Requests let in, by key: `key-1` is the first; the log has its name.",
             ("key",),
             registry=self._registry,
         )
         self._in_flight_by_key = Gauge(
             "orchard_sandbox_requests_in_flight_by_key",
-            "Requests being handled, by the name of their key.",
+            "Requests being handled, by key.",
             ("key",),
             registry=self._registry,
         )
@@ -84,13 +86,13 @@ class Metrics:
     @contextmanager
     def asked_by(self, key: str) -> Iterator[None]:
         """Around the handling of a request with the key of this name."""
-        self._by_key.labels(key).inc()
-        with self._in_flight_by_key.labels(key).track_inprogress():
+        self._by_key.labels(self._names[key]).inc()
+        with self._in_flight_by_key.labels(self._names[key]).track_inprogress():
             yield
 
     def refused(self, key: str, limit: str) -> None:
         """A request with the key of this name was one too many."""
-        self._refused.labels(key, limit).inc()
+        self._refused.labels(self._names[key], limit).inc()
 
     def executed(self, job: Job) -> None:
         """A request's command is done; one that still runs counts nowhere."""

@@ -6,19 +6,24 @@ import math
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
+from orchard.injector.orchestrator import origins
+from orchard.injector.orchestrator.deadlines import body as whole_body
 from orchard.injector.orchestrator.drain import Drain
-from orchard.injector.orchestrator.keys import Refusal, caller
-from orchard.injector.orchestrator.limits import OPEN, Admission, Excess, name_of
+from orchard.injector.orchestrator.keys import Keys, Refusal, caller
+from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
 from orchard.injector.orchestrator.metrics import Metrics
-from orchard.injector.orchestrator.routes import ROUTES
+from orchard.injector.orchestrator.ownership import Ownership
+from orchard.injector.orchestrator.refusals import Invalid, OverLimit
+from orchard.injector.orchestrator.routes import JSON, ROUTES
 
 REASON_HEADER = "X-Error-Reason"
 OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)
@@ -32,6 +37,11 @@ CLIENT_GONE = 499
 RETRY_AFTER = "1"
 """Seconds."""
 
+JSON_BODY_LIMIT = 256 * 1024 * 1024
+"""Bytes; raw uploads have no limit."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""Of a sandbox or a job: no part of a path that means something else."""
+
 KEY_NAME = web.RequestKey("key_name", str)
 """Of a request: the name of its key."""
 
@@ -41,32 +51,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 log = logging.getLogger(__name__)
 
 
-class Invalid(Exception):
-    """A request that does not fit its schema; `place` is where, `kind` a word for programs."""
-
-    def __init__(self, place: Sequence[str | int], message: str, kind: str = "value_error") -> None:
-        super().__init__(message)
-        self.place = list(place)
-        self.message = message
-        self.kind = kind
-
-
-class OverLimit(Exception):
-    """A request that its key may not make now."""
-
-    def __init__(self, excess: Excess) -> None:
-        super().__init__(excess.detail)
-        self.excess = excess
-
-
 def json_reply(document: Any, status: int = 200) -> web.Response:
     """A compact JSON answer."""
     return web.Response(status=status, body=msgspec.json.encode(document), content_type="application/json")
 
 
 async def decoded(request: web.Request, kind: type[T]) -> T:
-    """The body as a record; a field that is null counts as left out. Raises Invalid."""
-    body = await request.read()
+    """The body as a record; a field that is null counts as left out.
+
+    Raises Invalid, and HTTPUnsupportedMediaType for what does not say that it is JSON: anything else a
+    browser sends for any page without asking.
+    """
+    if request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower() != JSON:
+        raise web.HTTPUnsupportedMediaType(reason=f"the header Content-Type must be {JSON}")
+    body = await whole_body(request, JSON_BODY_LIMIT)
     try:
         return msgspec.json.decode(_without_nulls(body) if b"null" in body else body, type=kind)
     except msgspec.ValidationError as error:
@@ -120,9 +118,21 @@ def steps(path: str) -> list[str | int]:
     return parts
 
 
-def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain, admission: Admission) -> Any:
-    """Request id, key, limits, errors, figures and log around every handler. Without `keys` all is open."""
-    accepted = {name_of(key): key.encode() for key in keys}
+class Door(NamedTuple):
+    """What decides whether a request comes in. Without `keys` all is open."""
+
+    keys: Keys
+    admission: Admission
+    ownership: Ownership
+    loopback: bool
+    """The service listens there only."""
+    hosts: Collection[str] = ()
+    """Names that it is asked by, besides (see `origins`)."""
+
+
+def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
+    """Request id, origin, key, limits, owner, errors, figures and log around every handler."""
+    admission = door.admission
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,7 +141,7 @@ def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain, admission: A
         status = CLIENT_GONE
         try:
             with metrics.in_flight(), drain.handling():
-                who = OPEN if request.path in OPEN_PATHS else caller(request, accepted)
+                who = entering(request)
                 if isinstance(who, Refusal):
                     reply: web.StreamResponse = json_reply({"detail": who.detail}, who.status)
                 elif request.path in OPEN_PATHS:
@@ -146,6 +156,21 @@ def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain, admission: A
         finally:
             _note(request, status, time.perf_counter() - begun, metrics)
 
+    def entering(request: web.Request) -> str | Refusal:
+        strange = origins.refusal(request, loopback=door.loopback, hosts=door.hosts)
+        if strange is not None:
+            return Refusal(*strange)
+        return OPEN if request.path in OPEN_PATHS else caller(request, door.keys.accepted)
+
+    async def owned(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every route that names a sandbox or a job is of one sandbox."""
+        name = request.match_info.get("id", request.match_info.get("job"))
+        if name is not None:
+            if not _NAME.fullmatch(name):
+                raise SandboxNotFound(f"there is no sandbox `{name[:100]}`")
+            await door.ownership.check(request[KEY_NAME], name.partition(".")[0])
+        return await handler(request)
+
     async def admitted(request: web.Request, handler: Handler, who: str) -> web.StreamResponse:
         resource = request.match_info.route.resource
         pattern = "" if resource is None else resource.canonical
@@ -156,7 +181,7 @@ def middleware(keys: Sequence[str], metrics: Metrics, drain: Drain, admission: A
             return _too_much(excess)
         try:
             with metrics.asked_by(who):
-                return await _answered(request, handler)
+                return await _answered(request, partial(owned, handler=handler))
         except OverLimit as error:
             metrics.refused(who, error.excess.limit)
             return _too_much(error.excess)
@@ -215,8 +240,9 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         raise
     except web.HTTPException as error:
         reply = json_reply({"detail": error.reason}, error.status)
-        if "Allow" in error.headers:
-            reply.headers["Allow"] = error.headers["Allow"]
+        for name in (hdrs.ALLOW, hdrs.CONNECTION):
+            if name in error.headers:
+                reply.headers[name] = error.headers[name]
         return reply
     except Exception:
         log.exception("internal error: %s %s", request.method, request.path)

@@ -30,6 +30,7 @@ JSON = "application/json"
 RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
+TERMINAL = "/sandboxes/{id}/exec/pty"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +156,7 @@ ROUTES = (
     ),
     Route(
         "GET",
-        "/sandboxes/{id}/exec/pty",
+        TERMINAL,
         "terminal",
         "a terminal session: a WebSocket of JSON frames",
         parameters=(Parameter("api_key", "the key, where no header can be sent"),),

@@ -195,7 +195,15 @@ def main() -> None:
     cgroups = Cgroups(place)
     state, port_file = place / "state", place / "port"
     _base(place)
-    line = ["-m", "orchard.injector.orchestrator", "--state", str(state), "--port-file", str(port_file)]
+    line = [
+        "-m",
+        "orchard.injector.orchestrator",
+        "--open",
+        "--state",
+        str(state),
+        "--port-file",
+        str(port_file),
+    ]
     service = subprocess.Popen([sys.executable, *line], stderr=subprocess.DEVNULL)
     try:
         while not port_file.exists():

@@ -58,6 +58,7 @@ class Service:
         port_file.parent.mkdir(exist_ok=True)
         port_file.unlink(missing_ok=True)
         line = ["-m", "orchard.injector.orchestrator", "--state", str(self.state), "--port", str(self.port)]
+        line += ["--open"]  # unless there are keys in `env`
         self.process = subprocess.Popen(
             [sys.executable, *line, "--port-file", str(port_file), *self._arguments], env=self._env
         )

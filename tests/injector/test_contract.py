@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KEYS = {"SANDBOX_API_KEY": "first-key,second-key"}
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture
 async def http(service: "Service") -> AsyncIterator[aiohttp.ClientSession]:
@@ -109,7 +111,7 @@ async def test_quantities_are_checked(http: aiohttp.ClientSession, field: dict[s
 
 @pytest.mark.parametrize("body", [b"{", b"", b"\xff", b'{"a":' * 100_000])
 async def test_a_body_that_is_not_json(http: aiohttp.ClientSession, body: bytes) -> None:
-    reply = await http.post("/sandboxes", data=body)
+    reply = await http.post("/sandboxes", data=body, headers=JSON)
     assert (reply.status, (await reply.json())["detail"][0]["type"]) == (422, "json_invalid")
 
 
@@ -117,7 +119,7 @@ async def test_missing_key_401_wrong_key_403_before_the_body_is_read(guarded: "S
     async with aiohttp.ClientSession(guarded.url) as http:
         missing = await http.post("/sandboxes", data=b"not json")
         wrong = await http.post("/sandboxes", data=b"not json", headers={"X-API-Key": "third-key"})
-        right = await http.post("/sandboxes", data=b"not json", headers={"X-API-Key": "second-key"})
+        right = await http.post("/sandboxes", data=b"not json", headers={"X-API-Key": "second-key"} | JSON)
         assert (missing.status, wrong.status, right.status) == (401, 403, 422)
         assert "X-Request-ID" in missing.headers and "X-Request-ID" in wrong.headers
         assert {(await http.get(path)).status for path in ("/", "/health")} == {200}

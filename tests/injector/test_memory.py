@@ -20,6 +20,7 @@ from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxConflict, SandboxNotFound
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator
+from orchard.injector.orchestrator.keys import Keys
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -109,7 +110,7 @@ async def test_a_command_never_runs_again_even_when_its_job_is_no_longer_kept(sa
 
 
 async def test_the_orchestrator_keeps_nothing_of_a_request(service: "Service") -> None:
-    app = Orchestrator(LocalBackend(service.state, start_agent=False), []).application()
+    app = Orchestrator(LocalBackend(service.state, start_agent=False), Keys([])).application()
     async with TestServer(app) as server, ClientSession(server.make_url("/")) as http:
         made = await (await http.post("/sandboxes", json={"image": "host"})).json()
         path = f"/sandboxes/{made['sandbox_id']}"

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator
+from orchard.injector.orchestrator.keys import Keys
 from orchard.injector.orchestrator.openapi import document
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def test_it_is_served(service: "Service", written: dict[str, Any]) -> None
 
 
 def test_it_has_every_route_of_the_application_and_no_other(tmp_path: Path, written: dict[str, Any]) -> None:
-    app = Orchestrator(LocalBackend(tmp_path), []).application()
+    app = Orchestrator(LocalBackend(tmp_path), Keys([])).application()
     served = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
     assert served == {(method, path) for method, path, _ in operations(written)}
 

@@ -89,7 +89,7 @@ class Orchestrator:
     def __init__(self, state: Path, place: Path, *arguments: str) -> None:
         self.log = place / "log"
         port_file = place / "port"
-        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--state", str(state)]
+        line = [sys.executable, "-m", "orchard.injector.orchestrator", "--open", "--state", str(state)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*line, "--port-file", str(port_file), *arguments], stderr=log, env=os.environ

@@ -413,7 +413,7 @@ async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> 
     port_file = account.state.parent / "port"
     state = ["--state", str(account.state)]
     line = account.line(
-        "-m", "orchard.injector.orchestrator", *state, "--port", "0", "--port-file", str(port_file)
+        "-m", "orchard.injector.orchestrator", "--open", *state, "--port", "0", "--port-file", str(port_file)
     )
     orchestrator = await asyncio.create_subprocess_exec(*line, env=account.environment)
     eventually(port_file.exists, "the orchestrator serves")

@@ -12,6 +12,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.local import agent_process
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator
+from orchard.injector.orchestrator.keys import Keys
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ async def sandboxes(tmp_path: Path) -> AsyncIterator[AsyncSandboxClient]:
     """A client of an orchestrator in this process, over a local agent that ends with the test."""
     state = tmp_path / "sandboxes"
     agent = await asyncio.create_subprocess_exec(*agent_process.command(state, parent_pid=os.getpid()))
-    runner = web.AppRunner(Orchestrator(LocalBackend(state, start_agent=False), []).application())
+    runner = web.AppRunner(Orchestrator(LocalBackend(state, start_agent=False), Keys([])).application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

@@ -74,7 +74,7 @@ class LocalHost:
 
     async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
         """Start a sandbox; raises AgentError (`image_missing`, `start_failed`), leaving nothing."""
-        return await self.start(self.store.find(spec.image), spec, died)
+        return await self.start(self.store.find(spec.image, spec.owner), spec, died)
 
     async def start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
         """The same, whatever image the specification names."""

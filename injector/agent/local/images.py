@@ -15,7 +15,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class Image:
     layers: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
     working_directory: str = "/"
+    owner: str | None = None
+    """Whose sandbox it was made of; None: it is for all."""
 
 
 class ImageStore:
@@ -60,12 +62,15 @@ class ImageStore:
         """Names of all images but `host`, sorted."""
         return sorted(json.loads(path.read_text())["name"] for path in self._names.glob("*.json"))
 
-    def find(self, name: str) -> Image:
-        """Raises NotFound (`image_missing`), with how to get the image."""
+    def find(self, name: str, owner: str | None = None) -> Image:
+        """Raises NotFound (`image_missing`), with how to get the image; so is one of another owner."""
         if name == HOST:
             return Image(name=HOST, layers=[HOST], environment=dict(DEFAULT_ENVIRONMENT))
         try:
-            return Image(**json.loads(self._path(name).read_text()))
+            image = self._read(name)
+            if owner is not None and image.owner not in (None, owner):
+                raise FileNotFoundError(name)
+            return image
         except FileNotFoundError:
             raise NotFound(
                 f"there is no image `{name}` on this machine; save it with `docker save {name} -o image.tar` "
@@ -73,6 +78,9 @@ class ImageStore:
                 f"`python -m orchard.injector.agent --state STATE --import-image image.tar --name {name}`",
                 reason="image_missing",
             ) from None
+
+    def _read(self, name: str) -> Image:
+        return Image(**json.loads(self._path(name).read_text()))
 
     def layer(self, name: str) -> Path:
         """Where the layer of this name lies or would lie."""
@@ -129,14 +137,24 @@ class ImageStore:
         finally:
             os.close(fd)
 
-    async def snapshot(self, upper: Path, below: Image, name: str) -> Image:
-        """Make an image of `below` with the changes in `upper`, which is copied as it is now."""
+    async def snapshot(self, upper: Path, below: Image, name: str, owner: str | None) -> Image:
+        """Make an image of `below` with the changes in `upper`, which is copied as it is now.
+
+        Raises Conflict where an image of this name is not the owner's to replace.
+        """
         check_name(name)
+        self._check_replaceable(name, owner)
         with self.locked(fcntl.LOCK_SH):
             layer = await self.copy(upper, "snapshot-")
-            image = replace(below, name=name, layers=[layer, *below.layers])
+            image = replace(below, name=name, layers=[layer, *below.layers], owner=owner)
+            self._check_replaceable(name, owner)  # somebody else's may have come meanwhile
             self.save(image)
         return image
+
+    def _check_replaceable(self, name: str, owner: str | None) -> None:
+        with suppress(FileNotFoundError):
+            if owner is not None and self._read(name).owner != owner:
+                raise Conflict(f"the image `{name}` is of somebody else: use another name", reason="exists")
 
     async def copy(self, upper: Path, kind: str) -> str:
         """Copy the directory `upper`, which may change meanwhile, as a new layer; returns its name."""

@@ -96,7 +96,7 @@ class LocalMachine:
 
     async def snapshot(self, image: str) -> dict[str, Any]:
         """Commit the file system as it is now as a new image."""
-        made = await self._store.snapshot(self.changes, self._image, image)
+        made = await self._store.snapshot(self.changes, self._image, image, self._spec.owner)
         size = await asyncio.to_thread(tree_size, self._store.layer(made.layers[0]))
         return {"image": made.name, "layers": len(made.layers), "size": size}
 

@@ -1,0 +1,58 @@
+"""Time for a request to arrive: one that stands still, or trickles, would hold its connection for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+HEADER_SECONDS = 60.0
+"""For a connection to send its next request, whole headers; also an idle one is closed then."""
+GRACE_SECONDS = 30.0
+SLOWEST = 16 * 1024
+"""Bytes a second that a body must come with, on average, after a time of grace."""
+
+
+def runner(app: web.Application, header_seconds: float = HEADER_SECONDS) -> web.AppRunner:
+    """What serves the application; `header_seconds` see HEADER_SECONDS."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=header_seconds,
+    )
+
+
+GRACE = web.AppKey("body_grace", float)
+"""Of an application: seconds in place of GRACE_SECONDS."""
+
+
+async def arriving(request: web.Request) -> AsyncIterator[bytes]:
+    """The body in pieces. Raises HTTPRequestTimeout when it comes too slowly; our own delays do not count."""
+    loop = asyncio.get_running_loop()
+    received, waited = 0, 0.0
+    grace = request.app[GRACE]
+    while True:
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(grace + received / SLOWEST - waited):
+                piece = await request.content.readany()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(
+                reason="the body comes too slowly", headers={"Connection": "close"}
+            ) from None
+        waited += loop.time() - begun
+        if not piece:
+            return
+        received += len(piece)
+        yield piece
+
+
+async def body(request: web.Request, limit: int) -> bytes:
+    """The whole body; HTTPRequestEntityTooLarge beyond `limit` bytes."""
+    whole = bytearray()
+    async for piece in arriving(request):
+        whole += piece
+        if len(whole) > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, len(whole))
+    return bytes(whole)

@@ -1,0 +1,46 @@
+"""Requests that a browser sends for a stranger's page: known by their Origin, or by the name they ask for.
+
+A page may send simple requests to any address, and open WebSockets to it, loopback included; and a name that
+its owner lets point here (DNS rebinding) makes the answers readable too. Programs send no Origin, and on
+loopback they know where they ask.
+"""
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+
+MISDIRECTED = 421
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, without a port, is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def refusal(request: web.Request, *, loopback: bool, hosts: Collection[str]) -> tuple[int, str] | None:
+    """Why not, as an HTTP status and a sentence.
+
+    `loopback`: the service listens there only. `hosts` are other names that it is asked by, as a proxy sends
+    them, with or without a port.
+    """
+    host = request.headers.get(hdrs.HOST, "")
+    if loopback and not is_loopback(_name(host)) and not {host, _name(host)} & {*hosts}:
+        detail = f"this service is not `{_name(host)[:100]}`: ask localhost, or start it with --allowed-host"
+        return MISDIRECTED, detail
+    for origin in request.headers.getall(hdrs.ORIGIN, []):
+        asked_by = urlsplit(origin).netloc
+        if asked_by != host and not {asked_by, _name(asked_by)} & {*hosts}:
+            return 403, "a page of another origin asks: start the service with --allowed-host for its host"
+    return None
+
+
+def _name(host: str) -> str:
+    """Without the port and the brackets of an IPv6 address."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
