@@ -197,6 +197,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and completion tokens of these turns; None as above."""
     inherited_cost_usd: float | None = None
     """What these turns had cost; None without any, and where a price is not known."""
+    keys_masked: int = 0
+    """Keys of known vendors in messages and submission, of which the log has a mask (`workers.masking`)."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.masking import masked
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
@@ -275,12 +276,15 @@ class Attempt:
             self._seconds_grading += time.monotonic() - started
 
     async def _finished(self, result: HarnessResult, reward: Reward) -> RolloutFinished:
-        text, blob = result.submission, None
+        text, keys = masked(result.submission)
+        blob = None
         if len(text) > INLINE_LIMIT // 4:
             blob = await self._put(text)
             text = ""
+        facts = self._facts()
+        facts["keys_masked"] += keys
         return RolloutFinished(
-            **self._facts(),
+            **facts,
             status=result.exit_status.status,
             exit_status=result.exit_status,
             reward=reward.value,
@@ -330,4 +334,5 @@ class Attempt:
             "inherited_turns": replayed.turns,
             "inherited_tokens": replayed.tokens,
             "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
+            "keys_masked": self._trace.keys_masked,
         }

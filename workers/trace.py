@@ -18,6 +18,7 @@ from orchard.workers.comparing import Divergence, Executed, compare, output_sha2
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion
 from orchard.workers.machine import CommandOutcome
+from orchard.workers.masking import masked
 from orchard.workers.records import Record
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -71,6 +72,9 @@ class Totals(msgspec.Struct, kw_only=True):
 class Trace:
     """Append-only tree of messages. A parent and a content make an id, so an equal node is the same node.
 
+    Keys of known vendors are masked before a node is made: what is stored, what a model is shown next and
+    what is trained on are the same text.
+
     Every method that appends returns the new node's id when its event is stored, and raises
     InfrastructureError (STORE_FAILED) when a text too large for an event cannot be stored as a blob.
     """
@@ -80,6 +84,7 @@ class Trace:
         """What was used here, without what was inherited."""
         self.replayed = Totals()
         """What adopted turns had used in the earlier attempts of this rollout that made them."""
+        self.keys_masked = 0
         self._inherited = Totals()
         self._record: Record | None = None
         self._adopted: list[str] = []
@@ -180,6 +185,7 @@ class Trace:
 
         Where the command is recorded and did the same, at other times at most, the recorded text is shown.
         """
+        text = self._masked(text)  # as it is recorded
         recorded = await self._recorded_result(parent, call, text, outcome)
         if recorded is not None and recorded.result is not None:
             self.replayed.seconds_commands += recorded.result.seconds
@@ -245,6 +251,13 @@ class Trace:
         result: ToolResult | None = None,
         tokens: TokenRecord | None = None,
     ) -> str:
+        before_masking = self.keys_masked
+        content, reasoning = self._masked(content), self._masked(reasoning)
+        tool_calls = tuple(
+            msgspec.structs.replace(call, arguments=self._masked(call.arguments)) for call in tool_calls
+        )
+        if self.keys_masked > before_masking:
+            tokens = None  # they spell it out
         identity = node_id(parent, role, content, tool_calls, tool_call_id)
         if identity in self._nodes:
             return identity
@@ -267,6 +280,11 @@ class Trace:
         self._nodes[identity] = node
         await self._publish(await self._slimmed(node))
         return identity
+
+    def _masked(self, text: str) -> str:
+        found = masked(text)
+        self.keys_masked += found.keys
+        return found.text
 
     async def _slimmed(self, node: MessageNode) -> MessageNode:
         """The node as an event may carry it: parts over the inline limit, as JSON bytes, become blobs."""

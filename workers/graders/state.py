@@ -11,6 +11,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import Machine
+from orchard.workers.masking import masked
 
 NAME = "state-check"
 
@@ -32,7 +33,7 @@ async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, bl
     limit = min(check.timeout_seconds, timeout)
     outcome = await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")
     try:
-        data = outcome.output.encode(errors="replace")
+        data = masked(outcome.output).text.encode(errors="replace")
         reference = await asyncio.to_thread(blobs.put, data, "text/plain; charset=utf-8")
     except StorageError as error:
         raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error

@@ -29,6 +29,7 @@ from orchard.workers.graders.parsers import PARSERS, parse, without_timing
 from orchard.workers.graders.patches import Checkout
 from orchard.workers.graders.verdict import Verdict, conclusive, judge
 from orchard.workers.machine import Machine
+from orchard.workers.masking import masked
 from orchard.workers.preparation import prepare
 
 NAME = "swe-tests"
@@ -80,7 +81,7 @@ async def grade_swe(
     verdict, detail, log = await _grade(task, grading, submission, machine, checkout, pristine)
     try:
         reference = await asyncio.to_thread(
-            blobs.put, log.encode(errors="replace"), "text/plain; charset=utf-8"
+            blobs.put, masked(log).text.encode(errors="replace"), "text/plain; charset=utf-8"
         )
     except StorageError as error:
         raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
