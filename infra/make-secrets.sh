@@ -14,11 +14,16 @@ password() {  # a letter first: nats-server would read some runs of digits as nu
 for user in admin operator steward worker writer; do
   password "$dir/orchard/nats-users/$user"
 done
-password "$dir/orchard-sandboxes/sandbox-keys/keys"
-password "$dir/orchard-sandboxes/agent-secret/secret"
+# Until 0.1 the orchestrator lived beside the sandboxes: who may create Pods there could mount its Secrets.
+for secret in sandbox-keys agent-secret; do
+  [ ! -d "$dir/orchard-sandboxes/$secret" ] || mv "$dir/orchard-sandboxes/$secret" "$dir/orchard/$secret"
+done
+rm -rf "$dir/orchard-sandboxes"
+password "$dir/orchard/sandbox-keys/keys"
+password "$dir/orchard/agent-secret/secret"
 mkdir -p "$dir/orchard/sandbox-key" "$dir/orchard/nats-tls" "$dir/orchard/nats-ca" "$dir/ca"
 # The orchestrator takes several keys, separated by commas; clients use the first.
-cut -d, -f1 "$dir/orchard-sandboxes/sandbox-keys/keys" | tr -d '\n' > "$dir/orchard/sandbox-key/key"
+cut -d, -f1 "$dir/orchard/sandbox-keys/keys" | tr -d '\n' > "$dir/orchard/sandbox-key/key"
 
 if [ ! -s "$dir/ca/ca.key" ]; then
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=orchard NATS" \

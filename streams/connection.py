@@ -337,6 +337,8 @@ def _options(settings: NatsSettings) -> dict[str, Any]:
         options["user_credentials"] = str(_readable(settings.credentials, "nats.credentials"))
     if settings.user is not None and settings.password_env is not None:
         options["user"] = settings.user
+        # Answers to one role are not for another: accounts may subscribe to inboxes of their own name.
+        options["inbox_prefix"] = f"_INBOX.{settings.user}"
         options["password"] = _secret(settings.password_env, "nats.password_env")
     if settings.token_env is not None:
         options["token"] = _secret(settings.token_env, "nats.token_env")

@@ -8,6 +8,8 @@ from pathlib import Path
 from orchard.injector.errors import SandboxUnavailable
 
 LOG = "agent.log"
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "ORCHARD_SANDBOX_DISK")
+"""Variables that an agent gets of those that are here: what else is there may be keys."""
 
 
 def command(state: Path, *, backend: str = "local", parent_pid: int | None = None) -> list[str]:
@@ -20,7 +22,8 @@ async def start(state: Path, *, backend: str = "local") -> None:
     """Start an agent; returns when it serves, or raises SandboxUnavailable with its complaint."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     reader, writer = os.pipe()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with (state / LOG).open("ab") as log:
         begin = log.tell()
         try:

@@ -13,10 +13,10 @@ from orchard.injector.orchestrator.keys import KEY_HEADER
 from orchard.injector.orchestrator.routes import ROUTES, Parameter, Problem, Route, ValidationProblem
 
 API_VERSION = "1.0"
-ANY_ROUTE = (500, 503)
+ANY_ROUTE = (403, 421, 500, 503)
 WITH_A_KEY = (401, 403)
 TOO_MUCH = 429
-WITH_A_RECORD = (413, 422)
+WITH_A_RECORD = (408, 413, 415, 422)
 JSON = "application/json"
 
 

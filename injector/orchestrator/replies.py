@@ -62,7 +62,8 @@ async def decoded(request: web.Request, kind: type[T]) -> T:
     Raises Invalid, and HTTPUnsupportedMediaType for what does not say that it is JSON: anything else a
     browser sends for any page without asking.
     """
-    if request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower() != JSON:
+    kind_sent = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    if request.body_exists and kind_sent != JSON:
         raise web.HTTPUnsupportedMediaType(reason=f"the header Content-Type must be {JSON}")
     body = await whole_body(request, JSON_BODY_LIMIT)
     try:

@@ -132,6 +132,7 @@ ROUTES = (
         "delete",
         "remove a sandbox, or none",
         Acknowledgement,
+        errors=(404,),
         unlimited=True,
     ),
     Route(

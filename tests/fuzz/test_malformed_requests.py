@@ -30,7 +30,7 @@ def _path(target: Target, path: str) -> str:
 
 
 def _request(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"X-API-Key: {KEY}", "Connection: close"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"X-API-Key: {KEY}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogatepass") + body
 
@@ -267,7 +267,7 @@ def test_every_route_asks_for_the_key_before_it_reads(target: Target, route: Any
     """A body of a gigabyte is announced, and none sent: the answer does not wait for it."""
     path = _path(target, route.path)
     for key, status in (("", 401), ("X-API-Key: wrong\r\n", 403)):
-        head = f"{route.method} {path} HTTP/1.1\r\nHost: x\r\n{key}Content-Length: 1000000000\r\n\r\n"
+        head = f"{route.method} {path} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Length: 1000000000\r\n\r\n"
         with socket.create_connection(("127.0.0.1", target.service.port), LIMIT) as line:
             line.sendall(head.encode())
             answer = line.recv(65536)

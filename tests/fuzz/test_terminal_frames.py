@@ -93,7 +93,7 @@ async def _session(target: Target, messages: list[str | bytes]) -> None:
 
 
 UPGRADE = (
-    "GET /sandboxes/{id}/exec/pty HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nUpgrade: websocket\r\n"
+    "GET /sandboxes/{id}/exec/pty HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {key}\r\nUpgrade: websocket\r\n"
     "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {nonce}\r\n\r\n"
 )
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,17 @@ class TestSandboxes:
     def test_their_settings_are_valid_and_for_their_namespace(self, manifests: Manifests) -> None:
         settings = sandbox_settings(manifests)
         settings.check()
-        assert settings.namespace == manifests.one("ConfigMap", "sandboxes")["metadata"]["namespace"]
+        assert settings.namespace == manifests.one("Role", "orchestrator")["metadata"]["namespace"]
         assert settings.kubeconfig is None, "the orchestrator's own account"
+
+    def test_nothing_secret_is_in_their_namespace(self, manifests: Manifests, secrets: Path) -> None:
+        """Who may create Pods in a namespace reads all Secrets of it, by mounting them."""
+        settings = sandbox_settings(manifests)
+        here = [name for name, pod in manifests.pods() if pod["metadata"]["namespace"] == settings.namespace]
+        assert here == []
+        assert not (secrets / settings.namespace).exists()
+        (account,) = manifests.one("RoleBinding", "orchestrator")["subjects"]
+        assert account["namespace"] != settings.namespace
 
     def test_their_namespace_lets_them_in(self, manifests: Manifests) -> None:
         """They may be root, which `restricted` forbids, and need nothing that `baseline` forbids."""
@@ -290,7 +300,15 @@ class TestNetwork:
     def test_the_clouds_metadata_service_is_out_of_reach(self, manifests: Manifests) -> None:
         for policy in manifests.of("NetworkPolicy"):
             for block in references(policy, "ipBlock"):
-                assert "169.254.0.0/16" in block["except"]
+                closed = [ip_network(network) for network in block["except"]]
+                for address in ("169.254.169.254", "192.0.0.192", "168.63.129.16", "198.18.0.1"):
+                    assert any(ip_address(address) in network for network in closed), (policy, address)
+
+    def test_workers_reach_no_private_address_in_general(self, manifests: Manifests) -> None:
+        (block,) = references(manifests.one("NetworkPolicy", "outside"), "ipBlock")
+        closed = [ip_network(network) for network in block["except"]]
+        for address in ("10.1.2.3", "172.20.0.1", "192.168.1.1", "100.100.100.200"):
+            assert any(ip_address(address) in network for network in closed), address
 
 
 class TestRights:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from nats.aio.msg import Msg
 
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.reconciling import Reconciler
@@ -285,3 +286,20 @@ def test_the_servers_configuration_is_valid(
     )
 
     assert checked.returncode == 0, checked.stderr
+
+
+async def test_no_role_hears_the_answers_to_another(roles: dict[str, Connection]) -> None:
+    """A worker that listened to all inboxes read what the operator was told, and answered in its place."""
+    for role, connection in roles.items():
+        for inbox in ("_INBOX.>", ">", *(f"_INBOX.{other}.>" for other in roles if other != role)):
+            heard: list[str] = []
+
+            async def hear(message: Msg, heard: list[str] = heard) -> None:
+                heard.append(message.subject)
+
+            await connection.nats.subscribe(inbox, cb=hear)
+            await connection.nats.flush()
+            for other in roles.values():
+                await other.ask("$JS.API.INFO")
+            await connection.nats.flush()
+            assert heard == [], (role, inbox)

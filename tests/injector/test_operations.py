@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator as Orchestrated
+from orchard.injector.orchestrator.keys import Keys
 from orchard.schemas.sandboxes import Resources
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Broken(LocalBackend):
 async def test_a_500_shows_nothing_but_the_id_under_which_the_log_has_it(
     service: "Service", caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with TestClient(TestServer(Orchestrated(Broken(service.state), []).application())) as http:
+    async with TestClient(TestServer(Orchestrated(Broken(service.state), Keys([])).application())) as http:
         reply = await http.get("/resources")
         text = await reply.text()
     request_id = reply.headers["X-Request-ID"]
@@ -206,7 +207,7 @@ async def test_metrics_on_a_port_of_their_own(
 
 
 async def test_while_draining_health_is_503_and_connections_are_closed(service: "Service") -> None:
-    orchestrator = Orchestrated(LocalBackend(service.state), [])
+    orchestrator = Orchestrated(LocalBackend(service.state), Keys([]))
     async with TestClient(TestServer(orchestrator.application())) as http:
         assert (await http.get("/health")).status == 200
         orchestrator.drain.begun = True

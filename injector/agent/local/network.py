@@ -30,13 +30,17 @@ RESOLVER = "10.0.2.3"
 REFUSED = (
     "10.0.0.0/8",
     "100.64.0.0/10",
+    "168.63.129.16/32",
     "169.254.0.0/16",
     "172.16.0.0/12",
+    "192.0.0.0/24",
     "192.168.0.0/16",
+    "198.18.0.0/15",
     "224.0.0.0/4",
     "240.0.0.0/4",
 )
-"""Shared, link-local, private and multicast ranges; the sandbox's own 10.0.2.0/24 is nearer."""
+"""Shared, link-local, private, test and multicast ranges, and the metadata addresses that lie in none of them
+(Azure's 168.63.129.16, Oracle's 192.0.0.192); the sandbox's own 10.0.2.0/24 is nearer."""
 
 _INTERFACE = "tap0"
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
