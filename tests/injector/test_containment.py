@@ -49,6 +49,17 @@ async def test_the_first_process_has_the_limits_and_the_filter_of_commands(
     assert len(inside) == 1 and len(inside.pop().split()) == 1  # nothing runs but the first process
 
 
+async def test_a_task_cannot_have_the_first_process_killed_for_memory(client: AsyncSandboxClient) -> None:
+    """It raised its score: the sandbox died, which is nobody's reward, in place of the task's command."""
+    async with await client.create_sandbox("host", memory="64Mi") as sandbox:
+        raised = "for f in /proc/1/oom_score_adj /proc/1/task/1/oom_score_adj /proc/1/oom_adj; do"
+        job = await sandbox.exec(f"{raised} echo 15 > $f && echo raised; done; cat /proc/1/oom_score_adj")
+        assert job.stdout in ("0\n", "-1000\n") and "Read-only" in job.stderr
+        eater = await sandbox.exec(["python3", "-c", "x = b'x' * 300_000_000"])
+        assert eater.oom_killed
+        assert (await sandbox.exec("echo lives")).stdout == "lives\n"
+
+
 async def test_a_process_on_its_way_in_shows_nothing_of_the_machine(
     service: "Service", sandbox: AsyncSandbox
 ) -> None:

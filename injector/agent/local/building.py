@@ -165,6 +165,8 @@ def _proc(tape: Tape) -> None:
     proc = tape.text("proc")
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     tape.call("mount", proc, tape.text("/proc"), proc, flags, 0, step=_SYSTEM)
+    # Or a task could have this process killed for memory first, and with it what says how the task ended.
+    _bind(tape, "/proc/1", "/proc/1", _READ_ONLY)
 
 
 def _dev(tape: Tape, devices: Sequence[int]) -> None:
