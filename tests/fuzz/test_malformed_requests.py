@@ -239,7 +239,7 @@ def test_a_body_that_comes_slowly_holds_nobody_up(target: Target) -> None:
     request = _request(
         "POST",
         f"/sandboxes/{target.make()}/files",
-        [("Content-Length", str(len(document)))],
+        [("Content-Length", str(len(document))), ("Content-Type", "application/json")],
         b"",
     )
     with socket.create_connection(("127.0.0.1", target.service.port), LIMIT) as line:
