@@ -255,6 +255,8 @@ async def test_keys_and_the_environment_of_ours_are_not_inside(
             job = await sandbox.exec(search)
             assert key not in job.stdout and "CLOUD_SECRET" not in job.stdout
             assert str(running.state) not in job.stdout and "agent.sock" not in job.stdout
+            agents = Path(f"/proc/{running.agent_pid}/environ").read_bytes()
+            assert key.encode() not in agents and b"CLOUD_SECRET" not in agents
     finally:
         running.stop()
 
