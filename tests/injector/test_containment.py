@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from orchard.injector.agent.entering import KEPT_CAPABILITIES
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
@@ -39,6 +41,7 @@ async def test_nobody_makes_the_first_process_do_anything(sandbox: AsyncSandbox)
     assert await run_inside(sandbox, "puppeteer.py", "1") == {"refused": EPERM}
 
 
+@pytest.mark.needs_root("control groups")
 async def test_the_first_process_has_the_limits_and_the_filter_of_commands(
     service: "Service", sandbox: AsyncSandbox
 ) -> None:
@@ -49,6 +52,7 @@ async def test_the_first_process_has_the_limits_and_the_filter_of_commands(
     assert len(inside) == 1 and len(inside.pop().split()) == 1  # nothing runs but the first process
 
 
+@pytest.mark.needs_root("a limit of memory")
 async def test_a_task_cannot_have_the_first_process_killed_for_memory(client: AsyncSandboxClient) -> None:
     """It raised its score: the sandbox died, which is nobody's reward, in place of the task's command."""
     async with await client.create_sandbox("host", memory="64Mi") as sandbox:
@@ -83,6 +87,7 @@ async def test_a_process_on_its_way_in_shows_nothing_of_the_machine(
             assert status["Seccomp"] == "2"
 
 
+@pytest.mark.needs_root("control groups")
 async def test_groups_that_a_task_made_go_with_the_sandbox(
     service: "Service", client: AsyncSandboxClient
 ) -> None:
@@ -103,6 +108,7 @@ def groups(service: "Service", sandbox: AsyncSandbox) -> list[Path]:
     return [group for group in service.cgroups() if group.name == sandbox.sandbox_id]
 
 
+@pytest.mark.needs_root("control groups")
 async def test_all_sandboxes_together_leave_process_ids_to_the_machine(
     service: "Service", sandbox: AsyncSandbox
 ) -> None:
