@@ -185,6 +185,7 @@ class Trace:
 
         Where the command is recorded and did the same, at other times at most, the recorded text is shown.
         """
+        text = self._masked(text)  # as it is recorded
         recorded = await self._recorded_result(parent, call, text, outcome)
         if recorded is not None and recorded.result is not None:
             self.replayed.seconds_commands += recorded.result.seconds

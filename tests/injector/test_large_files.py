@@ -19,8 +19,8 @@ from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge
 from orchard.schemas.sandboxes import FileContent, SandboxInfo, SandboxStatus
 from orchard.schemas.tasks import StateCheck, Task
-from orchard.workers.graders.patches import state_left_behind
-from orchard.workers.machine import READ_LIMIT, FileTooLarge
+from orchard.workers.graders.patches import LARGEST_DIFF, state_left_behind
+from orchard.workers.machine import FileTooLarge
 from orchard.workers.sandboxes import SandboxMachine
 from tests.injector.conftest import Service
 
@@ -135,7 +135,7 @@ async def test_the_worker_reads_what_was_left_behind_only_where_it_may_be_a_subm
     assert len(await machine.read("/workspace/small", limit=5)) == 5
     left = await state_left_behind(machine, TASK, timeout=60)
     assert "+++ b/small" in left
-    await sandbox.exec(f"seq 3000000 > large; [ $(stat -c %s large) -gt {READ_LIMIT} ]")
+    await sandbox.exec(f"seq 5000000 > large; [ $(stat -c %s large) -gt {LARGEST_DIFF} ]")
     assert await state_left_behind(machine, TASK, timeout=60) == ""
 
 

@@ -152,8 +152,8 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
     """Everything the agent changed against the base commit, as a diff.
 
     Empty when git cannot tell, as after an agent has removed the repository or left data of more than
-    LARGEST_DIFF behind: that is the agent's doing.
-    `timeout` in seconds. Raises the machine's InfrastructureError.
+    LARGEST_DIFF behind: that is the agent's doing, also where a process of its makes the file larger
+    afterwards. `timeout` in seconds. Raises the machine's InfrastructureError.
     """
     scratch = f"/tmp/orchard-left-{secrets.token_hex(8)}"
     env = {**_GIT, "SCRATCH": scratch, "BASE": task.base_commit or "HEAD", "LARGEST": str(LARGEST_DIFF)}
@@ -161,6 +161,6 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
     if outcome.returncode != 0:
         return ""
     try:
-        return (await machine.read(f"{scratch}/left.diff")).decode("utf-8", "replace")
+        return (await machine.read(f"{scratch}/left.diff", limit=LARGEST_DIFF)).decode("utf-8", "replace")
     except (FileTooLarge, FileNotFoundError):  # a process that the agent left behind may have its hand in it
         return ""
