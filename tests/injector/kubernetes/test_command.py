@@ -25,7 +25,7 @@ def test_what_it_lacks_is_one_sentence(tmp_path: Path, settings: str, secret: st
     command = [sys.executable, "-m", "orchard.injector.orchestrator", "--backend", "kubernetes"]
     run = subprocess.run(
         [*command, "--kubernetes-settings", str(file)],
-        env={**os.environ, SECRET: secret},
+        env={**os.environ, SECRET: secret, "SANDBOX_API_KEY": GOOD},
         capture_output=True,
         text=True,
         check=False,
