@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from jsonschema import Draft202012Validator
 
 from orchard.cli.app import app
@@ -356,4 +357,34 @@ class TestDashboard:
 
     def test_its_streams_are_ours(self) -> None:
         named = {name for text in EXPRESSIONS for name in re.findall(r'stream_name="(\w+)"', text)}
-        assert named == {names.WORK, names.DEAD, names.EVENTS}
+        assert named == {names.WORK, names.DEAD, names.EVENTS, names.LATER}
+
+
+class TestAlarms:
+    """What the rules ask of Prometheus is what the pipeline and the NATS exporter tell it."""
+
+    RULES = [
+        rule
+        for group in yaml.safe_load((INFRA / "monitoring" / "rules.yaml").read_text())["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+
+    def test_each_trouble_that_people_must_hear_of_has_one(self) -> None:
+        assert {rule["alert"] for rule in self.RULES} == {
+            "OrchardRolloutsReconciled",
+            "OrchardWriterLate",
+            "OrchardWriterStopped",
+            "OrchardRequestsDelayed",
+            "OrchardDeadLetters",
+            "OrchardNatsDisk",
+        }
+
+    def test_they_ask_for_metrics_and_streams_that_there_are(self) -> None:
+        text = " ".join(rule["expr"] for rule in self.RULES)
+        ours = set(re.findall(r"\borchard_[a-z_]+", text))
+        assert ours and ours <= set(FAMILIES)
+        streams = set(re.findall(r'stream_name="(\w+)"', text))
+        assert streams == {names.EVENTS, names.LATER, names.DEAD}
+        on_the_dashboard = set(re.findall(r"\bjetstream_[a-z_]+", " ".join(EXPRESSIONS)))
+        exported = {*on_the_dashboard, "jetstream_server_max_storage"}
+        assert set(re.findall(r"\bjetstream_[a-z_]+", text)) <= exported
