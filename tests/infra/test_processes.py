@@ -360,17 +360,18 @@ class TestDashboard:
         assert named == {names.WORK, names.DEAD, names.EVENTS, names.LATER}
 
 
+RULES = [
+    rule
+    for group in yaml.safe_load((INFRA / "monitoring" / "rules.yaml").read_text())["spec"]["groups"]
+    for rule in group["rules"]
+]
+
+
 class TestAlarms:
     """What the rules ask of Prometheus is what the pipeline and the NATS exporter tell it."""
 
-    RULES = [
-        rule
-        for group in yaml.safe_load((INFRA / "monitoring" / "rules.yaml").read_text())["spec"]["groups"]
-        for rule in group["rules"]
-    ]
-
     def test_each_trouble_that_people_must_hear_of_has_one(self) -> None:
-        assert {rule["alert"] for rule in self.RULES} == {
+        assert {rule["alert"] for rule in RULES} == {
             "OrchardRolloutsReconciled",
             "OrchardWriterLate",
             "OrchardWriterStopped",
@@ -380,7 +381,7 @@ class TestAlarms:
         }
 
     def test_they_ask_for_metrics_and_streams_that_there_are(self) -> None:
-        text = " ".join(rule["expr"] for rule in self.RULES)
+        text = " ".join(rule["expr"] for rule in RULES)
         ours = set(re.findall(r"\borchard_[a-z_]+", text))
         assert ours and ours <= set(FAMILIES)
         streams = set(re.findall(r'stream_name="(\w+)"', text))
