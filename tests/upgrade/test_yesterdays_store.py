@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
+from orchard.pipelines.campaigns import Campaigns
 from orchard.storage.digest import store_digests
 from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
 from orchard.storage.writer import Writer, WriterSettings
 from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from tests.chaos.run import pipeline, session_for
+from tests.tiny_tasks import build_tiny_image
 
 HERE = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((HERE / "expected.json").read_text())
@@ -65,3 +69,40 @@ async def test_it_opens_goes_on_and_rebuilds_equal(old_store: Path, tmp_path: Pa
         await rebuild_events(rebuilt, connection)
         rebuild_derived(rebuilt)
         assert store_digests(rebuilt) == store_digests(str(old_store))
+
+
+@pytest.mark.slow
+async def test_its_campaigns_are_finished_by_this_version(
+    old_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queued, delayed, parked and cancelled rollouts of the old version, and those that it had lost."""
+    monkeypatch.setenv("ORCHARD_ENDPOINTS__DEFAULT__BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("ORCHARD_ENDPOINTS__DEFAULT__MAX_TRIES", "1")
+    session = session_for(old_store)
+    async with pipeline(old_store, workers=2, slots=2):
+        async with session.sandboxes() as client:
+            await build_tiny_image(client, 3)
+        async with session.connection("test") as connection:
+            campaigns = Campaigns(connection, session.blobs)
+            for name in ("first", "parked", "gone"):
+                async for _ in campaigns.resume(name):
+                    pass
+            book = CampaignBook(connection)
+            sizes = {name: record.size for name, (record, _) in (await book.list()).items()}
+            async with asyncio.timeout(240):
+                while outcomes(old_store) != sizes:
+                    await asyncio.sleep(1.0)
+            await session.committed(connection)
+    with open_tables(str(old_store)) as tables:
+        rows = tables.sql("select campaign, status, cause, count(*) from rollouts group by all").fetchall()
+        lost = tables.sql("select count(*) from events where type = 'rollout.reconciled'").fetchall()[0][0]
+    aborted = {campaign for campaign, status, *_ in rows if status == "aborted"}
+    assert aborted == {"dead", "late"}  # their endpoint is still dead
+    assert lost == 3  # the retries that the old version dropped
+    assert check(str(old_store)) == []
+
+
+def outcomes(store: Path) -> dict[str, int]:
+    """Rollouts with an outcome, by campaign."""
+    with open_tables(str(store)) as tables:
+        return dict(tables.sql("select campaign, count(*) from rollouts group by 1").fetchall())
