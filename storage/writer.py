@@ -44,7 +44,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     commit_rows: int = 10_000
     commit_seconds: float = 2.0
-    commit_bytes: int = 16 * 1024 * 1024
+    commit_bytes: int = 12 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
     compact_above: int = 30
     """Small files of a table that start a compaction."""

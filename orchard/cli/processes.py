@@ -21,6 +21,7 @@ from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.schemas.health import ProcessReport
 from orchard.session import Session
+from orchard.storage.allocation import save_memory
 from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
@@ -231,6 +232,7 @@ def _worker_report(worker: Worker, report: ProcessReport) -> ProcessReport:
 
 async def run_writer(session: Session) -> None:
     """The writer until told to stop; it commits what the stream holds before it ends."""
+    save_memory()
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.connection("writer") as connection:
         await declare(connection, session.config.nats, [])
