@@ -87,7 +87,7 @@ def _locked(location: Location, text: bytes) -> Callable[[], None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(text)
-        hidden.rename(path)
+        hidden.replace(path)
     except BaseException:
         os.close(descriptor)
         hidden.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     commit_rows: Count = 10_000
     commit_seconds: Seconds = 2.0
-    commit_bytes: Size = 16 * 1024 * 1024
+    commit_bytes: Size = 12 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
     compact_above: Count = 30
     """Small files of a table that start a compaction."""

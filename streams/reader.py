@@ -32,8 +32,8 @@ _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
 """Seconds without even a heartbeat after which the consumer counts as gone."""
-_DONE = ("Message Size Exceeds MaxBytes", "Batch Completed")
-"""What the server says of a request with a limit of bytes that is done: the consumer goes on."""
+_DONE = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
+"""With status 409: all messages or bytes that a request asked for were given, and the consumer goes on."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -189,7 +189,7 @@ class Reader:
         if not status:
             self._outstanding -= 1
             self._arrived.append(message)
-        elif status in ("404", "408") or (message.headers or {}).get("Description", "") in _DONE:
+        elif status in ("404", "408") or (message.headers or {}).get("Description") in _DONE:
             self._outstanding -= int((message.headers or {}).get("Nats-Pending-Messages", BATCH))
         elif status != "100":
             log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, message.headers)

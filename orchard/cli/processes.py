@@ -21,6 +21,7 @@ from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.schemas.health import ProcessReport
 from orchard.session import Session
+from orchard.storage.allocation import save_memory
 from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
@@ -240,6 +241,7 @@ async def run_writer(session: Session) -> None:
 
     While the stream is not whole it lets go of the store, for `store restore-stream`.
     """
+    save_memory()
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("writer") as connection:
         await declare(connection, session.config.nats, [])

@@ -35,6 +35,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.storage.allocation import save_memory
 from orchard.storage.delta import Table
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
@@ -110,6 +111,7 @@ def campaign_events(count: int) -> Iterator[e.Event]:
 
 async def run_writer(url: str, store: str) -> dict[str, float]:
     """Seconds until `events` had everything, and until all tables had."""
+    save_memory()
     stop = asyncio.Event()
     stop.set()
     async with connect(NatsSettings(), name="bench", url=url) as connection:

@@ -1,11 +1,11 @@
 """Replays give every stored message once, in order, whatever it contains and whatever the server does."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
+from nats.js.api import ConsumerConfig, ConsumerInfo
 
 from orchard.schemas.events import Event, UnknownPayload, encode_event, payload
 from orchard.streams import names
@@ -99,11 +99,25 @@ async def test_a_reader_removes_its_consumer(
     assert await connection.jetstream.consumers_info(names.EVENTS) == []
 
 
-async def test_a_reader_keeps_its_consumer_over_many_requests(
-    connection: Connection, make_fact: Callable[[int], Event], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("count", "size"), [(1500, 10), (12, 3_000_000)])
+async def test_one_consumer_reads_on_over_requests_that_are_done(
+    connection: Connection, count: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that is done must not cost the consumer and what has arrived from it."""
-    caplog.set_level(logging.INFO, logger="orchard.streams.reader")
-    await Publisher(connection).events([make_fact(number) for number in range(1500)])
-    assert [stored.sequence async for stored in replay(connection)] == list(range(1, 1501))
-    assert "reading on with a new one" not in caplog.text
+    """A request for more messages ends by their number, or by their bytes: the server would cut off a client
+    that asks for 256 messages of 7 MB at once."""
+    made: list[str] = []
+    add_consumer = connection.jetstream.add_consumer
+
+    async def counted(stream: str, config: ConsumerConfig) -> ConsumerInfo:
+        made.append(stream)
+        return await add_consumer(stream, config)
+
+    for number in range(count):
+        publish = connection.jetstream.publish if number == count - 1 else connection.nats.publish
+        await publish("orchard.events.demo.ab.large", b"%d" % number + b" " * size)
+    monkeypatch.setattr(connection.jetstream, "add_consumer", counted)
+
+    stored = [int(found.raw) async for found in replay(connection)]
+
+    assert stored == list(range(count))
+    assert made == [names.EVENTS]

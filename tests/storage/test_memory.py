@@ -1,0 +1,59 @@
+"""The writer's process stays under 400 MiB, whatever waits in the stream."""
+
+import asyncio
+import random
+import string
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchard.storage.maintenance import check
+from orchard.storage.reader import open_tables
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+from tests.benchmarks.million import Plan, fill_stream
+
+LIMIT = 400
+"""MiB."""
+
+
+async def _drained(store: str, server: EmbeddedServer) -> tuple[int, int]:
+    """Peak MiB of a process that writes everything, and the events it wrote."""
+    script = Path(__file__).with_name("drain_process.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, script, store, server.url, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert check(store) == []
+    with open_tables(store) as tables:
+        [(count,)] = tables.sql("select count(*) from events").fetchall()
+    return int(output), count
+
+
+@pytest.mark.slow
+async def test_events_of_seven_megabytes(
+    publisher: Publisher, nats_server: EmbeddedServer, store: str, log
+) -> None:
+    letters = "".join(random.Random(0).choices(string.ascii_letters + " \n", k=7_100_000))
+    for number in range(40):
+        text = letters[number * 1000 : number * 1000 + 7_000_000]
+        await publisher.event(log.message(log.rollout(0), text=text))
+    peak, count = await _drained(store, nats_server)
+    assert count == 40
+    assert peak < LIMIT
+
+
+@pytest.mark.slow
+async def test_two_hundred_thousand_events_in_the_queue(
+    connection: Connection, nats_server: EmbeddedServer, store: str
+) -> None:
+    await declare(connection, NatsSettings(), [Queue()])
+    last = await fill_stream(Plan(rollouts=28_000, campaigns=1), connection, store)
+    peak, count = await _drained(store, nats_server)
+    assert count == last > 200_000
+    assert peak < LIMIT
