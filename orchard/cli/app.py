@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from orchard import config as configuration
 from orchard.cli import (
@@ -131,6 +133,15 @@ app.add_typer(values.app, name="values")
 app.add_typer(rl.app, name="rl")
 
 
+def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    """The errors in a group of tasks that failed, however deep."""
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
 def main() -> None:
     """Run the command line; user errors become one sentence, Ctrl-C exit code 130."""
     console = Console(stderr=True)
@@ -138,7 +149,14 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except USER_ERRORS as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except ExceptionGroup as group:
+        mistakes, defects = group.split(USER_ERRORS)
+        if mistakes is None or defects is not None:
+            raise
+        for mistake in _leaves(mistakes):
+            console.print(f"[bold red]error:[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(0)

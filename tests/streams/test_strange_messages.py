@@ -42,7 +42,7 @@ async def _publish(url: str, messages: list[tuple[bytes, bytes | None, bytes]]) 
     """Over a bare socket, since the library refuses to send most of this; returns when the server has all."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    login = {"auth_token": place.username} if place.username else {}
+    login = {"user": place.username, "pass": place.password} if place.username else {}
     options = {"verbose": False, "headers": True, **login}
     writer.write(b"CONNECT " + msgspec.json.encode(options) + b"\r\n")
     for subject, headers, body in messages:
