@@ -7,6 +7,7 @@ here="$(cd "$(dirname "$0")/.." && pwd)"
 python="$(command -v "${PYTHON:-python3}")"
 may_run() { setpriv --reuid=65534 --regid=65534 --clear-groups "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 may_run "$python" || python=/usr/bin/python3
+may_run "$python" || { apt-get update -qq && apt-get install -y -qq python3-venv > /dev/null; }
 may_run "$python" || { echo "no Python with venv that an ordinary user may run: apt-get install python3-venv"; exit 1; }
 place="$(mktemp -d /var/tmp/orchard-users-XXXXXX)"
 chmod 755 "$place"
