@@ -36,6 +36,7 @@ class Mortal:
 
     name = "mortal"
     tools = ()
+    replayable = False
 
     def __init__(self, client):
         self.client = client
