@@ -7,7 +7,7 @@ from tests.chaos.run import run
 
 
 async def test_quick_faults_lose_nothing_double_nothing_and_give_no_false_reward(tmp_path: Path) -> None:
-    kinds = chosen("kill,stop,poison,pause,sandbox,cut")
+    kinds = chosen("kill,stop,poison,pause,sandbox")
     report = await run(
         tmp_path / "store", rollouts=30, workers=3, slots=2, faults=8, kinds=kinds, tasks=5, seed=3
     )

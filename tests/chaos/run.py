@@ -174,7 +174,7 @@ def _count(store: Path, report: Report) -> None:
         "reconciled": "select count(*) from events where type = 'rollout.reconciled'",
         "reopened": "select count(*) from events where type = 'rollout.reopened'",
         "events lost": "select count(*) from events where type = 'event.lost'",
-        "unreadable rows": "select count(*) from unreadable",
+        "unreadable events": "select count(*) from events where type = 'unreadable'",
         "events": "select count(*) from events",
     }
     with open_tables(str(store)) as tables:

@@ -54,7 +54,7 @@ async def pipeline(store: Path, workers: int, slots: int) -> AsyncIterator[async
     words_of(store).parent.mkdir(parents=True, exist_ok=True)
     with words_of(store).open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, env=environment, stdin=subprocess.DEVNULL, stdout=output
+            *command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
     try:
         await until(
