@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -122,7 +123,7 @@ def _server(session: Session, store: Path) -> EmbeddedServer:
     return EmbeddedServer(store / "nats", sync=session.config.nats.sync_interval)
 
 
-def _connection(session: Session, server: EmbeddedServer):  # type: ignore[no-untyped-def]
+def _connection(session: Session, server: EmbeddedServer) -> AbstractAsyncContextManager[Connection]:
     settings = msgspec.structs.replace(session.config.nats, url=server.url)
     return connect(settings, name="chaos rebuild")
 

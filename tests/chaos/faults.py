@@ -56,10 +56,12 @@ async def stop(world: World) -> bool:
     """SIGSTOP a process until all its leases have ended; then it goes on, and believes that it has them."""
     name = world.chance.choice(world.children("worker", "worker", "writer", "steward"))
     pid = world.signal(name, signal.SIGSTOP)
+    if pid is None:
+        return False
     await asyncio.sleep(LEASE_OVER)
-    with suppress(ProcessLookupError):
-        os.kill(pid or 0, signal.SIGCONT) if pid else None
-    return pid is not None
+    with suppress(ProcessLookupError):  # another fault has killed it
+        os.kill(pid, signal.SIGCONT)
+    return True
 
 
 async def poison(world: World) -> bool:
