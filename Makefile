@@ -44,7 +44,7 @@ bench-sandboxes: $(STAMP) debian  ## the sandbox service alone: latencies, a tho
 soak: $(STAMP) debian  ## half an hour of mixed load with faults; ARGS="--minutes 5 --legs local"
 	$(BIN)/python -m tests.soak $(ARGS)
 
-chaos: $(STAMP) debian  ## 200 rollouts, 30 kills: nothing lost, nothing twice
+chaos: $(STAMP) debian  ## 200 rollouts, 30 faults of ten kinds: nothing lost, doubled or false
 	$(BIN)/python -m tests.chaos.run $(ARGS)
 
 schemas: $(STAMP)  ## write AsyncAPI and JSON Schema from the code

@@ -21,7 +21,7 @@ from orchard.storage.reader import open_tables
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
-from tests.chaos.run import until
+from tests.chaos.world import until
 from tests.infra.conftest import Manifest, Manifests, Server, containers, free_ports, pod_template
 from tests.infra.test_processes import environment, worker_of
 from tests.tiny_tasks import build_tiny_image, tiny_task

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.up import UpRecord, running
-from tests.chaos import run as chaos
+from tests.chaos import checks
+from tests.chaos.run import spec_of
+from tests.chaos.world import CAMPAIGN, QUICK, Outcomes, pipeline
 from tests.kubernetes.conftest import KEY, Cluster, Service, no_pod_left
 from tests.kubernetes.images import TINY_TASKS
 from tests.tiny_tasks import tiny_task
@@ -37,14 +40,14 @@ async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
     # Pods of tiny tasks need next to nothing, and all of them have to find room on the node.
     sizes = {"cpu_request_share": 0.02, "memory_request_share": 0.1, "ephemeral_storage_request": "16Mi"}
     service = orchestrator(**sizes)
-    quick = {**chaos.QUICK, "ORCHARD_SANDBOX__URL": service.url, "SANDBOX_API_KEY": KEY}
+    quick = {**QUICK, "ORCHARD_SANDBOX__URL": service.url, "SANDBOX_API_KEY": KEY}
     for name, value in quick.items():
         monkeypatch.setenv(name, value)
     store = tmp_path / "store"
-    session, report = Session(load({"store": str(store)})), chaos.Report(rollouts=ROLLOUTS)
+    session, kills, resumed = Session(load({"store": str(store)})), Counter[str](), 0
     plan = dict(PLAN)
     async with (
-        chaos.pipeline(store, workers=3, slots=2),
+        pipeline(store, workers=3, slots=2),
         session.connection("campaign in Pods") as connection,
     ):
         await declare(connection, session.config.nats, [])  # the writer does so too, when it gets to it
@@ -52,9 +55,9 @@ async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
         tasks = [tiny_task(number, image=cluster.images.full) for number in range(TINY_TASKS)]
         refs = await registry.register(tasks)
         await session.committed(connection)  # the oracle reads tasks from the tables
-        async for _ in Campaigns(connection, session.blobs).submit(chaos.spec_of(refs, ROLLOUTS)):
+        async for _ in Campaigns(connection, session.blobs).submit(spec_of(refs, ROLLOUTS)):
             pass
-        outcomes = chaos.Outcomes()
+        outcomes = Outcomes()
         following = asyncio.create_task(outcomes.follow(session))
         while len(outcomes.finished) < ROLLOUTS:
             assert not following.done(), following.exception()
@@ -66,21 +69,19 @@ async def test_a_campaign_in_pods_loses_nothing_and_doubles_nothing(
                 else:
                     service.stop(signal.SIGKILL)
                     service = orchestrator(port=service.port, **sizes)
-                report.kills[what] += 1
+                kills[what] += 1
             if outcomes.aborted and settled == ROLLOUTS:
-                report.resumed += len(outcomes.aborted)
-                async for _ in Campaigns(connection, session.blobs).resume(chaos.CAMPAIGN):
+                resumed += len(outcomes.aborted)
+                async for _ in Campaigns(connection, session.blobs).resume(CAMPAIGN):
                     pass
             await asyncio.sleep(0.05)
         following.cancel()
     # Workers that were killed left sandboxes: these go when nobody has asked for them for their time to live.
     await asyncio.to_thread(no_pod_left, cluster, namespace)
-    report.finished, report.terminal_events = len(outcomes.finished), outcomes.terminal
-    chaos.check_tables(store, report)
-    await chaos.check_rebuild(session, store, report)
-    assert report.faults == []
-    assert report.kills == {WORKER: 3, ORCHESTRATOR: 2}
-    assert report.terminal_events == ROLLOUTS + report.resumed
+    assert checks.tables_hold(store, ROLLOUTS) == []
+    assert await checks.rebuilds_equal(session, store) == []
+    assert kills == {WORKER: 3, ORCHESTRATOR: 2}
+    assert outcomes.terminal == ROLLOUTS + resumed
 
 
 def kill_worker(store: Path, which: int) -> None:

@@ -17,7 +17,7 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
-from tests.chaos.run import QUICK, pipeline, session_for
+from tests.chaos.world import QUICK, pipeline, session_for
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 TASKS = 3

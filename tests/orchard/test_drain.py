@@ -10,8 +10,9 @@ from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from tests.chaos.run import Report as Faults
-from tests.chaos.run import check_processes, pipeline, session_for, spec_of
+from tests.chaos.checks import no_processes
+from tests.chaos.run import spec_of
+from tests.chaos.world import pipeline, session_for
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 
@@ -34,9 +35,7 @@ async def test_ctrl_c_hands_back_what_runs_and_the_next_start_finishes_it(
                 async for stored in replay(connection, follow=True):
                     if stored.event is not None and stored.event.type == "message.appended":
                         break  # a harness is at work: now stop
-    faults = Faults(rollouts=6)
-    check_processes(store, faults)
-    assert faults.faults == []
+    assert no_processes(store) == []
     async with pipeline(store, workers=1, slots=2), session.connection("test") as connection:
         done: set[str | None] = set()
         async with asyncio.timeout(100):

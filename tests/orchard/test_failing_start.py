@@ -18,7 +18,8 @@ from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.up import RunFiles, UpRecord
-from tests.chaos.run import session_for, spec_of, until
+from tests.chaos.run import spec_of
+from tests.chaos.world import session_for, until
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 

@@ -26,7 +26,7 @@ from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
-from tests.chaos.run import pipeline, session_for
+from tests.chaos.world import pipeline, session_for
 from tests.tiny_tasks import build_tiny_image
 
 HERE = Path(__file__).parent
