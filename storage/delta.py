@@ -219,9 +219,8 @@ def write_file(
     rows, first, last = 0, None, -1
     files = location.filesystem
     try:
-        with (
-            files.open_output_stream(key) as sink,
-            pq.ParquetWriter(
+        with files.open_output_stream(key) as sink:
+            with pq.ParquetWriter(
                 sink,
                 SCHEMAS[table],
                 compression="zstd",
@@ -229,18 +228,17 @@ def write_file(
                 use_dictionary=_DICTIONARY[table],
                 write_statistics=_STATISTICS[table],
                 write_batch_size=_PAGE_ROWS,
-            ) as writer,
-        ):
-            for part in parts:
-                for group in row_groups(part):
-                    writer.write_table(group, row_group_size=group.num_rows)
-                    sequences = group.column("sequence")
-                    first = sequences[0].as_py() if first is None else first
-                    last = sequences[-1].as_py()
-                    rows += group.num_rows
+            ) as writer:
+                for part in parts:
+                    for group in row_groups(part):
+                        writer.write_table(group, row_group_size=group.num_rows)
+                        sequences = group.column("sequence")
+                        first = sequences[0].as_py() if first is None else first
+                        last = sequences[-1].as_py()
+                        rows += group.num_rows
+            size = sink.tell()  # and not what S3 says: curl takes a reply cut in its headers for a whole one
         if not location.is_s3:
             sync(key)
-        size = files.get_file_info(key).size
     except BaseException:
         _discard(location, key)
         raise

@@ -20,6 +20,18 @@ _S3_VARIABLES = (
     "AWS_REGION",
     "AWS_ENDPOINT_URL",
 )
+_CONNECT_SECONDS = 5
+_TRIES = 6
+_DELTA_RETRIES = {
+    "connect_timeout": f"{_CONNECT_SECONDS}s",
+    "timeout": "30s",
+    "max_retries": str(_TRIES - 1),
+    "retry_timeout": "60s",
+    "backoff_config.max_backoff": "5s",
+}
+"""How long a request to S3 is tried. Both engines ride out what a service calls "slow down", and both give up
+within about a minute (Delta's default is three): then the command says so in one sentence, and `orchard up`
+starts a writer again."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,9 @@ class Location:
                 region=environment.get("AWS_REGION"),
                 endpoint_override=endpoint,
                 scheme="http" if endpoint and endpoint.startswith("http://") else "https",
+                connect_timeout=_CONNECT_SECONDS,
+                retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_TRIES),
+                allow_delayed_open=True,  # a small object is one request instead of three
             )
 
     @cached_property
@@ -79,6 +94,7 @@ class Location:
         if not self.is_s3:
             return None
         options = {name: os.environ[name] for name in _S3_VARIABLES if os.environ.get(name)}
+        options |= _DELTA_RETRIES
         options["conditional_put"] = "etag"
         if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"

@@ -86,7 +86,10 @@ class Writer:
                 await self._run(stop)
             finally:
                 self._stopping.set()
-                self._threads.shutdown(wait=True)
+                try:  # a call to S3 can take a minute, in which the loop has other work
+                    await asyncio.to_thread(self._threads.shutdown)
+                finally:  # cancelled once more: the lock is held as long as a thread may write
+                    self._threads.shutdown()
 
     async def _run(self, stop: asyncio.Event) -> None:
         events = await self._in_thread(lambda: Table(self._location, EVENTS))

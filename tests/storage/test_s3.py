@@ -115,22 +115,40 @@ async def test_connections_that_break_lose_and_double_nothing(
     connection: Connection, publisher: Publisher, proxied: tuple[str, Faults], store: str, log
 ) -> None:
     s3_store, faults = proxied
-    await _write(s3_store, connection)  # the tables exist
     await _publish(publisher, log, range(4))
     last = (await bounds(connection, names.EVENTS)).last
     faults.share = 0.1
-    failures = 0
-    while await asyncio.to_thread(position, s3_store) < last:
+    failures, reached = 0, 0
+    while reached < last:
         try:
-            await _write(s3_store, connection, rows=4)
+            await _write(s3_store, connection, rows=20)
+            reached = await asyncio.to_thread(position, s3_store)
         except (StoreBusy, StoreUnreachable):
             failures += 1
             assert failures < 100
     faults.share = 0.0
-    assert sum(faults.counts.values()) > 5
+    assert set(faults.counts) == {"refused", "cut", "unavailable"}
+    assert min(faults.counts.values()) > 0
     await _write(store, connection)
-    assert store_digests(s3_store) == store_digests(store)
-    assert check(s3_store) == []
+    assert await asyncio.to_thread(store_digests, s3_store) == store_digests(store)
+    assert await asyncio.to_thread(check, s3_store) == []
+
+
+async def test_a_service_that_stalls_does_not_stop_the_writers_process(
+    connection: Connection, proxied: tuple[str, Faults]
+) -> None:
+    """The loop has signals and NATS to serve while the writer waits for its last call to S3."""
+    s3_store, faults = proxied
+    faults.open.clear()
+    writer = asyncio.create_task(Writer(s3_store, connection).run(asyncio.Event()))
+    await faults.waiting.wait()
+    writer.cancel()
+    for _ in range(3):  # the writer has come to its end, which waits for its thread
+        await asyncio.sleep(0)
+    assert not writer.done()
+    faults.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writer
 
 
 async def test_a_service_that_is_away_is_one_clear_error(
@@ -151,12 +169,12 @@ async def test_sigkill_on_s3_loses_and_doubles_nothing(
 ) -> None:
     chance = random.Random(5)
     await _publish(publisher, log, range(6))
-    for _ in range(3):
+    for _ in range(2):
         goal = position(s3_store) + chance.randrange(5, 25)
         async with writer_process(s3_store, nats_server.url) as process:
             while await asyncio.to_thread(position, s3_store) < goal:
                 assert process.returncode is None
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # a look is five requests to a service that the writer needs too
             process.send_signal(signal.SIGKILL)
             await process.wait()
     await _write(s3_store, connection)
