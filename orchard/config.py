@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.writer import WriterSettings
@@ -77,6 +78,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     archive: ArchiveSettings = ArchiveSettings()
     up: UpSettings = UpSettings()
     oracle: OracleSettings = OracleSettings()
+    plugins: PluginSettings = PluginSettings()
     endpoints: dict[str, EndpointSettings] = {}
     """Models' endpoints by name; a campaign's model names one of them."""
 
@@ -95,9 +97,8 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     ConfigError for a file that is missing or malformed, an unknown key, or a value of the wrong type.
     """
     tree: dict[str, Any] = {}
-    named = file or (Path(os.environ[FILE_VARIABLE]) if FILE_VARIABLE in os.environ else None)
-    path = named or Path(FILE_NAME)
-    if named is not None and not path.is_file():
+    path = place(file)
+    if path != Path(FILE_NAME) and not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
     if path.is_file():
         try:
@@ -116,6 +117,11 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
         if isinstance(branch, dict) and name in branch:
             raise ConfigError(sentence)
     return checked(tree)
+
+
+def place(file: Path | None = None) -> Path:
+    """Where the configuration file is, or would be: as given, as ORCHARD_CONFIG says, or in this folder."""
+    return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
 
 
 def checked(tree: Any) -> Config:

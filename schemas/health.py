@@ -30,6 +30,8 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the queue's consumer, for a worker."""
     numbers: dict[str, float] = {}
     """Counts by name, such as `running`, `slots` or `position`."""
+    plugins: dict[str, list[str]] = {}
+    """Names of the plug-ins that it can use, by kind."""
 
 
 class HeardReport(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Tasks: what to solve, where, and how the result is judged."""
 
+from typing import Any
+
 import msgspec
 
 from orchard.schemas.identity import digest
@@ -41,13 +43,24 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     timeout_seconds: float = 600.0
 
 
-Grading = SWETests | StateCheck
+class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
+    """Graded by a plug-in (docs/extending.md)."""
+
+    grader: str
+    """Its name."""
+    settings: dict[str, Any] = {}
+    """What it needs to know of this task, as plain values of its settings struct."""
+    in_place: bool = False
+    """Whether it looks at the agent's own sandbox, rather than at what was submitted, in a fresh one."""
+
+
+Grading = SWETests | StateCheck | PluginGrading
 """The union of ways to judge; a new one is another tagged struct."""
 
 
 def graded_in_place(grading: Grading) -> bool:
     """Whether the agent's own sandbox is what is judged, rather than its patch in a fresh one."""
-    return isinstance(grading, StateCheck)
+    return isinstance(grading, StateCheck) or (isinstance(grading, PluginGrading) and grading.in_place)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

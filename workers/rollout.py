@@ -17,6 +17,7 @@ from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
@@ -24,7 +25,7 @@ from orchard.storage.errors import StorageError
 from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders import grade
+from orchard.workers.graders import check_grading, grade
 from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.inheritance import Inheritance
@@ -197,7 +198,8 @@ class Attempt:
             task = decode(_TASKS, raw)
             parse_bytes(task.memory)
             parse_cores(task.cpu)
-        except (Unreadable, InvalidQuantity) as error:
+            check_grading(task)
+        except (Unreadable, InvalidQuantity, PluginError) as error:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"task {self.request.task.task_id}: {error}"
             ) from error

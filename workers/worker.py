@@ -15,6 +15,7 @@ import msgspec
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import Count, Seconds
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams.attempts import renewed
@@ -141,7 +142,7 @@ class Worker:
         try:
             request = read_rollout_request(claim.body)
             get_harness(request.harness)
-        except (InvalidRequest, UnknownHarness) as error:
+        except (InvalidRequest, PluginError, UnknownHarness) as error:
             await claim.reject(str(error))
             return
         if await self._stale(request):

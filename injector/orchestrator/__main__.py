@@ -24,6 +24,8 @@ from orchard.injector.orchestrator import deadlines, limits
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
 from orchard.injector.orchestrator.origins import is_loopback
+from orchard.schemas import plugins
+from orchard.schemas.plugins import Kind, PluginError
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
 ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
@@ -31,6 +33,8 @@ KEY_FILE = "sandbox.key"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
 SECRET_LENGTH = 32
 """Characters, at least."""
+LOCAL = ("local", "unsafe-host")
+"""Backends on this machine."""
 
 
 def main() -> int:
@@ -50,7 +54,7 @@ def main() -> int:
         if not any(given) and not options.open:
             given[0] = [_own_key(options.state)]
         uvloop.run(_serve(_backend(options), options, Keys(*given), loopback))
-    except (SandboxError, OSError) as error:
+    except (SandboxError, PluginError, OSError) as error:
         print(f"the sandbox service cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -66,9 +70,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--backend",
-        choices=("local", "kubernetes", "unsafe-host"),
         default="local",
-        help="`unsafe-host` runs commands on this machine without any isolation",
+        metavar="NAME",
+        help="local, kubernetes, a plug-in (docs/extending.md), or unsafe-host, which runs commands on this "
+        "machine without any isolation",
     )
     parser.add_argument(
         "--kubernetes-settings", type=Path, default=None, metavar="FILE", help="TOML, for `kubernetes`"
@@ -120,7 +125,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.backend == "kubernetes" and options.kubernetes_settings is None:
         parser.error("--backend kubernetes needs --kubernetes-settings FILE")
-    if options.backend != "kubernetes" and options.state is None:
+    if options.backend in LOCAL and options.state is None:
         parser.error(f"--backend {options.backend} needs --state DIR")
     return options
 
@@ -150,8 +155,11 @@ def _own_key(state: Path) -> str:
 
 def _backend(options: argparse.Namespace) -> Backend:
     """Raises SandboxRequestInvalid when the settings or the secret cannot be used."""
-    if options.backend != "kubernetes":
+    if options.backend in LOCAL:
         return LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
+    if options.backend != "kubernetes":
+        made: Backend = plugins.need(Kind.BACKEND, options.backend, [*LOCAL, "kubernetes"])(options.state)
+        return made
     secret = os.environ.pop(options.agent_secret_env, "")
     if len(secret) < SECRET_LENGTH:
         raise SandboxRequestInvalid(

@@ -40,6 +40,8 @@ from orchard.pipelines.sft.settings import TrainingError
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.values.recorded import UnknownRollout
 from orchard.schemas.identity import InvalidName
+from orchard.schemas.plugins import PluginError
+from orchard.schemas.plugins import configure as configure_plugins
 from orchard.schemas.quantities import InvalidQuantity
 from orchard.session import Session
 from orchard.storage.errors import StorageError
@@ -57,6 +59,7 @@ USER_ERRORS = (
     TrainingError,
     InvalidName,
     InvalidQuantity,
+    PluginError,
     StorageError,
     StreamsError,
     SandboxError,
@@ -111,7 +114,9 @@ def options(
 ) -> None:
     """Options that every command shares."""
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
-    context.obj = Session(configuration.load(flags, file=config))
+    loaded = configuration.load(flags, file=config)
+    configure_plugins(loaded.plugins, configuration.place(config).absolute().parent)
+    context.obj = Session(loaded)
 
 
 processes.register(app)

@@ -14,17 +14,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from orchard.config import ConfigError
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.campaigns import Progress as Step
-from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.pipelines.tasks.registry import needed_graders, read_task_refs
 from orchard.reports import campaign_table, status_table
+from orchard.schemas import plugins
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
+from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.plugins import Kind
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
+from orchard.streams.health import reports
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.terminal import console
-from orchard.workers.harnesses import get_harness
+from orchard.workers.harnesses import HARNESS_NAMES, get_harness
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
@@ -76,8 +80,6 @@ def register(app: typer.Typer) -> None:
         """
         session: Session = context.obj
         harnesses = tuple(harness or ["mini-swe-agent"])
-        for each in harnesses:
-            get_harness(each)  # an unknown one is told now, not by a worker
         refs = read_task_refs(
             session.config.store,
             source=source,
@@ -113,7 +115,8 @@ def register(app: typer.Typer) -> None:
             max_tries=max_tries,
             replay_attempts=replay,
         )
-        asyncio.run(submit_campaign(session, spec))
+        needed = needed_plugins(session, spec)
+        asyncio.run(submit_campaign(session, spec, needed))
         console.print(
             f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
             f"Follow it with: orchard watch {name}"
@@ -163,10 +166,34 @@ def register(app: typer.Typer) -> None:
         console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
 
 
-async def submit_campaign(session: Session, spec: CampaignSpec) -> None:
-    """Submit with a progress bar; Ctrl-C leaves a campaign that the same command goes on with."""
+def needed_plugins(session: Session, spec: CampaignSpec) -> dict[Kind, set[str]]:
+    """Plug-ins without which no rollout of the campaign can run. Raises UnknownHarness or PluginError for
+    one that is not here: it is told now, and not by a worker."""
+    for name in spec.harnesses:
+        get_harness(name)
+    graders = needed_graders(session.config.store, spec.tasks)
+    for name in graders:
+        plugins.need(Kind.GRADER, name)
+    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
+
+
+async def submit_campaign(
+    session: Session, spec: CampaignSpec, needed: Mapping[Kind, set[str]] | None = None
+) -> None:
+    """Submit with a progress bar; Ctrl-C leaves a campaign that the same command goes on with.
+
+    Raises ConfigError when workers serve the queue and none of them has the plug-ins that are `needed`.
+    """
     async with session.connection("submit") as connection:
         queue = Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
+        serving = [each for each in alive(await reports(connection)) if each.serves == queue.consumer]
+        for kind, names in (needed or {}).items():
+            having = [each for each in serving if names <= set(each.plugins.get(kind, []))]
+            if serving and not having:
+                raise ConfigError(
+                    f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
+                    f"the workers run, and start them again ({plugins.GUIDE})"
+                )
         await declare(connection, session.config.nats, [queue])
         await _follow(Campaigns(connection, session.blobs).submit(spec), f"submitting {spec.name}")
 

@@ -196,11 +196,11 @@ def export(
     out: Annotated[Path, typer.Option(help="Directory that the export is written to.")] = Path("export"),
 ) -> None:
     """Write a dataset for another program, and say what its layout cannot express."""
-    from orchard.pipelines.datasets.exporters.write import EXPORTERS
     from orchard.pipelines.datasets.exporters.write import export as write_export
+    from orchard.pipelines.datasets.exporters.write import layouts
 
     if layout == "list":
-        console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in EXPORTERS.values()]))
+        console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in layouts()]))
         return
     done = write_export(dataset, layout, out)
     console.print(f"[bold green]exported[/] {done.records} records to {done.file}", highlight=False)

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,9 @@ from orchard.config import Config, checked
 from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.tasks.registry import read_tasks
+from orchard.schemas import plugins
 from orchard.schemas.health import ProcessReport
+from orchard.schemas.plugins import Kind
 from orchard.session import Session
 from orchard.storage.allocation import save_memory
 from orchard.storage.writer import Writer
@@ -33,6 +35,7 @@ from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import Supervisor
+from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.rollout import Workplace
@@ -199,6 +202,7 @@ async def run_worker(session: Session, name: str | None) -> None:
     config = session.config
     queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
+    usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
         await declare(connection, config.nats, [queue])
@@ -225,14 +229,16 @@ async def run_worker(session: Session, name: str | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
-        look = partial(_worker_report, worker)
+        look = partial(_worker_report, worker, usable)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
         await worker.run()
 
 
-def _worker_report(worker: Worker, report: ProcessReport) -> ProcessReport:
+def _worker_report(worker: Worker, usable: Mapping[Kind, list[str]], report: ProcessReport) -> ProcessReport:
     return msgspec.structs.replace(
-        report, numbers={"running": float(worker.running), "slots": float(worker.slots)}
+        report,
+        numbers={"running": float(worker.running), "slots": float(worker.slots)},
+        plugins={kind.value: names for kind, names in usable.items()},
     )
 
 

@@ -1,7 +1,7 @@
 """`tasks import|synthesize|validate|list`: where tasks come from and whether they can be trusted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +15,13 @@ from orchard.pipelines.tasks.catalogue import catalogue
 from orchard.pipelines.tasks.packages import PackageCache
 from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
 from orchard.pipelines.tasks.releases import Pair, choose_pairs
+from orchard.pipelines.tasks.sources import TaskSource, tasks_of
 from orchard.pipelines.tasks.swe_files import check_rows
 from orchard.pipelines.tasks.swe_rows import Family
 from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.schemas.events import TaskValidated
+from orchard.schemas.plugins import GUIDE, Kind, names, need
 from orchard.schemas.tasks import Task, task_hash
 from orchard.session import Session
 from orchard.streams.publisher import Publisher
@@ -51,12 +53,44 @@ def import_(
     for problem in rows.problems:
         console.print(f"[yellow]left out:[/] {problem}", highlight=False)
 
-    async def run() -> int:
-        async with registry(session) as tasks:
-            known = await asyncio.to_thread(known_hashes, session.config.store)
-            return len(await tasks.register(rows.tasks(), known))
+    new = asyncio.run(register_tasks(session, rows.tasks()))
+    console.print(f"[bold green]imported[/] {new} new tasks of {rows.good} in {file.name}")
 
-    console.print(f"[bold green]imported[/] {asyncio.run(run())} new tasks of {rows.good} in {file.name}")
+
+@app.command("from-source")
+def from_source(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A plug-in, by name; `list` names them all.")],
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="KEY=VALUE for the source; repeat it.")
+    ] = None,
+) -> None:
+    """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice.
+
+    orchard tasks from-source my-tickets -o year=2026
+    """
+    session: Session = context.obj
+    if name == "list":
+        console.print("\n".join(names(Kind.TASK_SOURCE)) or f"no package brings tasks: see {GUIDE}")
+        return
+    source: TaskSource = need(Kind.TASK_SOURCE, name)
+    given = tasks_of(source, name, dict(_pair(each) for each in option or []))
+    new = asyncio.run(register_tasks(session, given))
+    console.print(f"[bold green]imported[/] {new} new tasks. Prove them with: orchard tasks validate")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"--option {text!r} must be KEY=VALUE")
+    return key, value
+
+
+async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
+    """Import tasks; returns how many are new."""
+    async with registry(session) as kept:
+        known = await asyncio.to_thread(known_hashes, session.config.store)
+        return len(await kept.register(tasks, known))
 
 
 @app.command()

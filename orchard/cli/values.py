@@ -41,6 +41,7 @@ def annotate(
     annotator: Annotated[
         str | None, typer.Option(help="Name of the layer of values.", show_default="the model's name")
     ] = None,
+    judge: Annotated[str, typer.Option(help="Who asks and reads: the built-in one, or a plug-in.")] = "1",
     slots: Slots = 8,
     characters: Annotated[int, typer.Option(help="Of a prompt, at most.", min=5000)] = 200_000,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
@@ -55,6 +56,7 @@ def annotate(
     asking = Asking(
         model=model,
         endpoint=endpoint or ("oracle" if model == "oracle" else "default"),
+        judge=judge,
         annotator=annotator,
         max_tokens=max_tokens,
         context_characters=characters,

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, policy_loss, rollout_weights
+from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import Sequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import packs_examples, use_packed_attention
@@ -72,6 +72,7 @@ class Learner:
     def __init__(self, settings: RlSettings, model: PreTrainedModel, processes: Processes) -> None:
         """`model` is put on the device, prepared for packs and sharded. Raises ModelError, TrainingError."""
         self.settings, self.model, self.processes = settings, model, processes
+        self._loss = get_loss(settings.loss)
         model.to(processes.device)  # type: ignore[arg-type]
         model.eval()  # type: ignore[no-untyped-call]  # dropout would make the trained policy another one than the sampled
         use_packed_attention(model)
@@ -161,7 +162,7 @@ class Learner:
             with autocast(self.processes, self.settings.precision):
                 logprobs, spread = self._forward(pack)
             tokens = self._tokens(members, logprobs, None if old is None else old[place])
-            loss, figures = policy_loss(tokens, self.settings.loss)
+            loss, figures = self._loss(tokens, self.settings.loss)
             # Sharded gradients are averaged over the processes, but the batch has one sum.
             (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
             total += loss.item()

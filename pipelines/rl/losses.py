@@ -4,13 +4,14 @@ Everything is flat: one entry for each trained token, of all rollouts in a pack,
 add up to the same loss. What a token weighs follows from the whole batch and is given: `rollout_weights`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
 import msgspec
 import torch
 
 from orchard.pipelines.rl.settings import LossSettings, Ratio, Reduction
+from orchard.schemas.plugins import Kind, need
 
 STD_EPSILON = 1e-6
 _LOG_RATIO_LIMIT = 20.0
@@ -44,6 +45,18 @@ class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
     importance: float
     truncated: float
     """Tokens whose importance weight was at its limit."""
+
+
+Loss = Callable[[Tokens, LossSettings], tuple[torch.Tensor, LossFigures]]
+"""The part of the batch's loss that some tokens make, as a scalar, and what happened in it."""
+
+
+def get_loss(settings: LossSettings) -> Loss:
+    """The loss that the settings name: the built-in one, or a plug-in. Raises PluginError."""
+    if settings.function is None:
+        return policy_loss
+    loss: Loss = need(Kind.LOSS, settings.function)
+    return loss
 
 
 def advantages(rewards: Sequence[float], groups: Sequence[str], counted: Sequence[bool]) -> list[float]:

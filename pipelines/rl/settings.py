@@ -37,6 +37,9 @@ class Reduction(StrEnum):
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One loss; raises ValueError for quantities that make none."""
 
+    function: str | None = None
+    """Name of a plug-in that computes it instead of the built-in `policy_loss`, from the same settings."""
+
     ratio: Ratio = Ratio.TOKEN
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -211,6 +214,9 @@ def read_settings(file: Path) -> RlSettings:
 
 def settings_hash(settings: RlSettings) -> str:
     """32 hexadecimal digits over what the result depends on: not over paths, threads and what is kept."""
-    return digest(
-        msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1), 32
+    told = msgspec.to_builtins(
+        msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )
+    if settings.loss.function is None:
+        del told["loss"]["function"]  # runs of before there were plug-ins keep their hash
+    return digest(told, 32)

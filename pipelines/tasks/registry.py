@@ -19,7 +19,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.schemas.tasks import PluginGrading, SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
@@ -28,6 +28,7 @@ from orchard.workers.graders.diffs import parse_diff
 CAMPAIGN = "tasks"
 SOURCE = "orchard/tasks"
 MEDIA_TYPE = "application/json"
+GRADER_LABEL = "orchard.grader"
 BATCH = 100
 
 
@@ -94,8 +95,26 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
         pass_to_pass=len(tests.pass_to_pass) if tests else 0,
         gold_files=len(gold),
         gold_lines=sum(len(h.added) + len(h.removed) for file in gold for h in file.hunks),
-        labels=task.labels,
+        labels=_labels(task),
     )
+
+
+def _labels(task: Task) -> dict[str, str]:
+    """The task's own, and which plug-in it needs, which `submit` looks at."""
+    grading = task.grading
+    return (
+        {**task.labels, GRADER_LABEL: grading.grader} if isinstance(grading, PluginGrading) else task.labels
+    )
+
+
+def needed_graders(store: str, tasks: Sequence[TaskRef]) -> set[str]:
+    """Names of the plug-ins that grade these tasks."""
+    with open_tables(store) as tables:
+        rows = tables.execute(
+            f"SELECT task_id, labels['{GRADER_LABEL}'] FROM tasks WHERE labels['{GRADER_LABEL}'] IS NOT NULL"
+        ).fetchall()
+    graders = dict(rows)
+    return {graders[task.task_id] for task in tasks if task.task_id in graders}
 
 
 def replaced(validation: Validation) -> TaskRejected:

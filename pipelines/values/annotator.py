@@ -15,13 +15,15 @@ import msgspec
 
 from orchard.pipelines.trajectories import Place
 from orchard.pipelines.values.cases import Case, read_case
-from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
-from orchard.pipelines.values.replies import BadReply, Reading, read_reply
+from orchard.pipelines.values.judges import Judge, get_judge
+from orchard.pipelines.values.prompt import Prompt
+from orchard.pipelines.values.replies import BadReply, Reading
 from orchard.pipelines.values.requests import queue_entry
 from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
 from orchard.storage.blobs import BlobStore
@@ -122,13 +124,13 @@ class Annotator:
         except InvalidRequest as error:
             await claim.reject(str(error))
             return
-        if request.prompt_version != PROMPT_VERSION:
-            await claim.reject(
-                f"it wants prompt version {request.prompt_version}; this annotator has {PROMPT_VERSION}"
-            )
+        try:
+            judge = get_judge(request.prompt_version)
+        except PluginError as error:
+            await claim.reject(f"it wants prompt version {request.prompt_version}: {error}")
             return
         try:
-            event = await self._verdict(request)
+            event = await self._verdict(request, judge)
         except (InfrastructureError, StorageError) as error:
             await self._later(claim, request, str(error))
             return
@@ -148,7 +150,7 @@ class Annotator:
             self._done(event)
         await claim.complete()
 
-    async def _verdict(self, request: AnnotationRequest) -> Event:
+    async def _verdict(self, request: AnnotationRequest, judge: Judge) -> Event:
         """The event to publish: one that is in the log already, or what comes of asking now."""
         place = Place(
             request.rollout_id, request.attempt, None, request.first_sequence, request.last_sequence
@@ -158,7 +160,7 @@ class Annotator:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"the tables do not have rollout {request.rollout_id} yet"
             )
-        prompt = make_prompt(case, request.context_characters)
+        prompt = judge.prompt(case, request.context_characters)
         input_hash = digest(prompt.messages, 64)
         key = [request.rollout_id, request.attempt, request.annotator, request.prompt_version, input_hash]
         identity = digest(["annotation", *key])
@@ -167,7 +169,7 @@ class Annotator:
             verdict = payload(known.event)
             if isinstance(verdict, ValueAnnotated | AnnotationFailed):
                 return known.event
-        data = await self._ask(request, case, prompt, input_hash)
+        data = await self._ask(request, judge, case, prompt, input_hash)
         return make_event(
             data,
             id=identity,
@@ -178,7 +180,7 @@ class Annotator:
         )
 
     async def _ask(
-        self, request: AnnotationRequest, case: Case, prompt: Prompt, input_hash: str
+        self, request: AnnotationRequest, judge: Judge, case: Case, prompt: Prompt, input_hash: str
     ) -> ValueAnnotated | AnnotationFailed:
         """Ask until a reply keeps the rules, `max_tries` times. Raises InfrastructureError."""
         began = time.monotonic()
@@ -200,13 +202,13 @@ class Annotator:
                 break
             answers.append(answer)
             try:
-                reading = read_reply(answer.text, len(case.steps))
+                reading = judge.read(answer.text, len(case.steps))
             except BadReply as refused:
                 fault, detail, clamped = refused.fault.value, str(refused), refused.clamped
                 log.info("rollout %s, reply %d: %s", request.rollout_id, number + 1, detail)
                 messages += [
                     {"role": "assistant", "content": answer.text or "(nothing)"},
-                    {"role": "user", "content": retry_message(detail)},
+                    {"role": "user", "content": judge.retry(detail)},
                 ]
                 continue
             facts = _facts(request, case, prompt, input_hash, answers, time.monotonic() - began)

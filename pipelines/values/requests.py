@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from orchard.pipelines.values.prompt import PROMPT_VERSION
+from orchard.pipelines.values.judges import BUILT_IN, get_judge
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
@@ -46,6 +46,8 @@ class Asking:
     model: str | None = None
     """None: each trajectory's own teacher, at its own endpoint."""
     endpoint: str = "default"
+    judge: str = BUILT_IN.version
+    """Prompt version: the built-in one, or the name of a plug-in."""
     annotator: str | None = None
     """Name of the layer; None: the model's name."""
     temperature: float | None = None
@@ -58,10 +60,14 @@ class Asking:
 def open_requests(
     tables: duckdb.DuckDBPyConnection, campaign: str, asking: Asking
 ) -> list[AnnotationRequest]:
-    """One request for each unresolved trajectory of the campaign that the layer does not have."""
+    """One request for each unresolved trajectory of the campaign that the layer does not have.
+
+    Raises PluginError for a judge that there is not.
+    """
+    get_judge(asking.judge)
     parameters = {
         "campaign": campaign,
-        "version": PROMPT_VERSION,
+        "version": asking.judge,
         "annotator": asking.annotator or "",
         "model": asking.model or "",
         "again": asking.again,
@@ -82,7 +88,7 @@ def open_requests(
                 campaign=campaign,
                 annotator=asking.annotator or spec.name,
                 model=spec,
-                prompt_version=PROMPT_VERSION,
+                prompt_version=asking.judge,
                 first_sequence=first,
                 last_sequence=last,
                 context_characters=asking.context_characters,

@@ -47,9 +47,11 @@ def words_of(store: Path) -> Path:
 
 
 @asynccontextmanager
-async def pipeline(store: Path, workers: int, slots: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`orchard up` as a process of its own; ended by SIGINT, which drains."""
-    environment = {**os.environ, **QUICK, "ORCHARD_STORE": str(store), "COLUMNS": "400"}
+async def pipeline(
+    store: Path, workers: int, slots: int, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`orchard up` as a process of its own, in a given environment or this; ended by SIGINT, which drains."""
+    environment = {**(environment or os.environ), **QUICK, "ORCHARD_STORE": str(store), "COLUMNS": "400"}
     command = [sys.executable, "-m", "orchard", "up", "--workers", str(workers), "--slots", str(slots)]
     words_of(store).parent.mkdir(parents=True, exist_ok=True)
     with words_of(store).open("ab") as output:

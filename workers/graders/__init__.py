@@ -1,8 +1,9 @@
 """Graders: what counts as solved. A grader answers with a Reward or raises; it never guesses."""
 
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import StateCheck, SWETests, Task
+from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.graders.plugin import Judgement, get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
 from orchard.workers.graders.swe import Pristine, grade_swe
 from orchard.workers.machine import Machine
@@ -26,3 +27,13 @@ async def grade(
             )
         case StateCheck() as check:
             return await grade_state(check, machine, timeout=timeout, blobs=blobs)
+        case PluginGrading() as chosen:
+            return await grade_by_plugin(
+                chosen, Judgement(task, submission, machine, timeout=timeout, blobs=blobs, pristine=pristine)
+            )
+
+
+def check_grading(task: Task) -> None:
+    """Raises PluginError for a task whose grader this process does not have."""
+    if isinstance(task.grading, PluginGrading):
+        get_grader(task.grading)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from orchard.schemas.identity import digest
+from orchard.schemas.plugins import Kind, find, names
 from orchard.workers.harnesses.interface import Harness
 from orchard.workers.harnesses.mini_swe_agent import COMPACT, MiniSweAgent
 
@@ -37,9 +38,10 @@ def _sources(kind: type) -> list[str]:
 
 
 def get_harness(name: str) -> Harness:
-    """The harness of that name; raises UnknownHarness with the names there are."""
-    try:
-        return _HARNESSES[name]
-    except KeyError:
-        known = ", ".join(HARNESS_NAMES)
-        raise UnknownHarness(f"no harness is named {name!r}: use one of {known}") from None
+    """The harness of that name, built in or a plug-in; raises UnknownHarness with the names there are, and
+    PluginError for a plug-in that cannot be used."""
+    harness: Harness | None = _HARNESSES.get(name) or find(Kind.HARNESS, name)
+    if harness is None:
+        known = ", ".join([*HARNESS_NAMES, *names(Kind.HARNESS)])
+        raise UnknownHarness(f"no harness is named {name!r}: use one of {known}")
+    return harness

@@ -18,12 +18,20 @@ from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows
+from orchard.schemas.plugins import Kind, find, names, need
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
     for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE)
 }
 _BATCH = 256
+
+
+def layouts() -> Iterator[Exporter]:
+    """All that there are, plug-ins last. Raises PluginError for one that cannot be loaded."""
+    yield from EXPORTERS.values()
+    for name in names(Kind.EXPORTER):
+        yield need(Kind.EXPORTER, name)
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,10 @@ class Exported:
 def export(dataset: Path, layout: str, out: Path) -> Exported:
     """Write a dataset in a layout into the directory `out`. Raises DatasetError for an unknown layout or a
     file that is there already."""
-    exporter = EXPORTERS.get(layout)
+    exporter = EXPORTERS.get(layout) or find(Kind.EXPORTER, layout)
     if exporter is None:
-        raise DatasetError(f"there is no layout {layout!r}: choose one of {', '.join(EXPORTERS)}")
+        known = ", ".join([*EXPORTERS, *names(Kind.EXPORTER)])
+        raise DatasetError(f"there is no layout {layout!r}: choose one of {known}")
     rows = read_manifest(dataset).rows
     file = out / f"train.{exporter.format}"
     if file.exists():

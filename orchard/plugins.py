@@ -1,0 +1,63 @@
+"""What plug-ins are written with: the types that they implement and are given. docs/extending.md explains.
+
+Only what stands here is kept stable for packages of others; everything else may move.
+"""
+
+from typing import Any
+
+import msgspec
+
+from orchard.injector.backend import Backend
+from orchard.pipelines.datasets.exporters.interface import Exporter, Record
+from orchard.pipelines.datasets.rows import Row
+from orchard.pipelines.tasks.sources import TaskSource
+from orchard.pipelines.values.judges import Judge
+from orchard.pipelines.values.replies import BadReply, Fault, Reading
+from orchard.schemas.messages import ToolCall
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.plugins import PluginError
+from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.plugin import Grader, Judgement
+from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
+from orchard.workers.machine import CommandOutcome, Machine
+
+__all__ = [
+    "AbortCause",
+    "Backend",
+    "BadReply",
+    "CommandOutcome",
+    "Episode",
+    "ExitStatus",
+    "Exporter",
+    "Fault",
+    "Grader",
+    "Harness",
+    "HarnessResult",
+    "InfrastructureError",
+    "Judge",
+    "Judgement",
+    "Machine",
+    "PluginError",
+    "PluginGrading",
+    "Reading",
+    "Record",
+    "Reward",
+    "Row",
+    "SWETests",
+    "StateCheck",
+    "Task",
+    "TaskSource",
+    "ToolCall",
+    "graded_by",
+]
+
+
+def graded_by(grader: Grader, settings: msgspec.Struct) -> PluginGrading:
+    """The `grading` of a task that a grader of yours judges."""
+    return PluginGrading(grader=grader.name, settings=_plain(settings), in_place=grader.in_place)
+
+
+def _plain(settings: msgspec.Struct) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    return plain

@@ -1,0 +1,50 @@
+"""Judges: what an annotator asks a model, and what it takes for an answer. Built in, or a plug-in."""
+
+from typing import Protocol
+
+from orchard.pipelines.values.cases import Case
+from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
+from orchard.pipelines.values.replies import Reading, read_reply
+from orchard.schemas.plugins import Kind, need
+
+
+class Judge(Protocol):
+    """One way to have failed trajectories judged."""
+
+    version: str
+    """Stands in the log as the prompt version: another prompt or another rule is another version."""
+
+    def prompt(self, case: Case, limit: int) -> Prompt:
+        """The first messages about a trajectory, about `limit` characters at most."""
+
+    def read(self, text: str, steps: int) -> Reading:
+        """The values of a trajectory of so many steps; BadReply for an answer that breaks a rule."""
+
+    def retry(self, fault: str) -> str:
+        """What follows an answer that was not accepted."""
+
+
+class BuiltIn:
+    """The contract of the paper: key steps with probabilities, in one JSON array."""
+
+    version = PROMPT_VERSION
+
+    def prompt(self, case: Case, limit: int) -> Prompt:
+        return make_prompt(case, limit)
+
+    def read(self, text: str, steps: int) -> Reading:
+        return read_reply(text, steps)
+
+    def retry(self, fault: str) -> str:
+        return retry_message(fault)
+
+
+BUILT_IN = BuiltIn()
+
+
+def get_judge(version: str) -> Judge:
+    """The judge whose prompt version that is; a plug-in's is its name. Raises PluginError."""
+    if version == BUILT_IN.version:
+        return BUILT_IN
+    judge: Judge = need(Kind.JUDGE, version, [BUILT_IN.version])
+    return judge
