@@ -113,6 +113,7 @@ def files(tmp_path: Path) -> Path:
     return secrets / "hosts"
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root("network namespaces")
 async def test_a_host_that_is_cut_off_costs_nothing(files: Path, tmp_path: Path) -> None:
     with network(tmp_path, "log", "first", "second", "laptop") as hosts:
