@@ -1,7 +1,8 @@
 """10,000 sandboxes at once and a million rollouts a day: what is asked of each part, and what one can do.
 
 `python -m tests.benchmarks.capacity` prints the tables of docs/scale.md; `--write` puts them there,
-after a new `make bench`. The part with the highest load is simulated: rollouts that wait for each other at it.
+after a new `make bench`. The part with the highest share is simulated: rollouts wait for each other
+at it.
 """
 
 import argparse
