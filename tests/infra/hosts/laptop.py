@@ -15,6 +15,7 @@ from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.events import EVENTS_PREFIX
 from orchard.session import Session
 from orchard.streams.errors import StreamsError
+from orchard.streams.health import reports
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from tests.tiny_tasks import build_tiny_image, tiny_task
@@ -47,7 +48,7 @@ async def main(count: int, services: list[tuple[str, str]]) -> None:
     async with asyncio.TaskGroup() as building:
         for url, key in services:
             building.create_task(image(url, key))
-        building.create_task(register(session, count))
+        building.create_task(register(session, count, len(services)))
     say(Line("prepared"))
     async with session.reading_connection("follower") as connection:
         subjects = [f"{EVENTS_PREFIX}.done.>", f"{EVENTS_PREFIX}.started.>"]
@@ -56,14 +57,16 @@ async def main(count: int, services: list[tuple[str, str]]) -> None:
                 say(Line(event.type, event.rollout_id or "", event.source, event.attempt or 0))
 
 
-async def register(session: Session, count: int) -> None:
-    """Once the log is there, which the writer makes."""
+async def register(session: Session, count: int, workers: int) -> None:
+    """Once the log is there, which the writer makes; returns when so many workers have reported."""
     while True:
         try:
             async with session.connection("register") as connection:
                 registry = TaskRegistry(Publisher(connection), session.blobs)
                 await registry.register(tiny_task(number) for number in range(count))
                 await session.committed(connection)
+                while sum(heard.report.kind == "worker" for heard in await reports(connection)) < workers:
+                    await asyncio.sleep(0.1)
                 return
         except StreamsError:
             await asyncio.sleep(0.2)

@@ -94,9 +94,9 @@ class Host:
         self.services[unit] = service
         service.keeping = asyncio.create_task(service.keep())
 
-    async def stop(self, unit: str) -> int:
-        """`systemctl stop`; the exit status of the process."""
-        return await self.services.pop(unit).stop()
+    async def stop(self, unit: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """`systemctl stop`, or `kill` by another signal."""
+        await self.services.pop(unit).stop(number)
 
     async def run(self, unit: str) -> str:
         """`systemctl start` of a oneshot unit: what it says; it must succeed."""
@@ -151,17 +151,16 @@ class Service:
             await self.process.wait()
             await asyncio.sleep(0.5)
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+    async def stop(self, number: signal.Signals) -> None:
         """End it, and do not start it again."""
         assert self.keeping is not None
         self.keeping.cancel()
         with suppress(asyncio.CancelledError):
             await self.keeping
-        if self.process is None:
-            return 0
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), self.unit.stop_seconds)
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+            await asyncio.wait_for(self.process.wait(), self.unit.stop_seconds)
 
 
 @contextmanager
