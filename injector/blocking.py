@@ -229,9 +229,10 @@ class SandboxClient:
         prefix: str | None = None,
         *,
         retry_seconds: float = 60.0,
+        tls_ca: str | None = None,
     ) -> None:
         self._client = AsyncSandboxClient(
-            base_url, timeout, auto_cleanup, api_key, prefix, retry_seconds=retry_seconds
+            base_url, timeout, auto_cleanup, api_key, prefix, retry_seconds=retry_seconds, tls_ca=tls_ca
         )
         self._loop = EventLoopThread()
         self.base_url = self._client.base_url

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,9 @@ class AsyncSandboxClient:
 
     `base_url`, `api_key` and `prefix` default to the environment's SANDBOX_BASE_URL, SANDBOX_API_KEY and
     SANDBOX_PREFIX. `timeout` bounds one request and `retry_seconds` the patience with a service that does not
-    answer, in seconds. With a `prefix`, the ids of sandboxes made here begin with it and a dash.
+    answer, in seconds. With a `prefix`, the ids of sandboxes made here begin with it and a dash. `tls_ca` (or
+    SANDBOX_TLS_CA) is a PEM file with the authority that an https:// service's certificate must be signed by,
+    in place of the system's.
     """
 
     def __init__(
@@ -51,20 +54,23 @@ class AsyncSandboxClient:
         prefix: str | None = None,
         *,
         retry_seconds: float = 60.0,
+        tls_ca: str | None = None,
     ) -> None:
         url = base_url or os.environ.get("SANDBOX_BASE_URL")
         if not url:
             raise SandboxRequestInvalid("no sandbox service: pass base_url or set SANDBOX_BASE_URL")
         self.base_url = url.rstrip("/")
         self.prefix = prefix or os.environ.get("SANDBOX_PREFIX") or None
+        tls = _trusting(tls_ca or os.environ.get("SANDBOX_TLS_CA"))
         self._transport = Transport(
             self.base_url,
             api_key=api_key or os.environ.get("SANDBOX_API_KEY") or None,
             timeout=timeout,
             retry_seconds=retry_seconds,
+            tls=tls,
         )
         self._auto_cleanup = auto_cleanup
-        self._ledger = Ledger(self.base_url, self._transport.headers, at_exit=auto_cleanup)
+        self._ledger = Ledger(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
         self._made: dict[str, AsyncSandbox] = {}
 
     async def __aenter__(self) -> Self:
@@ -205,6 +211,19 @@ class AsyncSandboxClient:
             if info.status is SandboxStatus.READY:
                 return info
             raise SandboxFailed(f"sandbox {sandbox_id} failed: {info.status_message}", reason=info.reason)
+
+
+def _trusting(authority: str | None) -> ssl.SSLContext | None:
+    """Trust in the authority of a PEM file alone; None: in the system's. Raises SandboxRequestInvalid."""
+    if not authority:
+        return None
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:  # an SSLError is one
+        raise SandboxRequestInvalid(
+            f"the certificate file {authority} cannot be used ({error.strerror or error}): correct tls_ca or "
+            "SANDBOX_TLS_CA"
+        ) from error
 
 
 def _prefixed(prefix: str | None, sandbox_id: str | None) -> str | None:

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import signal
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -26,9 +27,12 @@ log = logging.getLogger(__name__)
 class Ledger:
     """The sandboxes of one client in this process."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, at_exit: bool) -> None:
-        """`url` and `headers` as in the client's requests; `at_exit`: delete when the process ends."""
+    def __init__(
+        self, url: str, headers: Mapping[str, str], *, at_exit: bool, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`url`, `headers` and `tls` as in the client's requests; `at_exit`: delete when the process ends."""
         self._url = url
+        self._tls = tls
         self._headers = dict(headers)
         self._made: dict[str, None] = {}
         if at_exit:
@@ -63,7 +67,7 @@ class Ledger:
                 f"{self._url}/sandboxes/{sandbox_id}", headers=self._headers, method="DELETE"
             )
             try:
-                with urllib.request.urlopen(request, timeout=EXIT_TIMEOUT):
+                with urllib.request.urlopen(request, timeout=EXIT_TIMEOUT, context=self._tls):
                     self.remove(sandbox_id)
             except urllib.error.HTTPError as error:
                 log.warning("sandbox %s was left behind: %s", sandbox_id, error)

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -41,8 +42,17 @@ T = TypeVar("T")
 class Transport:
     """One session for a client. Every request sent here may safely arrive twice."""
 
-    def __init__(self, url: str, *, api_key: str | None, timeout: float, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        timeout: float,
+        retry_seconds: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._url = url
+        self._tls = tls
         self.headers = {} if api_key is None else {API_KEY_HEADER: api_key}
         """Of every request."""
         self._timeout = timeout
@@ -210,7 +220,9 @@ class Transport:
             self._inherited.append(self._session)
             self._session = None
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+            )
             self._opened_by = os.getpid()
         return self._session
 

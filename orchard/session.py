@@ -139,7 +139,7 @@ class Session:
                 )
             url = record.sandbox_url
             key = await asyncio.to_thread(RunFiles(self.directory).key.read_text)
-        client = AsyncSandboxClient(base_url=url, api_key=key)
+        client = AsyncSandboxClient(base_url=url, api_key=key, tls_ca=settings.tls_ca)
         try:
             yield client
         finally:

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 
@@ -62,7 +63,7 @@ def store_errors(where: str) -> Iterator[None]:
     """Turns the operating system's, Arrow's and Delta's errors about `where` into this room's."""
     try:
         yield
-    except (OSError, DeltaError) as error:
+    except (OSError, DeltaError, pa.ArrowInvalid) as error:  # the last: a file that is shorter than it was
         if _is_full(error):
             raise StoreFull(
                 f"no space left in the store {where}: free some space and start again, "

@@ -50,6 +50,8 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of the orchestrator; None: the one that `orchard up` runs on this machine."""
     api_key_env: str = "SANDBOX_API_KEY"
     """Environment variable that holds the service's key."""
+    tls_ca: str | None = None
+    """Path of a PEM file: the authority of an https:// service's certificate. None: the system's."""
     ttl_seconds: Duration = 120.0
     """A sandbox whose worker is gone is removed after this long without a heartbeat."""
     heartbeat_seconds: Duration = 30.0

@@ -9,6 +9,7 @@ import resource
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import uuid
 from pathlib import Path
@@ -117,6 +118,12 @@ def _options() -> argparse.Namespace:
         "--metrics-port", type=int, default=None, help="serve /metrics here, and not on --port"
     )
     parser.add_argument(
+        "--tls-cert", type=Path, default=None, metavar="FILE", help="PEM: serve https with this certificate"
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, default=None, metavar="FILE", help="PEM: the certificate's private key"
+    )
+    parser.add_argument(
         "--drain-seconds",
         type=float,
         default=5.0,
@@ -127,6 +134,8 @@ def _options() -> argparse.Namespace:
         parser.error("--backend kubernetes needs --kubernetes-settings FILE")
     if options.backend in LOCAL and options.state is None:
         parser.error(f"--backend {options.backend} needs --state DIR")
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together")
     return options
 
 
@@ -190,6 +199,10 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loop
     # Requests leave many objects and few cycles; to look for those every 700 costs a sixth of our time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    tls = None
+    if options.tls_cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(options.tls_cert, options.tls_key)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -198,7 +211,7 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loop
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     await runner.setup()
     try:
-        site = web.TCPSite(runner, options.host, options.port, backlog=4096)
+        site = web.TCPSite(runner, options.host, options.port, backlog=4096, ssl_context=tls)
         await site.start()
         port = runner.addresses[0][1]
         log = logging.getLogger(__name__)

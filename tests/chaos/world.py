@@ -48,10 +48,17 @@ def words_of(store: Path) -> Path:
 
 @asynccontextmanager
 async def pipeline(
-    store: Path, workers: int, slots: int, environment: Mapping[str, str] | None = None
+    store: Path,
+    workers: int,
+    slots: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    url: str | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`orchard up` as a process of its own, in a given environment or this; ended by SIGINT, which drains."""
-    environment = {**(environment or os.environ), **QUICK, "ORCHARD_STORE": str(store), "COLUMNS": "400"}
+    """`orchard up` as a process of its own, in a given environment or this; ended by SIGINT, which drains.
+    With a `url`, `store` is its state directory."""
+    where = {"ORCHARD_STORE": url or str(store), "ORCHARD_STATE": str(store)}
+    environment = {**(environment or os.environ), **QUICK, **where, "COLUMNS": "400"}
     command = [sys.executable, "-m", "orchard", "up", "--workers", str(workers), "--slots", str(slots)]
     words_of(store).parent.mkdir(parents=True, exist_ok=True)
     with words_of(store).open("ab") as output:

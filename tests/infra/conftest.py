@@ -19,7 +19,7 @@ from orchard.streams.server import find_binary
 
 INFRA = Path(__file__).parents[2] / "infra"
 OVERLAYS = ("kind", "cloud", "spot")
-WORKLOADS = ("Deployment", "StatefulSet", "ScaledJob")
+WORKLOADS = ("Deployment", "StatefulSet", "ScaledJob", "CronJob")
 
 Manifest = dict[str, Any]
 
@@ -53,7 +53,12 @@ class Manifests:
 def pod_template(workload: Manifest) -> Manifest:
     """Metadata and spec of the Pods that a workload makes."""
     spec = workload["spec"]
-    found: Manifest = (spec["jobTargetRef"] if workload["kind"] == "ScaledJob" else spec)["template"]
+    match workload["kind"]:
+        case "ScaledJob":
+            spec = spec["jobTargetRef"]
+        case "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+    found: Manifest = spec["template"]
     return found
 
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from nats.aio.msg import Msg
 
+from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.scaling import Trigger, lag
@@ -20,7 +21,9 @@ from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, R
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.trails import Trail
+from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
+from orchard.storage.writer import Writer
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
@@ -28,8 +31,10 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
+from orchard.streams.health import reporting, reports
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
@@ -40,6 +45,13 @@ from tests.infra.conftest import Manifests, Server, password_variables
 QUEUE = Queue()
 ANNOTATIONS = requests.QUEUE
 RECORD = CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=1)
+SPEC = CampaignSpec(
+    name="demo",
+    tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
+    harnesses=("h",),
+    models=(ModelSpec(name="m"),),
+    samples=3,
+)
 
 ConnectAs = Callable[[str], AbstractAsyncContextManager[Connection]]
 
@@ -66,10 +78,17 @@ async def roles(connect_as: ConnectAs) -> AsyncIterator[dict[str, Connection]]:
         connect_as("operator") as operator,
         connect_as("steward") as steward,
         connect_as("worker") as worker,
+        connect_as("archiver") as archiver,
     ):
         await declare(writer, writer.settings, [])
         await declare(operator, operator.settings, [QUEUE])
-        yield {"writer": writer, "operator": operator, "steward": steward, "worker": worker}
+        yield {
+            "writer": writer,
+            "operator": operator,
+            "steward": steward,
+            "worker": worker,
+            "archiver": archiver,
+        }
 
 
 def request(sample: int) -> QueueEntry:
@@ -175,14 +194,7 @@ async def test_the_operator_cancels_and_resumes_and_the_steward_reconciles(
 ) -> None:
     blobs = BlobStore(str(tmp_path))
     campaigns = Campaigns(roles["operator"], blobs)
-    spec = CampaignSpec(
-        name="demo",
-        tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
-        harnesses=("h",),
-        models=(ModelSpec(name="m"),),
-        samples=3,
-    )
-    for steps in (campaigns.submit(spec), campaigns.cancel("demo"), campaigns.resume("demo")):
+    for steps in (campaigns.submit(SPEC), campaigns.cancel("demo"), campaigns.resume("demo")):
         async for _ in steps:
             pass
     async with Claims(roles["worker"], QUEUE) as claims:
@@ -199,6 +211,37 @@ async def test_the_writer_reads_the_log(roles: dict[str, Connection]) -> None:
     await Publisher(roles["worker"]).event(fact("one"))
 
     assert [stored.event.id async for stored in replay(roles["writer"]) if stored.event] == ["one"]
+
+
+async def test_the_archiver_moves_a_closed_campaign_out_of_the_stream(
+    roles: dict[str, Connection], tmp_path: Path
+) -> None:
+    """All that `orchard log archive --closed` does, and the writer commits what it says of it."""
+    store, stop = str(tmp_path / "store"), asyncio.Event()
+    stop.set()
+    blobs = BlobStore(store)
+    operator = Campaigns(roles["operator"], blobs)
+    for steps in (operator.submit(SPEC), operator.cancel("demo")):
+        async for _ in steps:
+            pass
+    await Writer(store, roles["writer"]).run(stop)
+    before = await bounds(roles["operator"], names.EVENTS)
+    archiving = Archiving(roles["archiver"], store, blobs, ArchiveSettings())
+    assert await archiving.closed() == ["demo"]
+    async for _ in archiving.archive("demo"):
+        pass
+    assert (await bounds(roles["operator"], names.EVENTS)).first > before.first
+    await Writer(store, roles["writer"]).run(stop)
+    assert await archiving.closed() == []
+
+
+async def test_each_process_tells_how_it_is(roles: dict[str, Connection]) -> None:
+    """What `orchard status` shows of them."""
+    for role in ("writer", "steward", "worker"):
+        async with reporting(roles[role], role, f"the {role}"):
+            async with asyncio.timeout(10):
+                while f"the {role}" not in {heard.report.name for heard in await reports(roles["operator"])}:
+                    await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +262,11 @@ async def test_the_writer_reads_the_log(roles: dict[str, Connection]) -> None:
         ("steward", f"$JS.API.CONSUMER.MSG.NEXT.{names.WORK}.{QUEUE.consumer}"),
         ("steward", f"$JS.API.STREAM.DELETE.{names.WORK}"),
         ("steward", f"{names.CAMPAIGNS_PREFIX}demo"),
+        ("archiver", QUEUE.subject),
+        ("archiver", f"$JS.API.STREAM.PURGE.{names.WORK}"),
+        ("archiver", f"$JS.API.STREAM.UPDATE.{names.EVENTS}"),
+        ("archiver", f"$JS.API.STREAM.DELETE.{names.EVENTS}"),
+        ("archiver", f"$JS.API.STREAM.MSG.DELETE.{names.EVENTS}"),
     ],
 )
 async def test_what_a_role_does_not_need_it_may_not(

@@ -254,15 +254,22 @@ class TestConfiguration:
         )
 
 
+def understood(words: list[str], where: str) -> None:
+    """What `orchard` is told is a command of it, with options that this has."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"{where}: {name}"
+        command = command.commands[name]
+    command.make_context(name, list(words))
+
+
 class TestCommands:
     def test_orchard_understands_its_arguments(self, manifests: Manifests) -> None:
-        group: Any = typer.main.get_command(app)
         for name, _, container in orchard_containers(manifests):
             if "command" in container:
                 continue  # another program, or a shell to exec into
-            command, *arguments = container["args"]
-            assert command in group.commands, name
-            group.commands[command].make_context(command, list(arguments))
+            understood(container["args"], name)
 
     @pytest.mark.parametrize(
         ("deployment", "module"),

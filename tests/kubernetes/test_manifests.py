@@ -30,8 +30,9 @@ def two_namespaces(cluster: Cluster) -> Iterator[Mapping[str, str]]:
 def expected(item: Manifest, namespaces: Mapping[str, str], served: set[str]) -> Manifest | None:
     """A manifest as this server can judge it, in the test's namespaces; None when it cannot.
 
-    Servers before 1.21 have an older version of budgets, with the same fields. Without KEDA, what is left of
-    a ScaledJob is the Job that it makes, with sidecars, which came with 1.28, as containers like others.
+    Servers before 1.21 have older versions of budgets and CronJobs, with the same fields. Without KEDA, what
+    is left of a ScaledJob is the Job that it makes, with sidecars, which came with 1.28, as containers like
+    others.
     """
     moved = json.loads(json.dumps(item))
     if moved["apiVersion"].partition("/")[0] == "monitoring.coreos.com" and moved["apiVersion"] not in served:
@@ -45,6 +46,8 @@ def expected(item: Manifest, namespaces: Mapping[str, str], served: set[str]) ->
         moved |= {"apiVersion": "batch/v1", "kind": "Job", "spec": spec}
     if moved["apiVersion"] == "policy/v1" and "policy/v1" not in served:
         moved["apiVersion"] = "policy/v1beta1"
+    if moved["kind"] == "CronJob" and "policy/v1" not in served:
+        moved["apiVersion"] = "batch/v1beta1"
     if "namespace" in moved["metadata"]:
         moved["metadata"]["namespace"] = namespaces[moved["metadata"]["namespace"]]
     if moved["kind"] == "Namespace":

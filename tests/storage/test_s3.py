@@ -11,6 +11,8 @@ import pytest
 
 from orchard.storage import compaction
 from orchard.storage.blobs import BlobStore
+from orchard.storage.delta import Table
+from orchard.storage.derived import last_event_id
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError, StoreBusy, StoreUnreachable
 from orchard.storage.location import Location
@@ -68,7 +70,7 @@ async def _publish(publisher: Publisher, log, samples: range) -> None:
 async def test_a_store_on_s3_equals_one_in_a_directory(
     connection: Connection, publisher: Publisher, s3_store: str, store: str, log
 ) -> None:
-    await _publish(publisher, log, range(6))
+    await _publish(publisher, log, range(3))
     await _write(s3_store, connection)
     await _write(store, connection)
     assert store_digests(s3_store) == store_digests(store)
@@ -80,7 +82,7 @@ async def test_a_store_on_s3_equals_one_in_a_directory(
     rebuild_derived(s3_store)
     assert store_digests(s3_store) == store_digests(store)
     with open_tables(s3_store) as tables:
-        assert tables.sql("select count(*) from rollouts").fetchall() == [(6,)]
+        assert tables.sql("select count(*) from rollouts").fetchall() == [(3,)]
 
 
 async def test_blobs_on_s3_are_verified(s3_store: str) -> None:
@@ -95,7 +97,7 @@ async def test_of_two_writers_on_s3_one_is_refused(
     connection: Connection, publisher: Publisher, s3_store: str, store: str, log
 ) -> None:
     """No lock reaches over machines: the commit itself must refuse."""
-    await _publish(publisher, log, range(6))
+    await _publish(publisher, log, range(3))
     settings = WriterSettings(commit_rows=2)
     writers = [asyncio.create_task(Writer(s3_store, connection, settings).run(asyncio.Event())) for _ in "ab"]
     refused, others = await asyncio.wait(writers, return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +113,6 @@ async def test_of_two_writers_on_s3_one_is_refused(
     assert store_digests(s3_store) == store_digests(store)
 
 
-@pytest.mark.slow
 async def test_connections_that_break_lose_and_double_nothing(
     connection: Connection, publisher: Publisher, proxied: tuple[str, Faults], store: str, log
 ) -> None:
@@ -133,6 +134,20 @@ async def test_connections_that_break_lose_and_double_nothing(
     await _write(store, connection)
     assert await asyncio.to_thread(store_digests, s3_store) == store_digests(store)
     assert await asyncio.to_thread(check, s3_store) == []
+
+
+async def test_a_file_that_comes_short_is_a_store_that_cannot_be_used(
+    connection: Connection, publisher: Publisher, store: str, log
+) -> None:
+    """As after a reply that was cut within its headers, which Arrow takes for one about an empty file."""
+    await _publish(publisher, log, range(1))
+    await _write(store, connection)
+    location = Location.parse(store)
+    events = Table(location, EVENTS)
+    for size in (100, 0):
+        os.truncate(location.key("tables", EVENTS, events.files()[-1].path), size)
+        with pytest.raises(StoreUnreachable, match="Parquet"):
+            last_event_id(location, events)
 
 
 async def test_a_service_that_stalls_does_not_stop_the_writers_process(
@@ -169,9 +184,10 @@ async def test_sigkill_on_s3_loses_and_doubles_nothing(
     log,
 ) -> None:
     chance = random.Random(5)
-    await _publish(publisher, log, range(6))
-    for _ in range(2):
-        goal = position(s3_store) + chance.randrange(5, 25)
+    for kill in range(2):
+        before = (await bounds(connection, names.EVENTS)).last
+        await _publish(publisher, log, range(kill * 4, kill * 4 + 4))
+        goal = before + chance.randrange(5, 20)
         async with writer_process(s3_store, nats_server.url) as process:
             while await asyncio.to_thread(position, s3_store) < goal:
                 assert process.returncode is None
