@@ -19,6 +19,8 @@ from orchard.streams.records import StoredEvent
 
 _SCHEMA = SCHEMAS[EVENTS]
 _EPOCH = datetime.fromtimestamp(0, UTC)
+_CHUNK_BYTES = 1024 * 1024
+"""Of payloads that are joined: more at once would be fresh memory from the system for each batch."""
 REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
 """What Arrow, and Python's times, raise for a value that a column cannot hold."""
 
@@ -183,15 +185,25 @@ def _rows(
         "raw": [_foreign(message.raw, event) for message, event in zip(messages, events, strict=True)],
     }
     arrays = [
-        value if isinstance(value, pa.Array) else pa.array(value, _SCHEMA.field(name).type)
+        value if isinstance(value, pa.ChunkedArray) else pa.array(value, _SCHEMA.field(name).type)
         for name, value in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
-def _texts(parts: Sequence[bytes | msgspec.Raw]) -> pa.Array:
-    """A string column over one joined buffer, checked to be UTF-8 (ArrowInvalid where it is not)."""
+def _texts(parts: Sequence[bytes | msgspec.Raw]) -> pa.ChunkedArray:
+    """A string column over some joined buffers, checked to be UTF-8 (ArrowInvalid where it is not)."""
     sizes = [len(memoryview(part)) for part in parts]
+    chunks, start, joined = [], 0, 0
+    for end, size in enumerate(sizes, start=1):
+        joined += size
+        if joined >= _CHUNK_BYTES or end == len(sizes):
+            chunks.append(_chunk(parts[start:end], sizes[start:end]))
+            start, joined = end, 0
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _chunk(parts: Sequence[bytes | msgspec.Raw], sizes: Sequence[int]) -> pa.Array:
     offsets = pa.array(accumulate(sizes, initial=0), pa.int32())
     buffers = [None, offsets.buffers()[1], pa.py_buffer(b"".join(parts))]
     texts = pa.Array.from_buffers(pa.string(), len(parts), buffers)
