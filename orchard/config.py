@@ -15,12 +15,11 @@ import msgspec
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.archive.settings import ArchiveSettings
-from orchard.storage.writer import WriterSettings
+from orchard.storage.settings import WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
 from orchard.workers.llm.settings import EndpointSettings
-from orchard.workers.sandboxes import SandboxSettings
-from orchard.workers.worker import WorkerSettings
+from orchard.workers.settings import SandboxSettings, WorkerSettings
 
 FILE_NAME = "orchard.toml"
 PREFIX = "ORCHARD_"

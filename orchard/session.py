@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchard.config import Config, ConfigError
-from orchard.injector.client import AsyncSandboxClient
+from orchard.running import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names
@@ -18,9 +19,11 @@ from orchard.streams.guard import Guard, guarded
 from orchard.streams.reading import bounds
 from orchard.streams.room import disk_is_full
 from orchard.streams.server import embedded
-from orchard.up import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.wholeness import expected
 from orchard.workers.llm.settings import EndpointSettings
+
+if TYPE_CHECKING:
+    from orchard.injector.client import AsyncSandboxClient
 
 COMMIT_WAIT_SECONDS = 60.0
 
@@ -126,8 +129,10 @@ class Session:
             await asyncio.sleep(0.1)
 
     @asynccontextmanager
-    async def sandboxes(self) -> AsyncIterator[AsyncSandboxClient]:
+    async def sandboxes(self) -> "AsyncIterator[AsyncSandboxClient]":
         """A client of the pipeline's sandbox service."""
+        from orchard.injector.client import AsyncSandboxClient  # a third of a second that most need not wait
+
         settings = self.config.sandbox
         url, key = settings.url, os.environ.get(settings.api_key_env)
         if url in (None, UNSAFE_HOST):

@@ -435,14 +435,15 @@ def decode_event(raw: bytes) -> Event:
 
 def payload(event: Event) -> Any:
     """The typed payload, UnknownPayload for an unknown type, UnreadablePayload for one that does not fit."""
-    kind, data = event.type, bytes(event.data)
+    kind: str = event.type
+    data: bytes | msgspec.Raw = event.data
     try:
         while upcast := UPCASTERS.get(kind):
-            kind, data = upcast(data)
+            kind, data = upcast(bytes(data))
         decoder = _DECODERS.get(kind)
-        return UnknownPayload(data) if decoder is None else decode(decoder, data)
+        return UnknownPayload(bytes(data)) if decoder is None else decode(decoder, data)
     except Exception as error:  # an upcaster, too, meets whatever was published
-        return UnreadablePayload(data, f"event {event.id} of type {event.type}: {error}")
+        return UnreadablePayload(bytes(data), f"event {event.id} of type {event.type}: {error}")
 
 
 Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload

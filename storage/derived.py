@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -14,12 +14,13 @@ from orchard.storage.delta import DataFile, Table, snapshot
 from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
-from orchard.storage.log import Fact, facts
+from orchard.storage.log import FACT_COLUMNS, Fact, facts
 from orchard.storage.pins import pinned
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
 
-_SLICE_ROWS = 128
-"""Rows that are given at once when a file is read; a row group is in memory."""
+_SLICE_BYTES = 3 * 512 * 1024
+"""Of events that are read and derived at once. What they need is small enough to be memory that was used
+before: fresh memory from the system, for each batch, took a fifth of the writer's time."""
 
 
 class Appender:
@@ -28,8 +29,9 @@ class Appender:
     def __init__(self, table: Table, complete: int, rows: int, size: int) -> None:
         self.table = table
         self.reached = max(table.watermark, complete)
-        self._rows, self._size = rows, size
+        self._limits = rows, size
         self._parts: list[pa.Table] = []
+        self._rows = self._size = 0
 
     def take(self, rows: pa.Table | None, reached: int) -> None:
         """Rows of the events up to sequence `reached`; those the table has already are left out."""
@@ -37,20 +39,32 @@ class Appender:
             rows = rows.filter(pc.field("sequence") > self.reached)
         if rows is not None and rows.num_rows:
             self._parts.append(rows)
+            self._rows += rows.num_rows
+            self._size += rows.nbytes
         self.reached = max(self.reached, reached)
 
+    @property
     def full(self) -> bool:
         """Whether the rows are worth a commit by their number or bytes."""
-        rows = sum(part.num_rows for part in self._parts)
-        size = sum(part.nbytes for part in self._parts)
-        return bool(rows >= self._rows or size >= self._size)
+        rows, size = self._limits
+        return self._rows >= rows or self._size >= size
 
-    def flush(self) -> None:
-        """Commits what waits. Raises as `Table.append` does."""
-        if self._parts:
-            rows = pa.concat_tables(self._parts)
-            self._parts = []
-            self.table.append(rows, self.reached)
+    @property
+    def waiting(self) -> bool:
+        """Whether there are rows to commit."""
+        return self._rows > 0
+
+    def commit(self) -> Callable[[], None]:
+        """What commits the rows that wait now, to be called once; raises as `Table.append` does."""
+        parts, self._parts = self._parts, []
+        self._rows = self._size = 0
+        reached = self.reached
+
+        def append() -> None:
+            self.table.append(pa.concat_tables(parts), reached)
+            parts.clear()
+
+        return append
 
 
 class Committed(NamedTuple):
@@ -67,23 +81,34 @@ class DerivedTables:
     A table commits alone when it has many rows, and all commit together when a row has waited long enough;
     then the table `progress` says up to where all are complete. Readers look no further, so that they never
     see an outcome without its request; and after a crash no table without rows is made again.
+
+    A thread compresses and commits a table while the caller derives the rows that follow.
     """
 
-    def __init__(self, location: Location, rows: int, size: int, seconds: float) -> None:
-        """The limits are those of commits: rows and bytes of a table, and seconds a row may wait."""
+    def __init__(
+        self, location: Location, rows: int, size: int, seconds: float, threads: ThreadPoolExecutor
+    ) -> None:
+        """The limits are those of commits: rows and bytes of a table, and seconds a row may wait. The commits
+        run in one of `threads`."""
         self._location = location
         self._seconds = seconds
-        with ThreadPoolExecutor(4) as threads:
-            self._progress, *tables = threads.map(partial(Table, location), (PROGRESS, *DERIVED))
+        with ThreadPoolExecutor(4) as openers:
+            self._progress, *tables = openers.map(partial(Table, location), (PROGRESS, *DERIVED))
         complete = self._progress.watermark
         self._appenders = [Appender(table, complete, rows, size) for table in tables]
         self.reached = min(appender.reached for appender in self._appenders)
         """Sequence up to which every table has its rows, committed or waiting."""
         self._since: float | None = None
+        self._threads = threads
+        self._committing: Future[None] | None = None
 
     def take(self, batch: Committed) -> None:
-        """The next batch of `events`. Commits the tables for which it is time."""
-        self._take(batch.facts, batch.last)
+        """A batch of `events`. Commits the tables for which it is time. What begins after the events that
+        were taken last is left out: `catch_up` finds it."""
+        if batch.first <= self.reached + 1 <= batch.last:
+            for piece in _pieces(batch.facts):
+                self._take(piece, piece[-1].sequence)
+            self._take([], batch.last)
 
     def catch_up(self, watermark: int, cancelled: Callable[[], bool]) -> None:
         """Takes what `events` has up to `watermark` from its files, as after a crash between two commits."""
@@ -93,7 +118,7 @@ class DerivedTables:
             lambda found: [f"tables/{EVENTS}/{file.path}" for file in found],
         )
         try:
-            for rows in read_events(self._location, files, self.reached):
+            for rows in read_events(self._location, files, self.reached, FACT_COLUMNS):
                 if cancelled():
                     return
                 self._take(list(facts(rows)), rows.column("sequence")[-1].as_py())
@@ -111,7 +136,9 @@ class DerivedTables:
     def flush(self) -> None:
         """Commits everything, and that it is complete."""
         for appender in self._appenders:
-            appender.flush()
+            if appender.waiting:
+                self._commit(appender)
+        self._committed()
         if self.reached > self._progress.watermark:
             self._progress.append(self._progress.schema.empty_table(), self.reached)
         self._since = None
@@ -122,10 +149,21 @@ class DerivedTables:
         tables = derive_tables(found)
         for appender in self._appenders:
             appender.take(tables.get(appender.table.name), reached)
-            if appender.full():
-                appender.flush()
+            if appender.full:
+                self._commit(appender)
         self.reached = reached
         self.flush_in_time()
+
+    def _commit(self, appender: Appender) -> None:
+        """Starts the commit of a table when the one before has ended: two batches are in memory at most."""
+        self._committed()
+        self._committing = self._threads.submit(appender.commit())
+
+    def _committed(self) -> None:
+        """Raises what the commit under way raised."""
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
 
     def flush_in_time(self) -> None:
         """Commits everything when a row has waited long enough."""
@@ -133,31 +171,52 @@ class DerivedTables:
             self.flush()
 
 
-def read_events(location: Location, files: Sequence[DataFile], after: int) -> Iterator[pa.Table]:
-    """Rows of `events` with a sequence over `after`, in order, some hundred at a time."""
+def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """The facts in runs of about _SLICE_BYTES."""
+    start = size = 0
+    for end, fact in enumerate(found, start=1):
+        size += len(memoryview(fact.event.data))
+        if size >= _SLICE_BYTES:
+            yield found[start:end]
+            start, size = end, 0
+    if start < len(found):
+        yield found[start:]
+
+
+def read_events(
+    location: Location, files: Sequence[DataFile], after: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Rows of `events` with a sequence over `after`, in order, some megabytes at a time."""
     for file in files:
         if file.last <= after:
             continue
-        for rows in read_rows(location, EVENTS, file):
-            kept = rows.filter(pc.field("sequence") > after)
-            if kept.num_rows:
-                yield kept
+        for rows in read_rows(location, EVENTS, file, columns):
+            if rows.column("sequence")[0].as_py() <= after:
+                rows = rows.filter(pc.field("sequence") > after)
+            if rows.num_rows:
+                yield rows
 
 
-def read_rows(location: Location, table: str, file: DataFile) -> Iterator[pa.Table]:
-    """The rows of one file in the table's declared columns, some hundred at a time."""
+def read_rows(
+    location: Location, table: str, file: DataFile, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The rows of one file in the table's declared columns, or those named, some megabytes at a time."""
     schema = SCHEMAS[table]
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
     key = location.key("tables", table, file.path)
     with store_errors(location.url), location.filesystem.open_input_file(key) as source:
         parquet = pq.ParquetFile(source)
+        stored = [name for name in parquet.schema_arrow.names if name in schema.names]
         for group in range(parquet.num_row_groups):
-            rows = parquet.read_row_group(group, use_threads=False)
-            for field in schema:
-                if field.name not in rows.column_names:
-                    rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-            rows = rows.select(schema.names).cast(schema)
-            for start in range(0, rows.num_rows, _SLICE_ROWS):
-                yield rows.slice(start, _SLICE_ROWS)
+            about = parquet.metadata.row_group(group)
+            step = max(1, _SLICE_BYTES * about.num_rows // max(about.total_byte_size, 1))
+            for batch in parquet.iter_batches(step, row_groups=[group], columns=stored, use_threads=False):
+                rows = pa.Table.from_batches([batch])
+                for field in schema:
+                    if field.name not in rows.column_names:
+                        rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+                yield rows.select(schema.names).cast(schema)
 
 
 def last_event_id(location: Location, events: Table) -> str | None:

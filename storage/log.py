@@ -6,8 +6,8 @@ bulk; only when Arrow refuses a batch is it looked at row by row, to find the ro
 
 import base64
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import accumulate
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,9 @@ from orchard.storage.tables import BASE64, EVENTS, NO_EVENT, SCHEMAS, UNREADABLE
 from orchard.streams.records import StoredEvent
 
 _SCHEMA = SCHEMAS[EVENTS]
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_CHUNK_BYTES = 1024 * 1024
+"""Of payloads that are joined: more at once would be fresh memory from the system for each batch."""
 REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
 """What Arrow, and Python's times, raise for a value that a column cannot hold."""
 
@@ -47,27 +50,42 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
         return LogBatch(rows, [fact for part in parts for fact in part.facts])
 
 
+FACT_COLUMNS = tuple(name for name in _SCHEMA.names if name not in ("stream_time", "raw"))
+"""Of `events`, what `facts` needs."""
+
+
 def facts(rows: pa.Table) -> Iterator[Fact]:
-    """The facts of stored rows of `events`: what `log_batch` gave for them when they were written."""
-    for row in rows.to_pylist():
-        event = _row_event(row)
-        if event is not None:
+    """The facts of stored rows of `events`: what `log_batch` gave for them when they were written. Their data
+    are views of the rows' memory."""
+    plain = rows.select([name for name in FACT_COLUMNS if name not in ("time", "payload")]).to_pylist()
+    times = rows.column("time").cast(pa.int64()).to_pylist()  # a tenth of the time that times take
+    for row, time, payload in zip(plain, times, _bytes(rows.column("payload")), strict=True):
+        if row["type"] not in NO_EVENT:
+            event = _row_event(row, _EPOCH + timedelta(microseconds=time), payload)
             yield Fact(row["sequence"], row["subject"], event)
 
 
-def _row_event(row: dict[str, Any]) -> Event | None:
-    """The event of a row; None where the message was none."""
-    if row["type"] in NO_EVENT:
-        return None
+def _bytes(texts: pa.ChunkedArray) -> Iterator[memoryview]:
+    """The texts of a column as they are in its buffers."""
+    for chunk in texts.chunks:
+        _, offsets, data = chunk.buffers()
+        places = memoryview(offsets).cast("i")[chunk.offset : chunk.offset + len(chunk) + 1]
+        view = memoryview(data or b"")
+        for start, end in pairwise(places):
+            yield view[start:end]
+
+
+def _row_event(row: dict[str, Any], time: datetime, payload: bytes | memoryview) -> Event:
+    """The event of a row that has one."""
     return Event(
         id=row["id"],
         source=row["source"],
         type=row["type"],
         subject=row["ce_subject"],
-        time=row["time"],
+        time=time,
         dataschema=row["dataschema"],
         campaign=row["campaign"],
-        data=msgspec.Raw(row["payload"].encode()),
+        data=msgspec.Raw(payload),
         rollout_id=row["rollout_id"],
         attempt=row["attempt"],
         causation_id=row["causation_id"],
@@ -88,12 +106,13 @@ def originals(rows: pa.Table) -> Iterator[Original]:
     """What the stream had, of rows of `events`. An event that this version did not encode itself, in a store
     written before the column `raw` existed, comes in this version's encoding."""
     for row in rows.to_pylist():
-        event = _row_event(row)
-        if event is None:
-            kept = row["payload"].encode()
+        kept = row["payload"].encode()
+        if row["type"] in NO_EVENT:
             raw = base64.b64decode(kept) if row["dataschema"] == BASE64 else kept
+        elif row["raw"] is not None:
+            raw = row["raw"].encode()
         else:
-            raw = row["raw"].encode() if row["raw"] is not None else encode_event(event)
+            raw = encode_event(_row_event(row, row["time"], kept))
         yield Original(row["sequence"], row["subject"], row["stream_time"], raw)
 
 
@@ -166,15 +185,25 @@ def _rows(
         "raw": [_foreign(message.raw, event) for message, event in zip(messages, events, strict=True)],
     }
     arrays = [
-        value if isinstance(value, pa.Array) else pa.array(value, _SCHEMA.field(name).type)
+        value if isinstance(value, pa.ChunkedArray) else pa.array(value, _SCHEMA.field(name).type)
         for name, value in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
-def _texts(parts: Sequence[bytes | msgspec.Raw]) -> pa.Array:
-    """A string column over one joined buffer, checked to be UTF-8 (ArrowInvalid where it is not)."""
+def _texts(parts: Sequence[bytes | msgspec.Raw]) -> pa.ChunkedArray:
+    """A string column over some joined buffers, checked to be UTF-8 (ArrowInvalid where it is not)."""
     sizes = [len(memoryview(part)) for part in parts]
+    chunks, start, joined = [], 0, 0
+    for end, size in enumerate(sizes, start=1):
+        joined += size
+        if joined >= _CHUNK_BYTES or end == len(sizes):
+            chunks.append(_chunk(parts[start:end], sizes[start:end]))
+            start, joined = end, 0
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _chunk(parts: Sequence[bytes | msgspec.Raw], sizes: Sequence[int]) -> pa.Array:
     offsets = pa.array(accumulate(sizes, initial=0), pa.int32())
     buffers = [None, offsets.buffers()[1], pa.py_buffer(b"".join(parts))]
     texts = pa.Array.from_buffers(pa.string(), len(parts), buffers)

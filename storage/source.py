@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.shelf import Shelf
@@ -17,6 +18,13 @@ IDLE_SECONDS = 0.2
 """How long a quiet stream may keep a reader from looking at the clock and at its stop event."""
 
 
+class Batch(NamedTuple):
+    """Consecutive messages, one at least; `full` when rows or bytes ended it, and not time."""
+
+    messages: list[StoredEvent]
+    full: bool
+
+
 async def batches(
     connection: Connection,
     shelf: Shelf,
@@ -26,7 +34,7 @@ async def batches(
     size: int,
     seconds: float,
     stop: asyncio.Event,
-) -> AsyncGenerator[list[StoredEvent], None]:
+) -> AsyncGenerator[Batch, None]:
     """Messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or `seconds` of
     age; those that have left the stream come from the archive. Once `stop` is set ends after what the stream
     holds then.
@@ -44,20 +52,20 @@ async def batches(
             for message in arrived:
                 position = message.sequence + 1
                 if batch and collected + len(message.raw) > size:
-                    yield batch
+                    yield Batch(batch, full=True)
                     batch, collected = [], 0
                 if not batch:
                     since = clock()
                 batch.append(message)
                 collected += len(message.raw)
                 if len(batch) >= rows or collected >= size:
-                    yield batch
+                    yield Batch(batch, full=True)
                     batch, collected = [], 0
             if stop.is_set() and until is None:
                 until = (await bounds(connection, EVENTS)).last
             ended = until is not None and position > until
             if batch and (ended or clock() - since >= seconds):
-                yield batch
+                yield Batch(batch, full=False)
                 batch, collected = [], 0
             if ended:
                 return

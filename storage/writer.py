@@ -3,8 +3,8 @@
 Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived
 tables. A batch's rows and its last sequence are one commit, so a writer killed anywhere starts again right
 after what it committed. Derived tables follow `events` as `events` follows the stream, with positions of
-their own: from the batch that was committed last, or from the files of `events` where they are behind, which
-the log does not wait for.
+their own: from the batch that was committed last, or from the files of `events` where they are behind. Where
+the stream is ahead, the log goes first, for a bounded time (docs/decisions/0015-the-log-first.md).
 """
 
 import asyncio
@@ -13,12 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
-from orchard.schemas.quantities import Count, Duration, Seconds, Size
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
@@ -28,6 +26,7 @@ from orchard.storage.errors import StoreFull
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
+from orchard.storage.settings import WriterSettings as WriterSettings
 from orchard.storage.source import batches, check_position
 from orchard.storage.tables import EVENTS, TABLES
 from orchard.streams.connection import Connection
@@ -38,19 +37,6 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _LEFTOVER_SECONDS = 3600.0
 """Between looks for files that killed processes left."""
-
-
-class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[writer]` section: a commit is made at whichever limit comes first."""
-
-    commit_rows: Count = 10_000
-    commit_seconds: Seconds = 2.0
-    commit_bytes: Size = 12 * 1024 * 1024
-    """Of messages; what bounds the writer's memory."""
-    compact_above: Count = 30
-    """Small files of a table that start a compaction."""
-    compact_seconds: Duration = 10.0
-    """Between looks at whether a table has that many."""
 
 
 class Writer:
@@ -67,13 +53,22 @@ class Writer:
         self._shelf = Shelf(archive_url(store_url, archive))
         self._connection = connection
         self._settings = settings or WriterSettings()
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="writer")
+        self._threads = ThreadPoolExecutor(5, thread_name_prefix="writer")
         self._stopping = threading.Event()
         self.position = 0
         """Sequence of the newest event this run knows to be in `events`."""
-        self._full_batch_at = float("-inf")
-        self._in_step = False
-        """Derived tables have what was in `events` before, so that they can take each batch as it comes."""
+        self._committing = False
+        self._ahead_at = float("-inf")
+        """When a full batch last waited for the commit of the one before."""
+        self._newest: Committed | None = None
+        """A batch that the derived tables may take from memory."""
+        self._behind_since: float | None = None
+        """When the first event was committed that the derived tables do not have."""
+        self._news = asyncio.Event()
+        """A batch was committed, or the last one was."""
+        self._in_step = asyncio.Event()
+        """The derived tables have what `events` has."""
+        self._ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Writes until `stop` is set, then commits what the stream holds and returns.
@@ -97,11 +92,10 @@ class Writer:
         await check_position(self._connection, events.watermark, last_id)
         self.position = events.watermark
         received: asyncio.Queue[list[StoredEvent] | None] = asyncio.Queue(1)
-        committed: asyncio.Queue[Committed | None] = asyncio.Queue(1)
         await _together(
             self._receive(events.watermark, stop, received),
-            self._commit(events, received, committed),
-            self._derive(committed),
+            self._commit(events, received),
+            self._derive(),
             beside=self._maintain(),
         )
 
@@ -118,58 +112,76 @@ class Writer:
             seconds=settings.commit_seconds,
             stop=stop,
         ):
+            ahead = self._committing and batch.full
+            self._ahead_at = time.monotonic() if ahead else float("-inf")
             await received.join()
-            await received.put(batch)
+            await received.put(batch.messages)
         await received.put(None)
 
-    async def _commit(
-        self,
-        events: Table,
-        received: "asyncio.Queue[list[StoredEvent] | None]",
-        committed: "asyncio.Queue[Committed | None]",
-    ) -> None:
+    async def _commit(self, events: Table, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
         while (batch := await received.get()) is not None:
-            if _is_full(batch, self._settings):
-                self._full_batch_at = time.monotonic()
+            self._committing = True
+            if self._late:
+                await self._in_step.wait()
             done = await self._in_thread(partial(_commit_batch, events, batch))
             self.position = done.last
-            if self._in_step:
-                await committed.join()
-                await committed.put(done)
+            if self._behind_since is None:
+                self._behind_since = time.monotonic()
+            self._in_step.clear()
+            self._newest = self._newest or done
+            self._news.set()
             del batch, done  # what waits for the next one should not hold this one in memory
+            self._committing = False
             received.task_done()
-        await committed.put(None)
+        self._ended = True
+        self._news.set()
 
-    async def _derive(self, committed: "asyncio.Queue[Committed | None]") -> None:
+    async def _derive(self) -> None:
         settings = self._settings
         derived = await self._in_thread(
             lambda: DerivedTables(
-                self._location, settings.commit_rows, settings.commit_bytes, settings.commit_seconds
+                self._location,
+                settings.commit_rows,
+                settings.commit_bytes,
+                settings.commit_seconds,
+                self._threads,
             )
         )
-        while derived.reached < self.position:
-            await self._in_thread(partial(derived.catch_up, self.position, self._stopping.is_set))
-        self._in_step = True
-        coming = asyncio.ensure_future(committed.get())
-        try:
-            while True:
-                await asyncio.wait({coming}, timeout=derived.due)
-                if not coming.done():
-                    await self._in_thread(derived.flush_in_time)
-                    continue
-                if (batch := coming.result()) is None:
-                    await self._in_thread(derived.flush)
-                    return
+        while not self._ended or derived.reached < self.position:
+            self._news.clear()
+            batch, self._newest = self._newest, None
+            if self._log_first:
+                await self._news_within(settings.commit_seconds)
+            elif batch is not None and batch.first <= derived.reached + 1:
                 await self._in_thread(partial(derived.take, batch))
-                del batch
-                committed.task_done()
-                coming = asyncio.ensure_future(committed.get())
-        finally:
-            coming.cancel()
+            elif derived.reached < self.position:
+                await self._in_thread(partial(derived.catch_up, self.position, self._stopping.is_set))
+            elif not self._ended:
+                await self._news_within(derived.due)
+                await self._in_thread(derived.flush_in_time)
+            if derived.reached >= self.position:
+                self._behind_since = None
+                self._in_step.set()
+        await self._in_thread(derived.flush)
+
+    async def _news_within(self, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), seconds)
+
+    @property
+    def _log_first(self) -> bool:
+        """Whether the derived tables leave the processors to the log, which is behind the stream."""
+        return self._behind() and not self._late and not self._ended
+
+    @property
+    def _late(self) -> bool:
+        """Whether it is the derived tables' turn, although the log is behind the stream."""
+        since = self._behind_since
+        return since is not None and time.monotonic() - since > self._settings.derive_seconds
 
     def _behind(self) -> bool:
         """Whether the stream has been ahead of the log just now."""
-        return time.monotonic() - self._full_batch_at < self._settings.commit_seconds
+        return time.monotonic() - self._ahead_at < self._settings.commit_seconds
 
     async def _maintain(self) -> None:
         """Compacts when the writer keeps up with the stream; when it does not, that is more urgent."""
@@ -201,14 +213,6 @@ class Writer:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _is_full(batch: list[StoredEvent], settings: WriterSettings) -> bool:
-    """Whether a limit other than time ended the batch, so that the stream is probably ahead."""
-    return (
-        len(batch) >= settings.commit_rows
-        or sum(len(message.raw) for message in batch) >= settings.commit_bytes
-    )
 
 
 def _commit_batch(events: Table, batch: list[StoredEvent]) -> Committed:

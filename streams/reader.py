@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import api
 
+from orchard.streams.client import Frame, headers_of
 from orchard.streams.confirmed import Trial, Unavailable
-from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.names import STORED_AT
 from orchard.streams.records import Delivery
 
@@ -34,6 +34,8 @@ _SILENCE = 3 * _HEARTBEAT
 """Seconds without even a heartbeat after which the consumer counts as gone."""
 _DONE = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 """With status 409: all messages or bytes that a request asked for were given, and the consumer goes on."""
+_DELIVERED = b"$JS.ACK."
+"""Of the reply subject of a stream's message: whatever headers its publisher gave it, it is no status."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -62,7 +64,7 @@ class Reader:
         self._filters = list(filters)
         self._subscription: Subscription | None = None
         self._consumer = ""
-        self._arrived: list[Msg] = []
+        self._arrived: list[Frame] = []
         self._news = asyncio.Event()
         self._broken = True
         self._outstanding = 0
@@ -101,8 +103,8 @@ class Reader:
         arrived, self._arrived = self._arrived, []
         self._news.clear()
         batch: list[Arrived] = []
-        for message in arrived:
-            delivery = Delivery.of(message.reply)
+        for frame in arrived:
+            delivery = Delivery.of(frame.reply.decode())
             if delivery.consumer_sequence != self._delivered + 1:
                 log.warning("a message before %d was lost on the way: reading it again", delivery.sequence)
                 self._broken = True
@@ -110,11 +112,10 @@ class Reader:
             self._delivered = delivery.consumer_sequence
             self.position = delivery.sequence + 1
             self.caught_up = delivery.waiting == 0
-            time = delivery.time
-            if message.headers and STORED_AT in message.headers:
-                time = int(message.headers[STORED_AT])
-            headers = message.headers or {}
-            batch.append(Arrived(delivery.sequence, message.subject, time, message.data, headers))
+            headers = headers_of(frame.headers) if frame.headers else {}
+            time = int(headers[STORED_AT]) if STORED_AT in headers else delivery.time
+            subject = frame.subject.decode("utf-8", "replace")
+            batch.append(Arrived(delivery.sequence, subject, time, frame.data, headers))
         return batch
 
     async def _ask_for_more(self) -> None:
@@ -155,9 +156,7 @@ class Reader:
         nats = self._connection.nats
         self._arrived, self._outstanding, self._delivered, self._broken = [], 0, 0, False
         self._news.clear()
-        self._subscription = await nats.subscribe(
-            nats.new_inbox(), cb=self._on_message, pending_msgs_limit=4 * BATCH, pending_bytes_limit=0
-        )
+        self._subscription = await nats.listen(nats.new_inbox(), self._on_frame)
         info = await self._connection.jetstream.add_consumer(
             self._stream,
             api.ConsumerConfig(
@@ -184,15 +183,18 @@ class Reader:
         except (NatsError, ConnectionLost, TimeoutError, OSError) as error:
             log.debug("removing the consumer %s: %s", consumer, error)
 
-    async def _on_message(self, message: Msg) -> None:
-        status = status_of(message)
-        if not status:
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.reply.startswith(_DELIVERED):
             self._outstanding -= 1
-            self._arrived.append(message)
-        elif status in ("404", "408") or (message.headers or {}).get("Description") in _DONE:
-            self._outstanding -= int((message.headers or {}).get("Nats-Pending-Messages", BATCH))
+            self._arrived.append(frame)
+            self._news.set()
+            return
+        headers = headers_of(frame.headers)
+        status = headers.get("Status")
+        if status in ("404", "408") or headers.get("Description") in _DONE:
+            self._outstanding -= int(headers.get("Nats-Pending-Messages", BATCH))
         elif status != "100":
-            log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, message.headers)
+            log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, headers)
             self._broken = True
         self._news.set()
 

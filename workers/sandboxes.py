@@ -26,10 +26,11 @@ from orchard.injector.errors import (
 from orchard.schemas.events import SandboxCreated, SandboxDeleted
 from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.quantities import Count, Duration, Seconds, Size, parse_bytes
+from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.settings import SandboxSettings as SandboxSettings
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 Create = Callable[[float, str], Awaitable[AsyncSandbox]]
@@ -41,30 +42,6 @@ SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
 _NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
 NOT_STARTED = 126
 """Return code of a command that could not be started, as shells give it."""
-
-
-class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How workers use the sandbox service (configuration section `[sandbox]`)."""
-
-    url: str | None = None
-    """Of the orchestrator; None: the one that `orchard up` runs on this machine."""
-    api_key_env: str = "SANDBOX_API_KEY"
-    """Environment variable that holds the service's key."""
-    tls_ca: str | None = None
-    """Path of a PEM file: the authority of an https:// service's certificate. None: the system's."""
-    ttl_seconds: Duration = 120.0
-    """A sandbox whose worker is gone is removed after this long without a heartbeat."""
-    heartbeat_seconds: Duration = 30.0
-    creation_tries: Count = 3
-    creation_jitter: Seconds = 0.0
-    """Seconds, at most, a creation waits first: set it where thousands start at once."""
-    max_memory: str = "16Gi"
-    """Where doubling after an out-of-memory kill ends."""
-    output_limit: Size = OUTPUT_LIMIT
-    """Bytes kept of a command's output."""
-
-    def __post_init__(self) -> None:
-        parse_bytes(self.max_memory)  # raises InvalidQuantity
 
 
 def cause_of(error: SandboxError) -> AbortCause:

@@ -16,7 +16,6 @@ from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.schemas.quantities import Count, Seconds
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
@@ -27,23 +26,13 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import UnknownHarness, get_harness
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, Workplace
+from orchard.workers.settings import WorkerSettings as WorkerSettings
 
 log = logging.getLogger("orchard.worker")
 
 Interruption = Literal["draining", "cancelled"]
 
 CLAIM_WAIT_SECONDS = 5.0
-
-
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One worker process (configuration section `[worker]`)."""
-
-    slots: Count = 1
-    """Attempts at the same time."""
-    domain: str = "swe"
-    priority: str = "normal"
-    idle_exit_seconds: Seconds = 0.0
-    """Exit when nothing could be claimed for so long; 0 waits for ever. KEDA's workers set it."""
 
 
 class Worker:

@@ -5,76 +5,46 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from orchard import config as configuration
-from orchard.cli import (
-    campaigns,
-    cost,
-    datasets,
-    dead,
-    demos,
-    doctor,
-    images,
-    log,
-    policy,
-    processes,
-    quickstart,
-    reading,
-    rl,
-    sft,
-    store,
-    tasks,
-    values,
-)
-from orchard.injector.errors import SandboxError
-from orchard.pipelines.campaigns import CampaignError
-from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.models.errors import ModelError
-from orchard.pipelines.rl.coordinator import RunError
-from orchard.pipelines.sft.settings import TrainingError
-from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.values.recorded import UnknownRollout
-from orchard.schemas.identity import InvalidName
-from orchard.schemas.plugins import PluginError
-from orchard.schemas.plugins import configure as configure_plugins
-from orchard.schemas.quantities import InvalidQuantity
-from orchard.session import Session
-from orchard.storage.errors import StorageError
-from orchard.streams.errors import StreamsError
-from orchard.workers.failures import InfrastructureError
-from orchard.workers.harnesses import UnknownHarness
+from orchard.cli.listed import MARKUP, Commands
 
-USER_ERRORS = (
-    configuration.ConfigError,
-    CampaignError,
-    DatasetError,
-    TaskError,
-    ModelError,
-    RunError,
-    TrainingError,
-    InvalidName,
-    InvalidQuantity,
-    PluginError,
-    StorageError,
-    StreamsError,
-    SandboxError,
-    UnknownHarness,
-    UnknownRollout,
-    InfrastructureError,
+_MISTAKES = (
+    ("orchard.config", "ConfigError"),
+    ("orchard.injector.errors", "SandboxError"),
+    ("orchard.pipelines.campaigns", "CampaignError"),
+    ("orchard.pipelines.datasets.errors", "DatasetError"),
+    ("orchard.pipelines.models.errors", "ModelError"),
+    ("orchard.pipelines.rl.coordinator", "RunError"),
+    ("orchard.pipelines.sft.settings", "TrainingError"),
+    ("orchard.pipelines.tasks.errors", "TaskError"),
+    ("orchard.pipelines.values.recorded", "UnknownRollout"),
+    ("orchard.schemas.identity", "InvalidName"),
+    ("orchard.schemas.plugins", "PluginError"),
+    ("orchard.schemas.quantities", "InvalidQuantity"),
+    ("orchard.storage.errors", "StorageError"),
+    ("orchard.streams.errors", "StreamsError"),
+    ("orchard.workers.failures", "InfrastructureError"),
+    ("orchard.workers.harnesses", "UnknownHarness"),
 )
 """What a user can mend: shown as one sentence, exit code 1. Anything else is a defect and shows its trace."""
+
+
+def mistakes() -> tuple[type[Exception], ...]:
+    """The classes of _MISTAKES that can have been raised: whose modules were imported."""
+    loaded = [(sys.modules.get(module), name) for module, name in _MISTAKES]
+    return tuple(getattr(module, name) for module, name in loaded if module is not None)
+
 
 app = typer.Typer(
     name="orchard",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
+    cls=Commands,
     help="""Tasks into trajectories, trajectories into datasets, datasets into better policies.
 
 The first run, on one machine, with no model and no key:
@@ -113,29 +83,14 @@ def options(
     sandbox: Annotated[str | None, typer.Option(help="External sandbox service, http://HOST:PORT.")] = None,
 ) -> None:
     """Options that every command shares."""
+    from orchard import config as configuration  # whoever asks for help needs neither
+    from orchard.schemas import plugins
+    from orchard.session import Session
+
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
-    configure_plugins(loaded.plugins, configuration.place(config).absolute().parent)
+    plugins.configure(loaded.plugins, configuration.place(config).absolute().parent)
     context.obj = Session(loaded)
-
-
-processes.register(app)
-campaigns.register(app)
-reading.register(app)
-doctor.register(app)
-cost.register(app)
-sft.register(app)
-policy.register(app)
-quickstart.register(app)
-demos.register(app)
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(images.app, name="images")
-app.add_typer(store.app, name="store")
-app.add_typer(dead.app, name="dead")
-app.add_typer(log.app, name="log")
-app.add_typer(datasets.app, name="dataset")
-app.add_typer(values.app, name="values")
-app.add_typer(rl.app, name="rl")
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
@@ -149,21 +104,30 @@ def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
 
 def main() -> None:
     """Run the command line; user errors become one sentence, Ctrl-C exit code 130."""
-    console = Console(stderr=True)
     os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
     try:
         app(standalone_mode=True)
-    except USER_ERRORS as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(1)
     except ExceptionGroup as group:
-        mistakes, defects = group.split(USER_ERRORS)
-        if mistakes is None or defects is not None:
+        known, defects = group.split(mistakes())
+        if known is None or defects is not None:
             raise
-        for mistake in _leaves(mistakes):
-            console.print(f"[bold red]error:[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _tell(*_leaves(known))
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        if not isinstance(error, mistakes()):
+            raise
+        _tell(error)
+
+
+def _tell(*errors: Exception) -> NoReturn:
+    """Say what is to be mended, and exit."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    for error in errors:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    sys.exit(1)

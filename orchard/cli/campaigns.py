@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,9 +12,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.config import ConfigError
-from orchard.pipelines.campaigns import Campaigns
-from orchard.pipelines.campaigns import Progress as Step
-from orchard.pipelines.tasks.registry import needed_graders, read_task_refs
 from orchard.reports import campaign_table, status_table
 from orchard.schemas import plugins
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
@@ -24,11 +21,15 @@ from orchard.schemas.plugins import Kind
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
 from orchard.streams.health import reports
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.terminal import console
-from orchard.workers.harnesses import HARNESS_NAMES, get_harness
+
+if TYPE_CHECKING:
+    from orchard.pipelines.campaigns import Campaigns
+    from orchard.pipelines.campaigns import Progress as Step
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
@@ -78,6 +79,8 @@ def register(app: typer.Typer) -> None:
         orchard submit first --model oracle --samples 3
         orchard submit nightly --model my-model --source pypi-releases --samples 8 --steps 60
         """
+        from orchard.pipelines.tasks.registry import read_task_refs  # what a status need not wait for
+
         session: Session = context.obj
         harnesses = tuple(harness or ["mini-swe-agent"])
         refs = read_task_refs(
@@ -166,9 +169,18 @@ def register(app: typer.Typer) -> None:
         console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
 
 
+def _campaigns(session: Session, connection: Connection) -> "Campaigns":
+    from orchard.pipelines.campaigns import Campaigns
+
+    return Campaigns(connection, session.blobs)
+
+
 def needed_plugins(session: Session, spec: CampaignSpec) -> dict[Kind, set[str]]:
     """Plug-ins without which no rollout of the campaign can run. Raises UnknownHarness or PluginError for
     one that is not here: it is told now, and not by a worker."""
+    from orchard.pipelines.tasks.registry import needed_graders
+    from orchard.workers.harnesses import HARNESS_NAMES, get_harness
+
     for name in spec.harnesses:
         get_harness(name)
     graders = needed_graders(session.config.store, spec.tasks)
@@ -195,17 +207,17 @@ async def submit_campaign(
                     f"the workers run, and start them again ({plugins.GUIDE})"
                 )
         await declare(connection, session.config.nats, [queue])
-        await _follow(Campaigns(connection, session.blobs).submit(spec), f"submitting {spec.name}")
+        await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}")
 
 
 async def resume_campaign(session: Session, name: str, *, aborted: bool = True) -> int:
     """Resume with a progress bar; returns how many rollouts were offered again."""
     async with session.connection("resume") as connection:
-        steps = Campaigns(connection, session.blobs).resume(name, aborted=aborted)
+        steps = _campaigns(session, connection).resume(name, aborted=aborted)
         return await _follow(steps, f"resuming {name}")
 
 
-async def _follow(steps: AsyncIterator[Step], title: str) -> int:
+async def _follow(steps: "AsyncIterator[Step]", title: str) -> int:
     """Show the steps as a bar; returns how many rollouts were offered."""
     offered = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -221,13 +233,13 @@ async def _follow(steps: AsyncIterator[Step], title: str) -> int:
 async def pause_campaign(session: Session, name: str) -> None:
     """Change the state; workers see it at their next claim."""
     async with session.connection("pause") as connection:
-        await Campaigns(connection, session.blobs).pause(name)
+        await _campaigns(session, connection).pause(name)
 
 
 async def cancel_campaign(session: Session, name: str) -> int:
     """Cancel with a progress bar; returns how many rollouts were aborted here."""
     async with session.connection("cancel") as connection:
-        return await _follow(Campaigns(connection, session.blobs).cancel(name), f"cancelling {name}")
+        return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}")
 
 
 async def _status(session: Session) -> None:

@@ -26,9 +26,9 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
 from orchard.pipelines.rl.policies import read_newest
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.running import UpRecord, running
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
-from orchard.up import UpRecord, running
 from tests.chaos.checks import no_processes
 from tests.chaos.world import QUICK, pipeline, session_for
 from tests.pipelines.policy.small_models import write_model

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from orchard.config import load
 from orchard.pipelines.campaigns import Campaigns
+from orchard.running import UpRecord, running
 from orchard.schemas.events import EVENTS_PREFIX, TERMINAL_TYPES
 from orchard.session import Session
 from orchard.streams.connection import Connection
 from orchard.streams.replay import replay
-from orchard.up import UpRecord, die_with_parent, running
+from orchard.up import die_with_parent
 
 CAMPAIGN = "chaos"
 ACK_WAIT = 4.0

@@ -12,10 +12,10 @@ import pytest
 from orchard.config import load
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.running import UpRecord, running
 from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.up import UpRecord, running
 from tests.chaos import checks
 from tests.chaos.run import spec_of
 from tests.chaos.world import CAMPAIGN, QUICK, Outcomes, pipeline

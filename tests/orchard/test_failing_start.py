@@ -15,9 +15,9 @@ import pytest
 from orchard.cli.quickstart import pipeline
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.running import RunFiles, UpRecord
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.up import RunFiles, UpRecord
 from tests.chaos.run import spec_of
 from tests.chaos.world import session_for, until
 from tests.tiny_tasks import build_tiny_image, tiny_task

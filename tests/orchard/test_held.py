@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from orchard.running import running
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.storage.reader import log_position
 from orchard.streams import names
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
-from orchard.up import running
 from tests.orchard.conftest import Command
 
 EVENTS = 100

@@ -1,0 +1,96 @@
+"""The commands that there are: listed without their modules, each of which is imported when it is run.
+
+All modules together take seconds to import, which nobody should wait for who asks for help or for a status.
+"""
+
+from importlib import import_module
+from typing import Any, Literal
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+MARKUP: Literal["markdown"] = "markdown"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("processes", "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer."),
+    "worker": ("processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
+    "writer": ("processes", "Run the writer: commits the event stream to the store's tables."),
+    "steward": (
+        "processes",
+        "Run the steward: forwards delayed requests when due, buries "
+        "those that nobody could finish, and offers open rollouts again that are on no queue.",
+    ),
+    "oracle": ("processes", "Run the oracle teacher: an OpenAI-compatible server that plays gold patches."),
+    "submit": ("campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
+    "status": ("campaigns", "All campaigns: state, outcomes, queue depth."),
+    "watch": (
+        "campaigns",
+        "Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
+    ),
+    "pause": ("campaigns", "Start no more rollouts; the running ones are finished."),
+    "cancel": ("campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
+    "resume": ("campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
+    "show": ("reading", "A rollout, readable: every message, the diff it submitted, what the tests said."),
+    "sql": ("reading", "DuckDB over all tables, while the pipeline runs."),
+    "doctor": ("doctor", "What this machine can do and cannot, and what to install."),
+    "config": ("doctor", "Every configuration key with the value that holds here, as JSON."),
+    "cost": ("cost", "What sandboxes cost."),
+    "sft": ("sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
+    "serve-policy": (
+        "policy",
+        "Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.",
+    ),
+    "quickstart": (
+        "quickstart",
+        "The first run: makes and proves real tasks, runs a campaign on them, shows the results.",
+    ),
+    "demo-sft": (
+        "demos",
+        "Distil the oracle into a tiny model from scratch; measure it on held-out tasks before and after.",
+    ),
+    "demo-rl": (
+        "demos",
+        "Train the policy of `orchard demo-sft` further on rewards from real tests, in balanced groups.",
+    ),
+    "tasks": ("tasks", "Where tasks come from, and whether they can be trusted."),
+    "images": ("images", "Images of local sandboxes."),
+    "store": ("store", "The tables: checked, compacted, made again from the log."),
+    "dead": ("dead", "Requests that nobody could finish, with their evidence."),
+    "log": ("log", "The event log: its size, its archive, and both verified."),
+    "dataset": ("datasets", "Datasets: built from the log, compared, explained, exported."),
+    "values": ("values", "Values of unresolved trajectories, step by step."),
+    "rl": ("rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
+}
+"""Name to the module that has it, and the sentence that the help shows; in the order of the help."""
+
+
+class Listed(TyperCommand):
+    """Stands for a command until that is run."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name, help=summary, rich_markup_mode=MARKUP)
+        self._module = module
+
+    def real(self) -> Any:
+        """The command, or group of commands, itself."""
+        module = import_module(f"orchard.cli.{self._module}")
+        found = typer.Typer(rich_markup_mode=MARKUP)
+        if hasattr(module, "register"):
+            module.register(found)
+        else:
+            found.add_typer(module.app, name=self.name)
+        return get_group(found).commands[self.name or ""]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Of the command itself, which is so the one that is run."""
+        return self.real().make_context(info_name, args, parent, **extra)
+
+
+class Commands(TyperGroup):
+    """All of COMMANDS."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (module, summary) in COMMANDS.items():
+            self.add_command(Listed(name, module, summary))

@@ -1,0 +1,61 @@
+"""The command line lists its commands without importing them, and finds each where the list says."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from orchard.cli import app as application
+from orchard.cli.listed import COMMANDS, Listed
+
+HEAVY = ("aiohttp", "deltalake", "duckdb", "nats", "pyarrow", "torch")
+"""Packages that take a tenth of a second or more."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_where_the_list_says_and_is_summed_up_by_its_own_words(name: str) -> None:
+    module, summary = COMMANDS[name]
+    assert Listed(name, module, summary).real().get_short_help_str(1000) == summary
+
+
+def test_no_command_is_missing_from_the_list() -> None:
+    for module in {module for module, _ in COMMANDS.values()}:
+        found = import_module(f"orchard.cli.{module}")
+        if hasattr(found, "register"):
+            group = application.typer.Typer()
+            found.register(group)
+            names = {
+                command.name or command.callback.__name__.replace("_", "-")
+                for command in group.registered_commands
+                if command.callback
+            }
+            assert names == {name for name, (other, _) in COMMANDS.items() if other == module}
+
+
+def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
+    for module, name in application._MISTAKES:
+        assert issubclass(getattr(import_module(module), name), Exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        (["--help"], HEAVY),
+        (["status"], ("torch", "orchard.injector", "orchard.pipelines", "orchard.workers.harnesses")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(
+    arguments: list[str], spared: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = (
+        "import sys\n"
+        f"sys.argv = ['orchard', '--store', {str(tmp_path)!r}, *{arguments!r}]\n"
+        "from orchard.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print('imported', *[name for name in {spared!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["imported"]

@@ -1,0 +1,41 @@
+"""Configuration of workers and of the sandboxes they use."""
+
+import msgspec
+
+from orchard.schemas.quantities import Count, Duration, Seconds, Size, parse_bytes
+from orchard.schemas.sandboxes import OUTPUT_LIMIT
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker process (configuration section `[worker]`)."""
+
+    slots: Count = 1
+    """Attempts at the same time."""
+    domain: str = "swe"
+    priority: str = "normal"
+    idle_exit_seconds: Seconds = 0.0
+    """Exit when nothing could be claimed for so long; 0 waits for ever. KEDA's workers set it."""
+
+
+class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How workers use the sandbox service (configuration section `[sandbox]`)."""
+
+    url: str | None = None
+    """Of the orchestrator; None: the one that `orchard up` runs on this machine."""
+    api_key_env: str = "SANDBOX_API_KEY"
+    """Environment variable that holds the service's key."""
+    tls_ca: str | None = None
+    """Path of a PEM file: the authority of an https:// service's certificate. None: the system's."""
+    ttl_seconds: Duration = 120.0
+    """A sandbox whose worker is gone is removed after this long without a heartbeat."""
+    heartbeat_seconds: Duration = 30.0
+    creation_tries: Count = 3
+    creation_jitter: Seconds = 0.0
+    """Seconds, at most, a creation waits first: set it where thousands start at once."""
+    max_memory: str = "16Gi"
+    """Where doubling after an out-of-memory kill ends."""
+    output_limit: Size = OUTPUT_LIMIT
+    """Bytes kept of a command's output."""
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.max_memory)  # raises InvalidQuantity
