@@ -29,7 +29,7 @@ async def batches(
 ) -> AsyncGenerator[list[StoredEvent], None]:
     """Messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or `seconds` of
     age; those that have left the stream come from the archive. Once `stop` is set ends after what the stream
-    holds then.
+    holds then, or where the guard holds, after what was read before the loss.
 
     Raises EventsLost when a sequence is in neither.
     """
@@ -53,7 +53,9 @@ async def batches(
                 if len(batch) >= rows or collected >= size:
                     yield batch
                     batch, collected = [], 0
-            if stop.is_set() and until is None:
+            if stop.is_set() and connection.held:
+                until = position - 1
+            elif stop.is_set() and until is None:
                 until = (await bounds(connection, EVENTS)).last
             ended = until is not None and position > until
             if batch and (ended or clock() - since >= seconds):

@@ -25,6 +25,12 @@ _STATUS = re.compile(rb"NATS/1\.0 +(\d{3})(?: +([^\r\n]*))?\r\n")
 class TolerantClient(Client):
     """What it cannot decode it replaces by U+FFFD, as the server's own JSON does."""
 
+    def forget_pending(self) -> None:
+        """Drop what was not sent yet. nats-py sends it to the next server at once, before anybody could see
+        whether that server may have it."""
+        self._pending.clear()
+        self._pending_data_size = 0
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         if not headers:
             return None

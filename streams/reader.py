@@ -17,7 +17,8 @@ from nats.js import api
 
 from orchard.streams.confirmed import Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost, status_of
-from orchard.streams.names import STORED_AT
+from orchard.streams.errors import NatsUnreachable
+from orchard.streams.names import EVENTS, STORED_AT
 from orchard.streams.records import Delivery
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Reader:
             if batch := self._take():  # before a reopening drops it: a slow reader would get nowhere
                 return batch
             if self._broken:
+                if deadline is not None and not await self._ready(deadline - clock()):
+                    return []
                 await self._reopen()
                 if self.caught_up:
                     return []
@@ -115,7 +118,22 @@ class Reader:
                 time = int(message.headers[STORED_AT])
             headers = message.headers or {}
             batch.append(Arrived(delivery.sequence, message.subject, time, message.data, headers))
+        if batch and self._stream == EVENTS:
+            self._connection.saw(batch[-1].sequence, batch[-1].data)
         return batch
+
+    @property
+    def _unguarded(self) -> bool:
+        """Whether reading need not wait for the guard. Events must: after a loss other events may have their
+        sequences, and what was read before would go on in another story."""
+        return self._stream != EVENTS or not self._connection.guarded
+
+    async def _ready(self, seconds: float) -> bool:
+        try:
+            await self._connection.ready(max(seconds, 0.0), to_read=self._unguarded)
+        except NatsUnreachable:
+            return False
+        return True
 
     async def _ask_for_more(self) -> None:
         if self._outstanding > BATCH // 2 or self._broken:
@@ -141,9 +159,9 @@ class Reader:
     async def _reopen(self) -> None:
         """A new consumer from the position on."""
         await self._drop()
-        trial = Trial(self._connection, to_read=True)
+        trial = Trial(self._connection, to_read=self._unguarded)
         while True:
-            await self._connection.ready(trial.left, to_read=True)
+            await self._connection.ready(trial.left, to_read=self._unguarded)
             try:
                 await self._open()
                 return

@@ -23,7 +23,7 @@ from orchard.streams import names
 from orchard.streams.confirmed import Message, store_all
 from orchard.streams.deadletters import read_request
 from orchard.streams.settings import Queue
-from tests.chaos.world import ACK_WAIT, CAMPAIGN, World, until
+from tests.chaos.world import ACK_WAIT, World, until
 from tests.mutations import mutants
 from tests.soak.proxy import CuttingProxy
 
@@ -77,21 +77,17 @@ async def poison(world: World) -> bool:
     # Where the rollout is sure, it would get an outcome, and nobody has asked for that rollout.
     bodies = [body for body in changed if read_request(queue, body) is None]
     mark = f"poison-{dice.randrange(2**48):x}"
-    await store_all(
-        world.connection,
-        [Message(queue.subject, body, f"{mark}-request-{number}") for number, body in enumerate(bodies)],
-    )
     event = make_event(
         SandboxDeleted(sandbox_id="s"), id=mark, source="orchard/poison", campaign="poison", rollout_id=key
     )
     events = list(mutants([encode_event(event)], 8, dice.randrange(2**32)))
-    await store_all(
-        world.connection,
-        [
-            Message(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{number}")
-            for number, body in enumerate(events)
-        ],
-    )
+    requested = [Message(queue.subject, body, f"{mark}-request-{n}") for n, body in enumerate(bodies)]
+    said = [
+        Message(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{n}") for n, body in enumerate(events)
+    ]
+    async with world.connected() as connection:
+        await store_all(connection, requested)
+        await store_all(connection, said)
     world.counts["poisoned requests"] += len(bodies)
     world.counts["poisoned events"] += len(events)
     return True
@@ -100,10 +96,9 @@ async def poison(world: World) -> bool:
 async def pause(world: World) -> bool:
     """Pause the campaign, once or a few times, and resume it."""
     for _ in range(world.chance.randint(1, 3)):
-        await world.campaigns.pause(CAMPAIGN)
+        await world.pause()
         await asyncio.sleep(world.chance.uniform(0.0, 1.0))
-        async for _ in world.campaigns.resume(CAMPAIGN):
-            pass
+        await world.resume()
     return True
 
 

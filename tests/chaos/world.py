@@ -120,7 +120,6 @@ class World:
 
     store: Path
     session: Session
-    connection: Connection
     rollouts: int
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
@@ -128,10 +127,22 @@ class World:
     outcomes: Outcomes = field(default_factory=Outcomes)
     _following: "asyncio.Task[None] | None" = None
 
-    @property
-    def campaigns(self) -> Campaigns:
-        """The actions on campaigns."""
-        return Campaigns(self.connection, self.session.blobs)
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Connection]:
+        """A connection for one action, as a command has it; it waits while the stream is held."""
+        async with self.session.connection("chaos", hold=True) as connection:
+            yield connection
+
+    async def pause(self) -> None:
+        """Pause the campaign."""
+        async with self.connected() as connection:
+            await Campaigns(connection, self.session.blobs).pause(CAMPAIGN)
+
+    async def resume(self) -> None:
+        """Resume it."""
+        async with self.connected() as connection:
+            async for _ in Campaigns(connection, self.session.blobs).resume(CAMPAIGN):
+                pass
 
     @property
     def over(self) -> bool:
