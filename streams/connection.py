@@ -67,7 +67,7 @@ class Connection:
         self.full = ""
         """Why nothing is claimed just now, as a sentence; empty when there is room."""
         self.newest: Seen | None = None
-        """The event with the highest sequence that this process has seen; by it the guard knows the stream."""
+        """The event of the highest sequence that this process has seen; by it the guard knows the stream."""
         self.guarded = False
         """Whether a guard decides when a new connection is ready."""
         self.waits_when_full = False

@@ -79,10 +79,7 @@ class Reader:
             if batch := self._take():  # before a reopening drops it: a slow reader would get nowhere
                 return batch
             if self._broken:
-                if deadline is not None and not await self._ready(deadline - clock()):
-                    return []
-                await self._reopen()
-                if self.caught_up:
+                if not await self._reopen(deadline) or self.caught_up:
                     return []
                 continue
             # Which of the two limits ends the wait is decided before it: clocks of event loops are coarse.
@@ -128,13 +125,6 @@ class Reader:
         sequences, and what was read before would go on in another story."""
         return self._stream != EVENTS or not self._connection.guarded
 
-    async def _ready(self, seconds: float) -> bool:
-        try:
-            await self._connection.ready(max(seconds, 0.0), to_read=self._unguarded)
-        except NatsUnreachable:
-            return False
-        return True
-
     async def _ask_for_more(self) -> None:
         if self._outstanding > BATCH // 2 or self._broken:
             return
@@ -156,15 +146,23 @@ class Reader:
         else:
             self._outstanding += BATCH
 
-    async def _reopen(self) -> None:
-        """A new consumer from the position on."""
+    async def _reopen(self, deadline: float | None) -> bool:
+        """A new consumer from the position on; False where there is no connection, or the guard lets nothing
+        pass, until `deadline` of the loop's clock."""
         await self._drop()
         trial = Trial(self._connection, to_read=self._unguarded)
+        clock = asyncio.get_running_loop().time
         while True:
-            await self._connection.ready(trial.left, to_read=self._unguarded)
+            try:
+                left = trial.left if deadline is None else max(deadline - clock(), 0.0)
+                await self._connection.ready(left, to_read=self._unguarded)
+            except NatsUnreachable:
+                if deadline is None:
+                    raise
+                return False
             try:
                 await self._open()
-                return
+                return True
             except (NatsError, ConnectionLost, OSError) as error:
                 trial.problem = Unavailable(str(error))
             await trial.pause(self._stream)
