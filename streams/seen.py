@@ -37,7 +37,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def last_sequences(connection: Connection) -> dict[str, int]:
-    """Last sequence of every stream on disk; `connection` is the admin's. Raises NatsError or TimeoutError."""
+    """Last sequence of each stream on disk; `connection` is the admin's. Raises NatsError, TimeoutError."""
     wanted = b'{"accounts":true,"streams":true,"config":true}'
     answer = await connection.nats.request(_JSZ, wanted, timeout=5.0)
     accounts = msgspec.json.decode(answer.data, type=_Answer).data.account_details

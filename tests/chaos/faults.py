@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ DISK_BYTES = 384 * 1024 * 1024
 RESERVE_BYTES = 16 * 1024 * 1024
 LEASE_OVER = ACK_WAIT * 1.5
 """Seconds after which every lease of a process that says nothing has ended."""
+LET_GO_SECONDS = 120.0
+"""The writer must have let go of the store of a damaged stream."""
 CLOCK = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -193,16 +196,20 @@ def _ended(pid: int) -> bool:
 
 
 async def _restore(world: World) -> bool:
-    """`orchard store restore-stream`, once the writer has let go of the store; False where it never does,
-    because the tables had nothing that was lost."""
-    said = ""
-    for _ in range(10):
+    """`orchard store restore-stream`, once the writer has let go of the store; False where nobody holds,
+    because nobody has seen what was lost."""
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while True:
         code, said = await world.orchard("store", "restore-stream")
         if code == 0:
             return True
-        await asyncio.sleep(0.5)
-    assert "another writer" in said, said
-    return False
+        assert "another writer" in said, said
+        async with world.session.reading_connection("chaos look") as connection:
+            held = await world.session.held(connection)
+        if not held:
+            return False
+        assert time.monotonic() < deadline, f"the writer keeps the store, although {held}"
+        await asyncio.sleep(0.2)
 
 
 async def disk(world: World) -> bool:
