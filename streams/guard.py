@@ -243,14 +243,15 @@ class Guard:
         if self._restored not in (None, restored):
             await self._recognize(info.state, newest)
         ended = await self._without_end(info.state, newest)
+        damage = await marks.read_damage(self._connection)
+        known = damage is not None and damage.restored == restored
+        if ended and not known and self._restored == restored and not self._lost.is_set():
+            # Seen whole before: not another server's stream, to which this process was sent by mistake.
+            await marks.tell_damage(self._connection, marks.Damage(reason=_lost(ended), restored=restored))
         if ended:
-            if self._restored == restored and not self._lost.is_set():
-                await marks.tell_damage(
-                    self._connection, marks.Damage(reason=_lost(ended), restored=restored)
-                )
             return _lost(ended)
         self._restored = restored
-        if (damage := await marks.read_damage(self._connection)) and damage.restored == restored:
+        if damage is not None and known:
             return damage.reason
         return await self._holes(info.state)
 
