@@ -154,7 +154,8 @@ class Guard:
         self._compared = False
         """Whether the stream has the event that the tables end with."""
         self._restored: str | None = None
-        """The stream's mark of its last restore, once it was seen whole."""
+        """The stream's mark of its last restore, as of the last look."""
+        self._seen_whole = False
         self._checked = False
         self._unchecked_since: float | None = None
         self._told = ""
@@ -242,15 +243,16 @@ class Guard:
         restored = info.config.metadata.get(names.RESTORED, "")
         if self._restored not in (None, restored):
             await self._recognize(info.state, newest)
+        self._restored = restored
         ended = await self._without_end(info.state, newest)
         damage = await marks.read_damage(self._connection)
         known = damage is not None and damage.restored == restored
-        if ended and not known and self._restored == restored and not self._lost.is_set():
-            # Seen whole before: not another server's stream, to which this process was sent by mistake.
+        if ended and not known and self._seen_whole and not self._lost.is_set():
+            # Another server's stream, to which this process was sent by mistake, it has never seen whole.
             await marks.tell_damage(self._connection, marks.Damage(reason=_lost(ended), restored=restored))
         if ended:
             return _lost(ended)
-        self._restored = restored
+        self._seen_whole = True
         if damage is not None and known:
             return damage.reason
         return await self._holes(info.state)
