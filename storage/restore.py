@@ -33,7 +33,6 @@ from orchard.streams.backup import replace_stream
 from orchard.streams.confirmed import Message, store_all
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.marks import tell_checked
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -120,11 +119,9 @@ async def restore_stream(
             if damage.tail_only:
                 result = await _append(connection, location, files, damage, tell)
                 await _mark(connection)
-                await tell_checked(connection, settings)
                 return result
             result = await _build(connection, location, files, damage, settings, work, archived, tell)
         await _swap(connection, settings, work, tell)
-        await tell_checked(connection, settings)
         return result
 
 

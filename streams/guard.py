@@ -122,7 +122,7 @@ def shorter(last: int, watermark: int, newest: int) -> str:
     return ""
 
 
-def _lost(found: str) -> str:
+def _sentence(found: str) -> str:
     return (
         f"the stream of events {found}: the NATS server has lost what it had acknowledged, so nothing is "
         f"claimed or published; {REMEDY}"
@@ -160,12 +160,16 @@ class Guard:
         self._unchecked_since: float | None = None
         self._told = ""
         self._lost = asyncio.Event()
+        connection.on_loss(self._lost.set)
 
     async def check(self) -> bool:
         """Look once and hold or release the connection; False when the server did not answer.
 
         Raises EventsForgotten when the stream was restored without what this process has seen in it.
         """
+        if self._lost.is_set():
+            self._lost.clear()
+            self._forget()
         try:
             held, waiting, full = await self._judge()
         except (NatsError, TimeoutError, OSError, msgspec.DecodeError, StoreRefused) as error:
@@ -184,7 +188,6 @@ class Guard:
     async def run(self) -> None:
         """Look until cancelled, at once after each new connection. Raises as `check` does; the connection is
         closed then."""
-        self._connection.on_loss(self._lost.set)
         answered = True
         try:
             while True:
@@ -192,9 +195,6 @@ class Guard:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._lost.wait(), LOOK_SECONDS if well else HELD_LOOK_SECONDS)
                 await self._connection.online.wait()
-                if self._lost.is_set():
-                    self._lost.clear()
-                    self._forget()
                 answered = await self.check()
         except EventsForgotten:
             await self._connection.close()
@@ -249,9 +249,11 @@ class Guard:
         known = damage is not None and damage.restored == restored
         if ended and not known and self._seen_whole and not self._lost.is_set():
             # Another server's stream, to which this process was sent by mistake, it has never seen whole.
-            await marks.tell_damage(self._connection, marks.Damage(reason=_lost(ended), restored=restored))
+            await marks.tell_damage(
+                self._connection, marks.Damage(reason=_sentence(ended), restored=restored)
+            )
         if ended:
-            return _lost(ended)
+            return _sentence(ended)
         self._seen_whole = True
         if damage is not None and known:
             return damage.reason
@@ -299,7 +301,7 @@ class Guard:
         if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
             self._expected = await self._look()
         if held.missing > self._expected.sealed:
-            return _lost(
+            return _sentence(
                 f"has no longer {held.missing - self._expected.sealed} of its events up to {held.last}"
             )
         return ""
@@ -314,13 +316,13 @@ class Guard:
             self._unchecked_since = now
         if (last or newest) and now - self._unchecked_since < self._settle:
             return False
+        if self._lost.is_set():
+            return False  # what was looked at is not what would get the mark
         try:
-            await marks.tell_checked(self._connection, self._settings)
+            self._checked = await marks.tell_checked(self._connection, self._settings)
         except TopologyError as error:
             log.debug("%s", error)
-            return False
-        self._checked = True
-        return True
+        return self._checked
 
     async def _put_back(self) -> str:
         """Undo limits that somebody set on the stream; why not, where that is refused."""

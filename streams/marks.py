@@ -81,17 +81,18 @@ async def is_checked(connection: Connection) -> bool:
     return await payload_of(connection, names.CHECKED, {"last_by_subj": names.CHECKED_SUBJECT}) is not None
 
 
-async def tell_checked(connection: Connection, settings: NatsSettings) -> None:
+async def tell_checked(connection: Connection, settings: NatsSettings) -> bool:
     """Let everybody pass; raises as `tell_damage` does, and TopologyError.
 
-    Declares what the server had in memory alone: its start took it away.
+    False where the start of the server took away the streams in its memory: they are declared again, which
+    takes a moment, so look again before the next try.
     """
-    name = connection.name.encode()
     try:
-        await _store(connection, names.CHECKED_SUBJECT, name)
+        await _store(connection, names.CHECKED_SUBJECT, connection.name.encode())
     except NoRespondersError:
         await declare_memory(connection, settings)
-        await _store(connection, names.CHECKED_SUBJECT, name)
+        return False
+    return True
 
 
 async def _store(connection: Connection, subject: str, payload: bytes) -> None:
