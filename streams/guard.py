@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Between two looks at a stream that is well."""
 HELD_LOOK_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
+"""How long a process that holds waits at its start for a server that says nothing of its stream."""
 SETTLE_SECONDS = 10.0
 """After a start of the server, how long a process leaves it to the writer to say that the stream is whole."""
 WRITER_SETTLE_SECONDS = 1.0
@@ -367,11 +369,12 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
     Without `hold` raises StreamHeld at once when the stream is not whole, which is what a command wants; a
     worker holds, and goes on when it is.
 
-    Raises TopologyError when JetStream does not answer within `connect_timeout`.
+    Raises TopologyError when JetStream does not answer within `connect_timeout`, or ANSWER_SECONDS with
+    `hold`; EventsForgotten in the block, whose task is cancelled, as `Guard.check` does.
     """
     connection.guarded = True
     connection.waits_when_full = hold
-    patience = connection.settings.connect_timeout
+    patience = ANSWER_SECONDS if hold else connection.settings.connect_timeout
     try:
         async with asyncio.timeout(patience):
             while not await guard.check():
