@@ -210,7 +210,7 @@ class World:
 
     @asynccontextmanager
     async def guest(self, name: str, variables: Mapping[str, str]) -> AsyncIterator[str]:
-        """A worker of its own beside those of `up`, started again when it ends, as they are; the source of its
+        """A worker of its own beside those of `up`, started again when it ends as they are; source of its
         events. It is drained at the end."""
         record = self.record()
         oracle = {"ORCHARD_ENDPOINTS__ORACLE__BASE_URL": record.oracle_url or ""}
