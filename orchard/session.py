@@ -1,6 +1,7 @@
 """What a command needs of the pipeline: configuration, connection, blobs, tables, sandboxes."""
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
-from orchard.streams.guard import Guard, guarded
+from orchard.streams.guard import SETTLE_SECONDS, Guard, guarded
 from orchard.streams.reading import bounds
 from orchard.streams.room import disk_is_full
 from orchard.streams.server import embedded
@@ -81,17 +82,23 @@ class Session:
         async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
             yield connection
 
-    def guard(self, connection: Connection, *, hold: bool) -> AbstractAsyncContextManager[None]:
-        """Holds what the connection publishes while the stream has not what the tables have."""
+    def guard(
+        self, connection: Connection, *, hold: bool, settle: float = SETTLE_SECONDS
+    ) -> AbstractAsyncContextManager[None]:
+        """Holds what the connection publishes while the stream has not what the tables have; `settle` as
+        `Guard` has it."""
         look = partial(expected, self.config.store, self.config.archive)
-        watch = Guard(connection, self.config.nats, look, room=self.room)
+        watch = Guard(connection, self.config.nats, look, room=self.room, settle=settle)
         return guarded(watch, connection, hold=hold)
 
     async def held(self, connection: Connection) -> str:
         """Why nothing is published or claimed just now, as a sentence; empty when all is well."""
         look = partial(expected, self.config.store, self.config.archive)
-        await Guard(connection, self.config.nats, look, room=self.room, on_change=lambda _: None).check()
-        return connection.held or connection.full
+        guard = Guard(
+            connection, self.config.nats, look, room=self.room, settle=math.inf, on_change=lambda _: None
+        )
+        await guard.check()
+        return connection.held or connection.waiting or connection.full
 
     async def room(self) -> str:
         """Why the embedded server has no room for new work; empty when it has, or is on another machine."""
@@ -104,16 +111,18 @@ class Session:
         """As `connection`; where nothing runs, over the store's own server, started meanwhile. Without
         `guard` it is for reading and restoring."""
         async with AsyncExitStack() as stack:
+            settle = SETTLE_SECONDS
             if self.config.nats.url or self.up():
                 connection = await stack.enter_async_context(self.reading_connection(name))
             else:
+                settle = 0.0  # nobody else can be on it
                 server = embedded(self.directory, self.config.nats)
                 await stack.enter_async_context(server)
                 connection = await stack.enter_async_context(
                     connect(self.config.nats, name=name, url=server.url)
                 )
             if guard:
-                await stack.enter_async_context(self.guard(connection, hold=False))
+                await stack.enter_async_context(self.guard(connection, hold=False, settle=settle))
             yield connection
 
     async def committed(self, connection: Connection) -> None:

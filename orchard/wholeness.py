@@ -5,7 +5,7 @@ import asyncio
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import StorageError
-from orchard.storage.reader import log_position
+from orchard.storage.reader import log_end
 from orchard.streams.guard import Expected, Unjudged
 
 
@@ -19,4 +19,5 @@ async def expected(store_url: str, archive: ArchiveSettings) -> Expected:
 
 def _expected(store_url: str, archive: ArchiveSettings) -> Expected:
     sealed = sum(part.removed for part in Shelf(archive_url(store_url, archive)).parts())
-    return Expected(watermark=log_position(store_url), sealed=sealed)
+    watermark, last_id = log_end(store_url)
+    return Expected(watermark, sealed, last_id)

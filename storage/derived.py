@@ -219,9 +219,14 @@ def read_rows(
                 yield rows.select(schema.names).cast(schema)
 
 
-def last_event_id(location: Location, events: Table) -> str | None:
-    """Id of the stored event at the watermark; None when there is none or it was unreadable."""
-    for rows in read_events(location, events.files()[-1:], events.watermark - 1):
-        found: str | None = rows.column("id")[-1].as_py()
-        return found
-    return None
+def last_event_id(location: Location, files: Sequence[DataFile], watermark: int) -> str | None:
+    """Id of the stored event at the watermark of `events`; None when there is none or it was unreadable."""
+    if not watermark or not files:
+        return None
+    key = location.key("tables", EVENTS, files[-1].path)
+    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+        parquet = pq.ParquetFile(source)
+        last = parquet.num_row_groups - 1
+        rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
+    found: str | None = rows.filter(pc.field("sequence") == watermark).column("id").to_pylist()[-1]
+    return found

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from orchard.storage.delta import EVOLVED, list_files, watermark_of
+from orchard.storage.derived import last_event_id
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.storage.pins import Pin, pinned
@@ -105,6 +106,17 @@ def log_position(store_url: str) -> int:
     with store_errors(location.url):
         events = _opened(location, EVENTS)
         return watermark_of(events) if events else 0
+
+
+def log_end(store_url: str) -> tuple[int, str | None]:
+    """`log_position`, and the id of the event there, None where it is not known."""
+    location = Location.parse(store_url)
+    with store_errors(location.url):
+        events = _opened(location, EVENTS)
+        if events is None:
+            return 0, None
+        watermark = watermark_of(events)
+        return watermark, last_event_id(location, list_files(events), watermark)
 
 
 _Source = tuple[list[str], bool]

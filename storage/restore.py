@@ -33,7 +33,6 @@ from orchard.streams.backup import replace_stream
 from orchard.streams.confirmed import Message, store_all
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.guard import RESTORED
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -317,7 +316,7 @@ async def _mark(connection: Connection) -> None:
 
 
 def _marked(metadata: dict[str, str] | None) -> dict[str, str]:
-    return (metadata or {}) | {RESTORED: secrets.token_hex(8)}
+    return (metadata or {}) | {names.RESTORED: secrets.token_hex(8)}
 
 
 async def _stream(

@@ -37,7 +37,7 @@ async def batches(
 ) -> AsyncGenerator[Batch, None]:
     """Messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or `seconds` of
     age; those that have left the stream come from the archive. Once `stop` is set ends after what the stream
-    holds then.
+    holds then, or where the guard holds, after what was read before the loss.
 
     Raises EventsLost when a sequence is in neither.
     """
@@ -61,7 +61,9 @@ async def batches(
                 if len(batch) >= rows or collected >= size:
                     yield Batch(batch, full=True)
                     batch, collected = [], 0
-            if stop.is_set() and until is None:
+            if stop.is_set() and connection.held:
+                until = position - 1
+            elif stop.is_set() and until is None:
                 until = (await bounds(connection, EVENTS)).last
             ended = until is not None and position > until
             if batch and (ended or clock() - since >= seconds):

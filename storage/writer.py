@@ -88,7 +88,9 @@ class Writer:
 
     async def _run(self, stop: asyncio.Event) -> None:
         events = await self._in_thread(lambda: Table(self._location, EVENTS))
-        last_id = await self._in_thread(lambda: last_event_id(self._location, events))
+        last_id = await self._in_thread(
+            lambda: last_event_id(self._location, events.files(), events.watermark)
+        )
         await check_position(self._connection, events.watermark, last_id)
         self.position = events.watermark
         received: asyncio.Queue[list[StoredEvent] | None] = asyncio.Queue(1)

@@ -122,6 +122,12 @@ class TolerantClient(Client):
             return
         await super()._process_msg(sid, subject, reply, data, headers)
 
+    def forget_pending(self) -> None:
+        """Drop what was not sent yet. nats-py sends it to the next server at once, before anybody could see
+        whether that server may have it."""
+        self._pending.clear()
+        self._pending_data_size = 0
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         return headers_of(headers) or None if headers else None
 

@@ -280,8 +280,9 @@ async def _publish_chunk(
             else:
                 fates[index] = Fate(resent=resent, refusal=refusal)
         else:
-            if messages[index].subject.startswith(_EVENTS_PREFIX):
-                connection.newest_event = max(connection.newest_event, fates[index].sequence)
+            # Of a duplicate, the message that came first may have another body.
+            if messages[index].subject.startswith(_EVENTS_PREFIX) and not fates[index].duplicate:
+                connection.saw(fates[index].sequence, messages[index].payload)
     return again + unanswered
 
 

@@ -38,6 +38,13 @@ class Pending(NamedTuple):
     future: asyncio.Future[Msg]
 
 
+class Seen(NamedTuple):
+    """An event as a process has seen it in the stream, confirmed or read."""
+
+    sequence: int
+    payload: bytes
+
+
 class Connection:
     """One client connection; made by `connect`. Reconnects for ever by itself.
 
@@ -53,11 +60,14 @@ class Connection:
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
         self.held = ""
-        """Why nothing is published just now, as a sentence (`streams.guard`); empty when all is well."""
+        """Why nothing is published until somebody acts, as a sentence (`streams.guard`); empty when all is
+        well."""
+        self.waiting = ""
+        """Why nothing is published for a moment, as a sentence."""
         self.full = ""
         """Why nothing is claimed just now, as a sentence; empty when there is room."""
-        self.newest_event = 0
-        """The highest sequence of an event that the server has confirmed to this process."""
+        self.newest: Seen | None = None
+        """The event of the highest sequence that this process has seen; by it the guard knows the stream."""
         self.guarded = False
         """Whether a guard decides when a new connection is ready."""
         self.waits_when_full = False
@@ -87,6 +97,16 @@ class Connection:
         """Undo `on_loss`."""
         self._on_loss.remove(callback)
 
+    @property
+    def trusted(self) -> bool:
+        """Connected, and the guard lets publishes pass: the server has what it had before."""
+        return self._connected.is_set()
+
+    def saw(self, sequence: int, payload: bytes) -> None:
+        """Remember an event of the stream if it is the newest so far."""
+        if self.newest is None or sequence > self.newest.sequence:
+            self.newest = Seen(sequence, payload)
+
     async def ready(self, timeout: float, *, to_read: bool = False) -> None:
         """Wait until connected and, except for reading, until the guard lets publishes pass.
 
@@ -102,8 +122,8 @@ class Connection:
         try:
             await asyncio.wait_for(wanted.wait(), max(timeout, 0.0))
         except TimeoutError:
-            if self.held:
-                raise StreamHeld(self.held) from None
+            if self.held or self.waiting:
+                raise StreamHeld(self.held or self.waiting) from None
             raise NatsUnreachable(
                 f"no NATS server at {self.host} for {timeout:.0f} s ({self.last_error}): "
                 "start it, or correct nats.url"
@@ -117,16 +137,16 @@ class Connection:
             await asyncio.wait_for(self._room.wait(), max(timeout, 0.0))
         return self._room.is_set()
 
-    def judge(self, held: str, full: str) -> None:
+    def judge(self, held: str, full: str, *, waiting: str = "") -> None:
         """What the guard has found; empty texts let publishes and claims pass."""
-        self.held, self.full = held, full
+        self.held, self.waiting, self.full = held, waiting, full
         if full:
             self._room.clear()
         else:
             self._room.set()
-        if held and self._connected.is_set():
+        if (held or waiting) and self._connected.is_set():
             self._lost()
-        elif not held and self.online.is_set():
+        elif not held and not waiting and self.online.is_set():
             self._connected.set()
 
     def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
@@ -150,11 +170,11 @@ class Connection:
         pass; MessageTooLarge before anything is sent.
         """
         self.check_size(subject, payload, headers)
-        if not (self.online if to_read else self._connected).is_set():
-            raise ConnectionLost(self.held or "not connected to NATS")
         if not self._inbox:
             self._inbox = self.nats.new_inbox() + "."
             await self.nats.subscribe(self._inbox + "*", cb=self._on_answer)
+        if not (self.online if to_read else self._connected).is_set():
+            raise ConnectionLost(self.held or self.waiting or "not connected to NATS")
         self._asked += 1
         pending = Pending(f"{self._inbox}{self._asked:x}", asyncio.get_running_loop().create_future())
         self._answers[pending.inbox] = pending.future
@@ -217,6 +237,7 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self.online.clear()
+        self.nats.forget_pending()
         if not self.nats.is_closed:
             log.warning("%s: lost the connection to NATS at %s; reconnecting", self.name, self.host)
         self._lost()

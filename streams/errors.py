@@ -20,6 +20,11 @@ class StreamHeld(NatsUnreachable):
     let it drop some. See `orchard.streams.guard`."""
 
 
+class EventsForgotten(StreamsError):
+    """The stream was restored without events that it had confirmed to this process: what the process knows is
+    true no longer, so it must end and begin again."""
+
+
 class NatsRefused(StreamsError):
     """The server answered and said no: credentials, TLS, or a permission."""
 

@@ -3,9 +3,13 @@
 A server that lost acknowledged messages gives their sequences to new ones. A rollout whose outcome was lost
 would get a second one, and tables and stream would tell different stories. So each process that publishes
 looks at the stream when it connects, whenever it connects again, and every few seconds: the stream must
-reach what the tables hold and what the process saw confirmed, without holes but those that archiving made,
-and with limits that refuse instead of dropping. Until it does, publishes and claims wait, and the reason is
-one sentence.
+hold the last event of the tables and the newest one that the process has seen, without holes but those that
+archiving made, and with limits that refuse instead of dropping. Until it does, publishes and claims wait, and
+the reason is one sentence.
+
+After a start of the server nobody publishes until one process has found the stream whole and said so, first
+of all the writer: others may not know of what is lost. And what one process finds lost holds all
+(`streams.marks`), until the stream is restored.
 """
 
 import asyncio
@@ -18,9 +22,10 @@ from typing import NamedTuple
 import msgspec
 from nats.errors import Error as NatsError
 
-from orchard.streams import names
-from orchard.streams.connection import Connection
-from orchard.streams.errors import StreamHeld, TopologyError
+from orchard.schemas.events import MalformedEvent, decode_event
+from orchard.streams import marks, names
+from orchard.streams.connection import Connection, Seen
+from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_events
 
@@ -29,11 +34,18 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Between two looks at a stream that is well."""
 HELD_LOOK_SECONDS = 0.5
-RESTORED = "orchard-restored"
-"""Metadata of the stream: a mark of its last restore. What a process saw confirmed before counts no more."""
-_ASK_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
+"""How long a process that holds waits at its start for a server that says nothing of its stream."""
+SETTLE_SECONDS = 10.0
+"""After a start of the server, how long a process leaves it to the writer to say that the stream is whole."""
+WRITER_SETTLE_SECONDS = 1.0
+"""How long the writer waits before: processes that saw what is lost connect again within this time."""
 _NUMBERS = re.compile(r"[0-9]+")
 REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
+_WAITING = (
+    "the NATS server was started, and nothing is claimed or published until the writer has compared the "
+    "stream of events with the tables"
+)
 
 
 class Expected(NamedTuple):
@@ -43,6 +55,8 @@ class Expected(NamedTuple):
     """Sequence up to which they hold every event."""
     sealed: int = 0
     """Events that archiving was allowed to take out of the stream."""
+    last_id: str | None = None
+    """Id of the event at the watermark, where it is known."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,14 +90,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.max_age > 0 or self.max_msgs_per_subject > 0 or (full and self.discard == "old"))
 
 
-class _Error(msgspec.Struct):
-    description: str = ""
-
-
 class _Info(msgspec.Struct):
     config: Limits = Limits()
     state: Held | None = None
-    error: _Error | None = None
 
 
 class _AccountLimits(msgspec.Struct, frozen=True):
@@ -105,19 +114,17 @@ Room = Callable[[], Awaitable[str]]
 """Says in a sentence why there is no room for new work, empty when there is."""
 
 
-def verdict(held: Held, expected: Expected, newest: int) -> str:
-    """Why a stream in this state must not be written to, as a sentence; empty when it is whole.
+def shorter(last: int, watermark: int, newest: int) -> str:
+    """How a stream that ends at `last` lacks its end; empty when it reaches what the tables hold and the
+    newest event that the process has seen."""
+    if last < watermark:
+        return f"ends at {last} and the tables hold events up to {watermark}"
+    if last < newest:
+        return f"ends at {last}, but event {newest} was confirmed"
+    return ""
 
-    `newest` is the highest sequence that this process saw confirmed.
-    """
-    if held.last < expected.watermark:
-        found = f"ends at {held.last} and the tables hold events up to {expected.watermark}"
-    elif held.last < newest:
-        found = f"ends at {held.last}, but event {newest} was confirmed"
-    elif held.missing > expected.sealed:
-        found = f"has no longer {held.missing - expected.sealed} of its events up to {held.last}"
-    else:
-        return ""
+
+def _sentence(found: str) -> str:
     return (
         f"the stream of events {found}: the NATS server has lost what it had acknowledged, so nothing is "
         f"claimed or published; {REMEDY}"
@@ -134,93 +141,190 @@ class Guard:
         look: Look,
         *,
         room: Room | None = None,
+        settle: float = SETTLE_SECONDS,
         on_change: Callable[[str], None] = log.warning,
     ) -> None:
-        """`on_change` gets each new reason to hold, and one sentence when it is gone."""
+        """`settle` are the seconds after which this process itself says that the stream of a server that was
+        started is whole. `on_change` gets each new reason to hold, and one sentence when it is gone."""
         self._connection = connection
         self._settings = settings
         self._look = look
         self._room = room
+        self._settle = settle
         self.on_change = on_change
         self._expected: Expected | None = None
+        self._compared = False
+        """Whether the stream has the event that the tables end with."""
         self._restored: str | None = None
+        """The stream's mark of its last restore, as of the last look."""
+        self._seen_whole = False
+        self._checked = False
+        self._unchecked_since: float | None = None
         self._told = ""
         self._lost = asyncio.Event()
+        connection.on_loss(self._lost.set)
 
     async def check(self) -> bool:
-        """Look once and hold or release the connection; False when the server did not answer."""
+        """Look once and hold or release the connection; False when the server did not answer.
+
+        Raises EventsForgotten when the stream was restored without what this process has seen in it.
+        """
+        if self._lost.is_set():
+            self._lost.clear()
+            self._forget()
         try:
-            held, full = await self._judge()
-        except (NatsError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            held, waiting, full = await self._judge()
+        except (NatsError, TimeoutError, OSError, msgspec.DecodeError, StoreRefused) as error:
             log.debug("looking at the stream of events: %s", error)
             return False
         if self._lost.is_set():
             return False  # it was the answer of a server that is gone
-        self._connection.judge(held, full)
+        self._connection.judge(held, full, waiting=waiting)
         reason = held or full
         kind = _NUMBERS.sub("", reason)
-        if kind != self._told:
+        if kind != self._told and not waiting:
             self._told = kind
             self.on_change(reason or "the stream of events is well again: work goes on")
         return True
 
     async def run(self) -> None:
-        """Look until cancelled, at once after each new connection."""
-        self._connection.on_loss(self._lost.set)
-        seconds = LOOK_SECONDS
+        """Look until cancelled, at once after each new connection. Raises as `check` does; the connection is
+        closed then."""
+        answered = True
         try:
             while True:
+                well = answered and self._connection.trusted and not self._told
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._lost.wait(), seconds)
+                    await asyncio.wait_for(self._lost.wait(), LOOK_SECONDS if well else HELD_LOOK_SECONDS)
                 await self._connection.online.wait()
-                if self._lost.is_set():
-                    self._lost.clear()
-                    self._expected = None  # another server may have come with another stream
                 answered = await self.check()
-                seconds = LOOK_SECONDS if answered and not self._told else HELD_LOOK_SECONDS
+        except EventsForgotten:
+            await self._connection.close()
+            raise
         finally:
             self._connection.forget_loss(self._lost.set)
 
-    async def _judge(self) -> tuple[str, str]:
-        """Why nothing may be published, and why nothing may be claimed."""
+    def _forget(self) -> None:
+        """Another server may have come with another stream."""
+        self._expected, self._compared = None, False
+        self._checked, self._unchecked_since = False, None
+
+    async def _judge(self) -> tuple[str, str, str]:
+        """Why nothing may be published until somebody acts, why not for a moment, and why nothing may be
+        claimed."""
         try:
             if self._expected is None:
                 self._expected = await self._look()
-            info = await self._info()
-            held = await self._verdict(info)
+            newest = self._connection.newest  # before the answer: it may grow meanwhile
+            info = await marks.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, _Info)
+            held = await self._verdict(info, newest)
         except Unjudged as error:
             return (
                 f"whether the stream of events is whole cannot be seen ({error}), so nothing is published",
                 "",
+                "",
             )
-        return held, "" if held else await self._fullness(info)
+        if held:
+            return held, "", ""
+        if info.state is not None and not await self._is_checked(info.state.last, newest):
+            return "", _WAITING, ""
+        return "", "", await self._fullness(info)
 
-    async def _info(self) -> _Info:
-        answer = await self._connection.nats.request(
-            f"$JS.API.STREAM.INFO.{names.EVENTS}", b"", timeout=_ASK_SECONDS
-        )
-        return msgspec.json.decode(answer.data, type=_Info)
-
-    async def _verdict(self, info: _Info) -> str:
+    async def _verdict(self, info: _Info, newest: Seen | None) -> str:
         assert self._expected is not None
+        seen = 0 if newest is None else newest.sequence
         if info.state is None:
-            if not self._expected.watermark:
+            if not self._expected.watermark and not seen:
                 return ""  # a new server: the topology is declared next
             return (
-                f"there is no stream of events, and the tables hold events up to {self._expected.watermark}: "
-                f"{REMEDY}"
+                "there is no stream of events, and the tables hold events up to "
+                f"{self._expected.watermark}, this process has seen {seen}: {REMEDY}"
             )
         if info.config.drops and (refused := await self._put_back()):
             return refused
-        restored = info.config.metadata.get(RESTORED, "")
+        restored = info.config.metadata.get(names.RESTORED, "")
         if self._restored not in (None, restored):
-            self._connection.newest_event = 0
+            await self._recognize(info.state, newest)
         self._restored = restored
-        found = verdict(info.state, self._expected, self._connection.newest_event)
-        if found:  # archiving may have gone on since the tables were read
+        ended = await self._without_end(info.state, newest)
+        damage = await marks.read_damage(self._connection)
+        known = damage is not None and damage.restored == restored
+        if ended and not known and self._seen_whole and not self._lost.is_set():
+            # Another server's stream, to which this process was sent by mistake, it has never seen whole.
+            await marks.tell_damage(
+                self._connection, marks.Damage(reason=_sentence(ended), restored=restored)
+            )
+        if ended:
+            return _sentence(ended)
+        self._seen_whole = True
+        if damage is not None and known:
+            return damage.reason
+        return await self._holes(info.state)
+
+    async def _recognize(self, held: Held, newest: Seen | None) -> None:
+        """Whether a stream that was restored still has what this process saw; raises EventsForgotten."""
+        if newest is not None and await self._differs(held, newest):
+            text = (
+                f"event {newest.sequence}, which this process had seen, is not in the restored stream: what "
+                "it knows is true no longer, so it ends, and its work begins again"
+            )
+            self._connection.judge(text, "")
+            raise EventsForgotten(text)
+        self._expected, self._compared = await self._look(), False
+
+    async def _without_end(self, held: Held, newest: Seen | None) -> str:
+        """How the stream has lost its end; empty when it has it."""
+        assert self._expected is not None
+        if newest is not None and await self._differs(held, newest):
+            return (
+                shorter(held.last, 0, newest.sequence)
+                or f"has another event at {newest.sequence} than it had confirmed"
+            )
+        if found := shorter(held.last, self._expected.watermark, 0):
+            return found
+        if not self._compared and self._expected.last_id is not None:
+            data = await self._payload(self._expected.watermark)
+            if data is not None and _id(data) not in (None, self._expected.last_id):
+                return f"has another event at {self._expected.watermark} than the tables"
+        self._compared = True
+        return ""
+
+    async def _differs(self, held: Held, newest: Seen) -> bool:
+        """Whether an event that was seen is lost. One that is gone from the middle is a hole, or archived."""
+        if held.last < newest.sequence:
+            return True
+        return await self._payload(newest.sequence) not in (None, newest.payload)
+
+    async def _payload(self, sequence: int) -> bytes | None:
+        return await marks.payload_of(self._connection, names.EVENTS, {"seq": sequence})
+
+    async def _holes(self, held: Held) -> str:
+        assert self._expected is not None
+        if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
             self._expected = await self._look()
-            found = verdict(info.state, self._expected, self._connection.newest_event)
-        return found
+        if held.missing > self._expected.sealed:
+            return _sentence(
+                f"has no longer {held.missing - self._expected.sealed} of its events up to {held.last}"
+            )
+        return ""
+
+    async def _is_checked(self, last: int, newest: Seen | None) -> bool:
+        """Whether somebody has found the stream whole since the server was started; may be this process."""
+        if self._checked or await marks.is_checked(self._connection):
+            self._checked = True
+            return True
+        now = asyncio.get_running_loop().time()
+        if self._unchecked_since is None:
+            self._unchecked_since = now
+        if (last or newest) and now - self._unchecked_since < self._settle:
+            return False
+        if self._lost.is_set():
+            return False  # what was looked at is not what would get the mark
+        try:
+            self._checked = await marks.tell_checked(self._connection, self._settings)
+        except TopologyError as error:
+            log.debug("%s", error)
+        return self._checked
 
     async def _put_back(self) -> str:
         """Undo limits that somebody set on the stream; why not, where that is refused."""
@@ -241,7 +345,7 @@ class Guard:
                 f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
                 "nats.event_max_bytes, or make room with `orchard log archive`"
             )
-        account = await self._account()
+        account = await marks.ask(self._connection, "INFO", {}, _Account)
         if 0 < account.limits.max_storage * self._settings.full_share < account.storage:
             return (
                 f"the NATS account stores {account.storage} of {account.limits.max_storage} bytes, so "
@@ -249,9 +353,13 @@ class Guard:
             )
         return await self._room() if self._room else ""
 
-    async def _account(self) -> _Account:
-        answer = await self._connection.nats.request("$JS.API.INFO", b"", timeout=_ASK_SECONDS)
-        return msgspec.json.decode(answer.data, type=_Account)
+
+def _id(payload: bytes) -> str | None:
+    """Of an event; None where the bytes are none."""
+    try:
+        return decode_event(payload).id
+    except MalformedEvent:
+        return None
 
 
 @asynccontextmanager
@@ -261,12 +369,14 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
     Without `hold` raises StreamHeld at once when the stream is not whole, which is what a command wants; a
     worker holds, and goes on when it is.
 
-    Raises TopologyError when JetStream does not answer within `connect_timeout`.
+    Raises TopologyError when JetStream does not answer within `connect_timeout`, or ANSWER_SECONDS with
+    `hold`; EventsForgotten in the block, whose task is cancelled, as `Guard.check` does.
     """
     connection.guarded = True
     connection.waits_when_full = hold
+    patience = ANSWER_SECONDS if hold else connection.settings.connect_timeout
     try:
-        async with asyncio.timeout(connection.settings.connect_timeout):
+        async with asyncio.timeout(patience):
             while not await guard.check():
                 await asyncio.sleep(0.1)
     except TimeoutError:
@@ -274,11 +384,35 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
             f"NATS at {connection.host} does not say how its stream of events is: check that JetStream is "
             "enabled, and that this user may ask $JS.API.STREAM.INFO and $JS.API.INFO"
         ) from None
-    if connection.held and not hold:
-        raise StreamHeld(connection.held)
     watching = asyncio.create_task(guard.run())
+    body = asyncio.current_task()
+    assert body is not None
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            body.cancel()
+
+    watching.add_done_callback(ended)
     try:
+        if not hold:
+            await _passing(connection, SETTLE_SECONDS + patience)
         yield
+    except asyncio.CancelledError:
+        if watching.done() and not watching.cancelled():
+            body.uncancel()
+            watching.result()
+        raise
     finally:
+        watching.remove_done_callback(ended)
         watching.cancel()
         await asyncio.wait({watching})
+
+
+async def _passing(connection: Connection, seconds: float) -> None:
+    """Wait until the guard lets publishes pass; raises StreamHeld when it holds, or says no in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not connection.trusted and not connection.held:
+                await asyncio.sleep(0.05)
+    if not connection.trusted:
+        raise StreamHeld(connection.held or connection.waiting or f"{connection.host} does not answer")

@@ -23,6 +23,10 @@ HEALTH = "ORCHARD_HEALTH"
 """The newest report of each process about itself, in memory."""
 HEALTH_AGE = 3600.0
 """Seconds that the report of a silent process is kept."""
+GUARD = "ORCHARD_GUARD"
+"""The last damage of EVENTS that any process has found (`streams.marks`)."""
+CHECKED = "ORCHARD_CHECKED"
+"""Whether EVENTS was checked since the server was started, in memory."""
 
 WORK_SUBJECTS = "orchard.work.>"
 LATER_SUBJECTS = "orchard.later.>"
@@ -30,9 +34,14 @@ DUE_SUBJECTS = "orchard.due.>"
 DEAD_SUBJECTS = "orchard.dead.>"
 HEALTH_SUBJECTS = "orchard.health.>"
 EVENT_SUBJECTS = f"{EVENTS_PREFIX}.>"
+DAMAGED = "orchard.guard.damaged"
+CHECKED_SUBJECT = "orchard.guard.checked"
 TRAIL_SUBJECTS = trail_subject(">")
 MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"
+
+RESTORED = "orchard-restored"
+"""Metadata of EVENTS: a mark of its last restore."""
 
 DUE_CONSUMER = "due"
 ADVISORY_CONSUMER = "dead-letters"

@@ -17,7 +17,8 @@ from nats.js import api
 from orchard.streams.client import Frame, headers_of
 from orchard.streams.confirmed import Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost
-from orchard.streams.names import STORED_AT
+from orchard.streams.errors import NatsUnreachable
+from orchard.streams.names import EVENTS, STORED_AT
 from orchard.streams.records import Delivery
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,7 @@ class Reader:
             if batch := self._take():  # before a reopening drops it: a slow reader would get nowhere
                 return batch
             if self._broken:
-                await self._reopen()
-                if self.caught_up:
+                if not await self._reopen(deadline) or self.caught_up:
                     return []
                 continue
             # Which of the two limits ends the wait is decided before it: clocks of event loops are coarse.
@@ -116,7 +116,15 @@ class Reader:
             time = int(headers[STORED_AT]) if STORED_AT in headers else delivery.time
             subject = frame.subject.decode("utf-8", "replace")
             batch.append(Arrived(delivery.sequence, subject, time, frame.data, headers))
+        if batch and self._stream == EVENTS:
+            self._connection.saw(batch[-1].sequence, batch[-1].data)
         return batch
+
+    @property
+    def _unguarded(self) -> bool:
+        """Whether reading need not wait for the guard. Events must: after a loss other events may have their
+        sequences, and what was read before would go on in another story."""
+        return self._stream != EVENTS or not self._connection.guarded
 
     async def _ask_for_more(self) -> None:
         if self._outstanding > BATCH // 2 or self._broken:
@@ -139,15 +147,23 @@ class Reader:
         else:
             self._outstanding += BATCH
 
-    async def _reopen(self) -> None:
-        """A new consumer from the position on."""
+    async def _reopen(self, deadline: float | None) -> bool:
+        """A new consumer from the position on; False where there is no connection, or the guard lets nothing
+        pass, until `deadline` of the loop's clock."""
         await self._drop()
-        trial = Trial(self._connection, to_read=True)
+        trial = Trial(self._connection, to_read=self._unguarded)
+        clock = asyncio.get_running_loop().time
         while True:
-            await self._connection.ready(trial.left, to_read=True)
+            try:
+                left = trial.left if deadline is None else max(deadline - clock(), 0.0)
+                await self._connection.ready(left, to_read=self._unguarded)
+            except NatsUnreachable:
+                if deadline is None:
+                    raise
+                return False
             try:
                 await self._open()
-                return
+                return True
             except (NatsError, ConnectionLost, OSError) as error:
                 trial.problem = Unavailable(str(error))
             await trial.pause(self._stream)

@@ -14,9 +14,14 @@ class _State(msgspec.Struct, frozen=True):
     last_seq: int = 0
 
 
+class _Config(msgspec.Struct, frozen=True):
+    storage: str = "file"
+
+
 class _Stream(msgspec.Struct, frozen=True):
     name: str
     state: _State = _State()
+    config: _Config = _Config()
 
 
 class _Account(msgspec.Struct, frozen=True):
@@ -32,10 +37,12 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def last_sequences(connection: Connection) -> dict[str, int]:
-    """Last sequence of every stream; `connection` is the admin's. Raises NatsError or TimeoutError."""
-    answer = await connection.nats.request(_JSZ, b'{"accounts":true,"streams":true}', timeout=5.0)
+    """Last sequence of each stream on disk; `connection` is the admin's. Raises NatsError, TimeoutError."""
+    wanted = b'{"accounts":true,"streams":true,"config":true}'
+    answer = await connection.nats.request(_JSZ, wanted, timeout=5.0)
     accounts = msgspec.json.decode(answer.data, type=_Answer).data.account_details
-    return {stream.name: stream.state.last_seq for account in accounts for stream in account.stream_detail}
+    streams = [stream for account in accounts for stream in account.stream_detail]
+    return {stream.name: stream.state.last_seq for stream in streams if stream.config.storage == "file"}
 
 
 def read_seen(store: Path) -> dict[str, int]:

@@ -87,16 +87,14 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             allow_msg_ttl=True,
         ),
         api.StreamConfig(
-            name=names.HEALTH,
-            description="What processes say of themselves",
-            subjects=[names.HEALTH_SUBJECTS],
+            name=names.GUARD,
+            description="The last damage of the events that a process has found",
+            subjects=[names.DAMAGED],
             retention=api.RetentionPolicy.LIMITS,
             max_msgs_per_subject=1,
-            max_age=names.HEALTH_AGE,
-            storage=api.StorageType.MEMORY,
+            storage=file,
             num_replicas=replicas,
             duplicate_window=settings.event_dedupe,
-            allow_direct=True,
         ),
         api.StreamConfig(
             name=names.CAMPAIGNS_STREAM,
@@ -111,6 +109,36 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             allow_direct=True,
             allow_rollup_hdrs=True,
             deny_delete=True,
+        ),
+        *memory_configs(settings),
+    ]
+
+
+def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
+    """The streams that a start of the server takes away, unless there are replicas."""
+    memory = api.StorageType.MEMORY
+    return [
+        api.StreamConfig(
+            name=names.HEALTH,
+            description="What processes say of themselves",
+            subjects=[names.HEALTH_SUBJECTS],
+            retention=api.RetentionPolicy.LIMITS,
+            max_msgs_per_subject=1,
+            max_age=names.HEALTH_AGE,
+            storage=memory,
+            num_replicas=settings.replicas,
+            duplicate_window=settings.event_dedupe,
+            allow_direct=True,
+        ),
+        api.StreamConfig(
+            name=names.CHECKED,
+            description="Whether the events were checked since the server was started",
+            subjects=[names.CHECKED_SUBJECT],
+            retention=api.RetentionPolicy.LIMITS,
+            max_msgs_per_subject=1,
+            storage=memory,
+            num_replicas=settings.replicas,
+            duplicate_window=settings.event_dedupe,
         ),
     ]
 
@@ -203,6 +231,13 @@ async def declare_events(connection: Connection, settings: NatsSettings) -> None
     """The stream of events alone; raises as `declare` does."""
     with _refusals(connection):
         await _declare_stream(connection, events_config(settings))
+
+
+async def declare_memory(connection: Connection, settings: NatsSettings) -> None:
+    """The streams that a start of the server took away; raises as `declare` does."""
+    with _refusals(connection):
+        for stream in memory_configs(settings):
+            await _declare_stream(connection, stream)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
+from orchard.streams.guard import WRITER_SETTLE_SECONDS
 from orchard.streams.health import reporting
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -251,7 +252,7 @@ async def run_writer(session: Session) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("writer") as connection:
         await declare(connection, session.config.nats, [])
-        async with session.guard(connection, hold=True):
+        async with session.guard(connection, hold=True, settle=WRITER_SETTLE_SECONDS):
             while not stop.is_set():
                 if connection.held:
                     await asyncio.sleep(HELD_SECONDS)

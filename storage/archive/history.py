@@ -51,7 +51,9 @@ async def whole_log(
                 position = message.sequence + 1
             if ready or idle is not None:
                 yield ready
-            if not arrived and position <= held.last:  # what the stream ended with may be in the archive
+            if (
+                not arrived and position <= held.last and connection.trusted
+            ):  # what the stream ended with may be in the archive
                 following = await next_message(connection, names.EVENTS, position, names.EVENT_SUBJECTS)
                 gone = held.last if following is None else min(following.sequence - 1, held.last)
                 async for batch in _filled(sealed, position, gone):

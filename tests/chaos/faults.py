@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from orchard.streams import names
 from orchard.streams.confirmed import Message, store_all
 from orchard.streams.deadletters import read_request
 from orchard.streams.settings import Queue
-from tests.chaos.world import ACK_WAIT, CAMPAIGN, World, until
+from tests.chaos.world import ACK_WAIT, World, until
 from tests.mutations import mutants
 from tests.soak.proxy import CuttingProxy
 
@@ -32,6 +33,8 @@ DISK_BYTES = 384 * 1024 * 1024
 RESERVE_BYTES = 16 * 1024 * 1024
 LEASE_OVER = ACK_WAIT * 1.5
 """Seconds after which every lease of a process that says nothing has ended."""
+LET_GO_SECONDS = 120.0
+"""The writer must have let go of the store of a damaged stream."""
 CLOCK = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -77,21 +80,17 @@ async def poison(world: World) -> bool:
     # Where the rollout is sure, it would get an outcome, and nobody has asked for that rollout.
     bodies = [body for body in changed if read_request(queue, body) is None]
     mark = f"poison-{dice.randrange(2**48):x}"
-    await store_all(
-        world.connection,
-        [Message(queue.subject, body, f"{mark}-request-{number}") for number, body in enumerate(bodies)],
-    )
     event = make_event(
         SandboxDeleted(sandbox_id="s"), id=mark, source="orchard/poison", campaign="poison", rollout_id=key
     )
     events = list(mutants([encode_event(event)], 8, dice.randrange(2**32)))
-    await store_all(
-        world.connection,
-        [
-            Message(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{number}")
-            for number, body in enumerate(events)
-        ],
-    )
+    requested = [Message(queue.subject, body, f"{mark}-request-{n}") for n, body in enumerate(bodies)]
+    said = [
+        Message(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{n}") for n, body in enumerate(events)
+    ]
+    async with world.connected() as connection:
+        await store_all(connection, requested)
+        await store_all(connection, said)
     world.counts["poisoned requests"] += len(bodies)
     world.counts["poisoned events"] += len(events)
     return True
@@ -100,10 +99,9 @@ async def poison(world: World) -> bool:
 async def pause(world: World) -> bool:
     """Pause the campaign, once or a few times, and resume it."""
     for _ in range(world.chance.randint(1, 3)):
-        await world.campaigns.pause(CAMPAIGN)
+        await world.pause()
         await asyncio.sleep(world.chance.uniform(0.0, 1.0))
-        async for _ in world.campaigns.resume(CAMPAIGN):
-            pass
+        await world.resume()
     return True
 
 
@@ -198,16 +196,20 @@ def _ended(pid: int) -> bool:
 
 
 async def _restore(world: World) -> bool:
-    """`orchard store restore-stream`, once the writer has let go of the store; False where it never does,
-    because the tables had nothing that was lost."""
-    said = ""
-    for _ in range(10):
+    """`orchard store restore-stream`, once the writer has let go of the store; False where nobody holds,
+    because nobody has seen what was lost."""
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while True:
         code, said = await world.orchard("store", "restore-stream")
         if code == 0:
             return True
-        await asyncio.sleep(0.5)
-    assert "another writer" in said, said
-    return False
+        assert "another writer" in said, said
+        async with world.session.reading_connection("chaos look") as connection:
+            held = await world.session.held(connection)
+        if not held:
+            return False
+        assert time.monotonic() < deadline, f"the writer keeps the store, although {held}"
+        await asyncio.sleep(0.2)
 
 
 async def disk(world: World) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
@@ -127,10 +128,11 @@ async def run(
                 registry = TaskRegistry(Publisher(connection), session.blobs)
                 refs = await registry.register(tiny_task(number) for number in range(tasks))
                 await session.committed(connection)  # the oracle reads tasks from the tables
-                world = World(store, session, connection, rollouts, random.Random(seed), report.counts)
-                async for _ in world.campaigns.submit(spec_of(refs, rollouts)):
+                async for _ in Campaigns(connection, session.blobs).submit(spec_of(refs, rollouts)):
                     pass
-                await _disturb(world, Injecting(world, kinds, faults, report), started, report)
+            world = World(store, session, rollouts, random.Random(seed), report.counts)
+            await _disturb(world, Injecting(world, kinds, faults, report), started, report)
+            async with world.connected() as connection:
                 await session.committed(connection)
                 report.counts["dead letters"] = len(await DeadLetters(connection).list())
             async with session.sandboxes() as client:
@@ -161,8 +163,7 @@ async def _disturb(world: World, injecting: Injecting, started: float, report: R
         await injecting.step()
         if world.outcomes.aborted and world.outcomes.settled == world.rollouts:
             report.counts["aborted and resumed"] += len(world.outcomes.aborted)
-            async for _ in world.campaigns.resume(CAMPAIGN):
-                pass
+            await world.resume()
         await asyncio.sleep(0.05)
     await injecting.finish()
     await world.unfollow()

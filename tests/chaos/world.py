@@ -130,7 +130,6 @@ class World:
 
     store: Path
     session: Session
-    connection: Connection
     rollouts: int
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
@@ -138,10 +137,22 @@ class World:
     outcomes: Outcomes = field(default_factory=Outcomes)
     _following: "asyncio.Task[None] | None" = None
 
-    @property
-    def campaigns(self) -> Campaigns:
-        """The actions on campaigns."""
-        return Campaigns(self.connection, self.session.blobs)
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Connection]:
+        """A connection for one action, as a command has it; it waits while the stream is held."""
+        async with self.session.connection("chaos", hold=True) as connection:
+            yield connection
+
+    async def pause(self) -> None:
+        """Pause the campaign."""
+        async with self.connected() as connection:
+            await Campaigns(connection, self.session.blobs).pause(CAMPAIGN)
+
+    async def resume(self) -> None:
+        """Resume it."""
+        async with self.connected() as connection:
+            async for _ in Campaigns(connection, self.session.blobs).resume(CAMPAIGN):
+                pass
 
     @property
     def over(self) -> bool:
@@ -209,22 +220,36 @@ class World:
 
     @asynccontextmanager
     async def guest(self, name: str, variables: Mapping[str, str]) -> AsyncIterator[str]:
-        """A worker of its own beside those of `up`; the source of its events. It is drained at the end."""
+        """A worker of its own beside those of `up`, started again when it ends as they are; source of its
+        events. It is drained at the end."""
         record = self.record()
         oracle = {"ORCHARD_ENDPOINTS__ORACLE__BASE_URL": record.oracle_url or ""}
-        with words_of(self.store).open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orchard", "--store", str(self.store), "worker", "--name", name),
-                env={**os.environ, **QUICK, **oracle, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-            )
+
+        async def start() -> asyncio.subprocess.Process:
+            with words_of(self.store).open("ab") as output:
+                return await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "orchard", "--store", str(self.store), "worker", "--name", name),
+                    env={**os.environ, **QUICK, **oracle, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=die_with_parent,
+                )
+
+        process = await start()
+
+        async def keep() -> None:
+            nonlocal process
+            while True:
+                await process.wait()
+                process = await start()
+
+        keeping = asyncio.create_task(keep())
         try:
             yield f"orchard/worker/{name}"
-            assert process.returncode is None, f"worker {name} ended with code {process.returncode}"
         finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             await asyncio.wait_for(process.wait(), 120)

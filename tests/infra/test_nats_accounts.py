@@ -31,6 +31,7 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
+from orchard.streams.guard import Expected, Guard
 from orchard.streams.health import reporting, reports
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -283,6 +284,29 @@ async def test_what_a_role_does_not_need_it_may_not(
     await connection.nats.publish(subject, b"{}")
 
     await asyncio.wait_for(refused, 10)
+
+
+async def test_the_writer_lets_workers_publish_and_a_worker_may_hold_all(
+    roles: dict[str, Connection],
+) -> None:
+    async def nothing_known() -> Expected:
+        return Expected()
+
+    writer, worker = roles["writer"], roles["worker"]
+    of_writer = Guard(writer, writer.settings, nothing_known, settle=0.0)
+    of_worker = Guard(worker, worker.settings, nothing_known, settle=60.0)
+    await Publisher(roles["operator"]).event(fact("one"))
+
+    await of_worker.check()
+    assert "until the writer has compared" in worker.waiting
+    await of_writer.check()
+    await of_worker.check()
+    assert worker.trusted
+
+    worker.saw(2, b"an event that the server has lost")
+    await of_worker.check()
+    await of_writer.check()
+    assert "event 2 was confirmed" in writer.held
 
 
 async def test_without_a_name_and_password_nobody_comes_in(server: Server) -> None:
