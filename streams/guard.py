@@ -22,6 +22,7 @@ from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare_events
 
 log = logging.getLogger(__name__)
@@ -280,5 +281,4 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
     try:
         yield
     finally:
-        watching.cancel()
-        await asyncio.wait({watching})
+        await end(watching)
