@@ -1,9 +1,11 @@
 """The typer application: every command, and how errors are shown."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+import orchard
 from orchard import config as configuration
 from orchard.cli import (
     campaigns,
@@ -66,10 +69,11 @@ USER_ERRORS = (
 )
 """What a user can mend: shown as one sentence, exit code 1. Anything else is a defect and shows its trace."""
 
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+
 app = typer.Typer(
     name="orchard",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="markdown",
     help="""Tasks into trajectories, trajectories into datasets, datasets into better policies.
@@ -89,9 +93,19 @@ The same by hand, in two terminals:
 )
 
 
+def show_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        typer.echo(f"orchard {orchard.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
     store_: Annotated[
         str | None,
         typer.Option("--store", help="Directory or s3:// URL of tables and blobs.", show_default=".orchard"),
@@ -142,21 +156,45 @@ def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
             yield error
 
 
+def tell(mistake: object) -> None:
+    """Show a user's mistake on stderr; brackets in it are its own and no markup."""
+    line = f"[bold red]error:[/] {escape(str(mistake))}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """The sentence for a package of an extra that is not installed; None for any other module."""
+    package = (error.name or "").partition(".")[0]
+    for requirement in metadata.requires("orchard-pipeline") or []:
+        name, _, condition = requirement.partition(";")
+        extra = _EXTRA.search(condition)
+        if extra and package and re.match(rf"{re.escape(package)}\b", name):
+            return (
+                f"this command needs the package {package}: install it with "
+                f"`pip install 'orchard-pipeline[{extra[1]}]'`"
+            )
+    return None
+
+
 def main() -> None:
     """Run the command line; user errors become one sentence, Ctrl-C exit code 130."""
-    console = Console(stderr=True)
     os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
     try:
         app(standalone_mode=True)
     except USER_ERRORS as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        tell(error)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (sentence := _missing_package(error)) is None:
+            raise
+        tell(sentence)
         sys.exit(1)
     except ExceptionGroup as group:
         mistakes, defects = group.split(USER_ERRORS)
         if mistakes is None or defects is not None:
             raise
         for mistake in _leaves(mistakes):
-            console.print(f"[bold red]error:[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
+            tell(mistake)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(0)
