@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 import orchard
 from orchard import config as configuration
@@ -158,8 +158,8 @@ def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
 
 def tell(mistake: object) -> None:
     """Show a user's mistake on stderr; brackets in it are its own and no markup."""
-    line = f"[bold red]error:[/] {escape(str(mistake))}"
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    line = Text.assemble(("error:", "bold red"), f" {mistake}")
+    Console(stderr=True).print(line, soft_wrap=True)
 
 
 def _missing_package(error: ModuleNotFoundError) -> str | None:
