@@ -50,7 +50,7 @@ def test_unknown_keys_are_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch
         load()
     (elsewhere / "orchard.toml").write_text("")
     monkeypatch.setenv("ORCHARD_WORKERS", "2")
-    with pytest.raises(ConfigError, match="ORCHARD_WORKERS is no setting: .* ORCHARD_UP__WORKERS"):
+    with pytest.raises(ConfigError, match=r"ORCHARD_WORKERS is no setting: .* ORCHARD_UP__WORKERS"):
         load()
 
 
