@@ -73,7 +73,7 @@ def test_a_rollout_that_is_not_there(command_line: Command, tmp_path: Path) -> N
 
 def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_path: Path) -> None:
     assert "no rollout starts with '[/x]'" in sentence(command_line("show", "[/x]", store=tmp_path))
-    assert "[/red]" in sentence(command_line("sql", "select [/red] from rollouts", store=tmp_path))
+    assert "'[/red]' is not known" in sentence(command_line("sql", "--format", "[/red]", store=tmp_path))
 
 
 def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
