@@ -5,18 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-kubernetes kubernetes-binaries lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
+.PHONY: quickstart test test-all test-kubernetes kubernetes-binaries style lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10
+# Three processes on two cores: much of a test is waiting, for a disk, a lease or a process that starts.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
+# Each test starts processes, and each of those would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-test: $(LEARNING) debian lint  ## what guards every change: under 8 minutes on 2 cores
-	$(PYTEST) $(ARGS)
+test: $(LEARNING) debian style  ## what guards every change: under 8 minutes on 2 cores
+	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
-test-all: $(LEARNING) debian lint  ## the same, and the learning demonstrations, long soaks and long chaos
-	$(PYTEST) -m "slow or not slow" $(ARGS)
+test-all: override ARGS := -m "slow or not slow" $(ARGS)
+test-all: test  ## the same, and the learning demonstrations, long soaks and long chaos
 
 demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
 	$(BIN)/orchard demo-sft $(ARGS)
@@ -30,9 +33,11 @@ test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's
 kubernetes-binaries: $(STAMP) debian  ## what that node is made of; about 5 minutes, once
 	$(BIN)/python -m tests.kubernetes.run --build
 
-lint: $(LEARNING)
+style: $(LEARNING)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint: style
 	$(BIN)/mypy
 
 bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/
@@ -54,18 +59,21 @@ schemas: $(STAMP)  ## write AsyncAPI and JSON Schema from the code
 up: $(STAMP) debian
 	$(BIN)/orchard up $(ARGS)
 
-$(STAMP): pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Orchard needs Python 3.11 or later: set PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" || { rm -rf $(VENV); exit 1; }
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(PIP) --editable . --group dev
 	touch $@
 
 # torch and what comes with it, which the quick start does without, and whoever reads our datasets in tests.
-$(LEARNING): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[train]" --group consumers
-	touch $@
+$(LEARNING): pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[train]" --group dev --group consumers
+	touch $(STAMP) $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns

@@ -4,7 +4,7 @@ The rooms are below it as links (`orchard/streams` is the folder `streams`), and
 nothing else: SDK names are loaded when they are first used.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from orchard.injector.sandbox import AsyncSandbox
     from orchard.injector.sandbox import AsyncSandbox as AsyncSandboxInstance
 
+    __version__: str
+
 __all__ = [
     "AsyncContainerProcess",
     "AsyncSandbox",
@@ -26,6 +28,7 @@ __all__ = [
     "Sandbox",
     "SandboxClient",
     "SandboxInstance",
+    "__version__",
 ]
 
 _PUBLISHED = {"AsyncSandboxInstance": "AsyncSandbox", "SandboxInstance": "Sandbox"}
@@ -42,6 +45,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("orchard-pipeline")
     own = _PUBLISHED.get(name, name)
     if own not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

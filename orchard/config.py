@@ -5,6 +5,7 @@ Every value has one place in one tree, for example `worker.slots`: `[worker] slo
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,14 @@ from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.settings import WriterSettings
 from orchard.streams.settings import NatsSettings
+from orchard.variables import FILE_VARIABLE, UnknownVariable, settings
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.settings import SandboxSettings, WorkerSettings
 
 FILE_NAME = "orchard.toml"
-PREFIX = "ORCHARD_"
-FILE_VARIABLE = "ORCHARD_CONFIG"
-
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+"""Where a value is that msgspec refuses."""
 
 RETIRED = {
     "nats.event_max_age": "nats.event_max_age is gone, because old events are the fences that keep a rollout "
@@ -96,6 +97,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     ConfigError for a file that is missing or malformed, an unknown key, or a value of the wrong type.
     """
     tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     path = place(file)
     if path != Path(FILE_NAME) and not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
@@ -104,18 +106,22 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    for variable, value in sorted(os.environ.items()):
-        if variable.startswith(PREFIX) and variable != FILE_VARIABLE:
-            _put(tree, variable.removeprefix(PREFIX).lower().split("__"), value, variable)
+    try:
+        for variable, keys in settings(os.environ, Config, RETIRED):
+            _put(tree, keys, os.environ[variable], variable)
+            origins[".".join(keys)] = variable
+    except UnknownVariable as error:
+        raise ConfigError(str(error)) from None
     for dotted, value in (flags or {}).items():
         if value is not None:
             _put(tree, dotted.split("."), value, f"flag for {dotted}")
+            origins.pop(dotted, None)
     for key, sentence in RETIRED.items():
         section, _, name = key.partition(".")
         branch = tree.get(section)
         if isinstance(branch, dict) and name in branch:
             raise ConfigError(sentence)
-    return checked(tree)
+    return checked(tree, origins)
 
 
 def place(file: Path | None = None) -> Path:
@@ -123,13 +129,18 @@ def place(file: Path | None = None) -> Path:
     return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
 
 
-def checked(tree: Any) -> Config:
-    """The configuration in a tree of plain values; raises ConfigError for what cannot be."""
+def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
+    """The configuration in a tree of plain values; raises ConfigError for what cannot be.
+
+    `origins` are the environment's variables by the dotted path of what they set.
+    """
     try:
         return msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
+        place = _AT.search(str(error))
+        origin = (origins or {}).get(place[1]) if place else None
         raise ConfigError(
-            f"configuration: {error}; see `orchard config` for every key and its value"
+            f"{origin or 'configuration'}: {error}; see `orchard config` for every key and its value"
         ) from error
 
 

@@ -98,7 +98,7 @@ class Demonstration:
         port_file = self.directory / "policy.port"
         port_file.unlink(missing_ok=True)
         options = ["--port", str(self.port), "--port-file", str(port_file)]
-        command = [sys.executable, "-m", "orchard.pipelines.policy", str(model), *options]
+        command = [sys.executable, "-P", "-m", "orchard.pipelines.policy", str(model), *options]
         with (self.directory / "policy.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command, stderr=log, stdout=log, preexec_fn=die_with_parent
@@ -118,7 +118,7 @@ class Demonstration:
     async def command(self, *words: str) -> None:
         """An `orchard` command in a process of its own, as a user would; RuntimeError when it fails."""
         where = ["--store", self.config.store, "--state", str(self.config.directory)]
-        command = [sys.executable, "-m", "orchard", *where, *words]
+        command = [sys.executable, "-P", "-m", "orchard", *where, *words]
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
         if code := await process.wait():
             raise RuntimeError(f"`{' '.join(command)}` ended with exit code {code}: run it again to go on")

@@ -77,7 +77,7 @@ class Processes:
         self._directory = Path(settings.out)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings
-        orchard = [sys.executable, "-m", "orchard", "--store", session.config.store]
+        orchard = [sys.executable, "-P", "-m", "orchard", "--store", session.config.store]
         orchard += ["--state", str(session.directory)]
         self._commands: dict[str, list[str]] = {
             "coordinator": [*orchard, "rl", "coordinator", str(file)],
@@ -87,7 +87,7 @@ class Processes:
         address = urlsplit(server)
         self._port = address.port
         if address.hostname in _LOOPBACK:
-            self._commands["server"] = [sys.executable, "-m", "orchard.pipelines.policy"]
+            self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
         """Until coordinator and trainer are through; raises RunError for one that cannot go on."""

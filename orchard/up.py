@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -31,10 +31,13 @@ from orchard.streams.errors import StreamsError
 from orchard.streams.guard import Guard, guarded
 from orchard.streams.room import disk_is_full
 from orchard.streams.server import EmbeddedServer, embedded
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.wholeness import expected
 
 PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+"""Looked up here: between fork and exec the loader's lock may be another thread's, which is not there."""
 READY_SECONDS = 60.0
 SERVICES = ("agent", "orchestrator", "oracle")
 """Children without which nothing can start; others may wait for what is not there yet."""
@@ -84,9 +87,9 @@ class Supervisor:
                 await server.start()
                 self._nats_url = server.url
                 stack.push_async_callback(server.stop)
-                stack.push_async_callback(_cancel, asyncio.create_task(self._keep_server(server)))
+                stack.push_async_callback(end, asyncio.create_task(self._keep_server(server)))
                 self._pids["nats"] = server.pid
-            stack.push_async_callback(_cancel, asyncio.create_task(self._watch_stream()))
+            stack.push_async_callback(end, asyncio.create_task(self._watch_stream()))
             _write_private(files.key, secrets.token_hex(24))
             stack.callback(files.record.unlink, missing_ok=True)
             stack.push_async_callback(self._stop_children)
@@ -102,8 +105,8 @@ class Supervisor:
                     await stopping
             finally:
                 self._stopping = True
-                await _cancel(starting)
-                await _cancel(stopping)
+                await end(starting)
+                await end(stopping)
 
     def hurry(self) -> None:
         """Stop without waiting for what runs: it goes back to the queue at once."""
@@ -146,8 +149,8 @@ class Supervisor:
 
     def _plan(self) -> list[Child]:
         """The children in start order."""
-        orchard = [sys.executable, "-m", "orchard"]
-        python = [sys.executable, "-m"]
+        orchard = [sys.executable, "-P", "-m", "orchard"]
+        python = [sys.executable, "-P", "-m"]
         shutdown = self.config.up.shutdown_seconds
         plan = [
             Child("writer", [*orchard, "writer"], stop_seconds=60.0),
@@ -309,7 +312,7 @@ class Supervisor:
 
     async def _stop(self, child: Child) -> None:
         if child.monitor is not None:
-            await _cancel(child.monitor)
+            await end(child.monitor)
         process = child.process
         if process is not None and process.returncode is None:
             _signal(process, signal.SIGTERM)
@@ -324,11 +327,6 @@ class Supervisor:
                 await process.wait()
 
 
-async def _cancel(task: "asyncio.Task[Any]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
-
-
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     try:
         process.send_signal(number)
@@ -338,7 +336,7 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 def die_with_parent() -> None:
     """Runs in the child between fork and exec: the kernel kills it when this process dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reason(code: int) -> str:

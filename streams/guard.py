@@ -27,6 +27,7 @@ from orchard.streams import marks, names
 from orchard.streams.connection import Connection, Seen
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare_events
 
 log = logging.getLogger(__name__)
@@ -404,8 +405,7 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
         raise
     finally:
         watching.remove_done_callback(ended)
-        watching.cancel()
-        await asyncio.wait({watching})
+        await end(watching)
 
 
 async def _passing(connection: Connection, seconds: float) -> None:

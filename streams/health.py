@@ -20,6 +20,7 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.reading import server_time
+from orchard.streams.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,7 @@ async def reporting(
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        await end(task)
         await _send(connection, msgspec.structs.replace(blank, condition=Condition.STOPPED))
 
 

@@ -34,7 +34,8 @@ _USER, _ADMIN = "orchard", "admin"
 _DAMAGED_CONSUMER = re.compile(r"Error adding consumer '[^']* > (\S+) > (\S+)': .*corrupt state file")
 _DAMAGED_STREAM = re.compile(r"[Ss]tream metafile \"([^\"]+)\": ")
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None).prctl
+"""Looked up here: between fork and exec the loader's lock may be another thread's, which is not there."""
 
 
 class EmbeddedServer:
@@ -286,7 +287,7 @@ def _spawn(binary: Path, config: Path, log_file: Path, lock: int) -> subprocess.
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the signal was asked for
             os._exit(1)
 

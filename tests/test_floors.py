@@ -91,3 +91,14 @@ def test_every_room_is_importable_below_orchard_alone(room: str) -> None:
     assert importlib.util.find_spec(f"orchard.{room}") is not None
     elsewhere = [path for path in sys.path if Path(path).resolve() != ROOT]
     assert importlib.machinery.PathFinder.find_spec(room, elsewhere) is None
+
+
+def test_a_python_that_is_started_takes_nothing_from_the_folder_it_starts_in() -> None:
+    """A user's `orchard.py` or `schemas.py` there would be taken for ours."""
+    for room in MAY_IMPORT:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.List | ast.Tuple):
+                    words = [ast.unparse(word) for word in node.elts]
+                    if {"'-m'", "'-c'"} & {*words} and "sys.executable" in words:
+                        assert "'-P'" in words, f"{path}: {words}"

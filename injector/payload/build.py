@@ -131,7 +131,7 @@ def _compile(stage: Path) -> None:
     In an interpreter of its own with a fixed hash seed, since the form of constants depends on both.
     """
     options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(stage), "-p", "/"]
-    line = [str(_program()), "-S", "-m", "compileall", *options, str(stage)]
+    line = [str(_program()), "-P", "-S", "-m", "compileall", *options, str(stage)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, env={"PYTHONHASHSEED": "0"})
     if done.returncode != 0:
         raise PayloadError(f"a module cannot be compiled: {done.stdout.strip() or done.stderr.strip()}")

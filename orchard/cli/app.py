@@ -1,14 +1,16 @@
 """The typer application: every command, and how errors are shown."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+import orchard
 from orchard.cli.listed import MARKUP, Commands
 
 _MISTAKES = (
@@ -38,10 +40,11 @@ def mistakes() -> tuple[type[Exception], ...]:
     return tuple(getattr(module, name) for module, name in loaded if module is not None)
 
 
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+
 app = typer.Typer(
     name="orchard",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode=MARKUP,
     cls=Commands,
@@ -62,9 +65,19 @@ The same by hand, in two terminals:
 )
 
 
+def show_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        typer.echo(f"orchard {orchard.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
     store_: Annotated[
         str | None,
         typer.Option("--store", help="Directory or s3:// URL of tables and blobs.", show_default=".orchard"),
@@ -102,6 +115,32 @@ def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
             yield error
 
 
+def tell(*errors: object) -> None:
+    """Show mistakes of a user on stderr; brackets in them are their own and no markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    for error in errors:
+        console.print(Text.assemble(("error:", "bold red"), f" {error}"), soft_wrap=True)
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """The sentence for a package of an extra that is not installed; None for any other module."""
+    from importlib import metadata  # slow, and needed once in a while
+
+    package = (error.name or "").partition(".")[0]
+    for requirement in metadata.requires("orchard-pipeline") or []:
+        name, _, condition = requirement.partition(";")
+        extra = _EXTRA.search(condition)
+        if extra and package and re.match(rf"{re.escape(package)}\b", name):
+            return (
+                f"this command needs the package {package}: install it with "
+                f"`pip install 'orchard-pipeline[{extra[1]}]'`"
+            )
+    return None
+
+
 def main() -> None:
     """Run the command line; user errors become one sentence, Ctrl-C exit code 130."""
     os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
@@ -111,23 +150,15 @@ def main() -> None:
         known, defects = group.split(mistakes())
         if known is None or defects is not None:
             raise
-        _tell(*_leaves(known))
+        tell(*_leaves(known))
+        sys.exit(1)
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        if not isinstance(error, mistakes()):
+        missing = _missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is None and not isinstance(error, mistakes()):
             raise
-        _tell(error)
-
-
-def _tell(*errors: Exception) -> NoReturn:
-    """Say what is to be mended, and exit."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(stderr=True)
-    for error in errors:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-    sys.exit(1)
+        tell(missing or error)
+        sys.exit(1)

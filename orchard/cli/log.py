@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
@@ -86,7 +87,7 @@ def verify(context: typer.Context, name: Names = None) -> None:
     shelf = Shelf(archive_url(session.config.store, session.config.archive))
     found = verify_archive(shelf, session.config.store, name or [])
     for finding in found.findings:
-        console.print(f"[red]{finding}[/]", highlight=False, soft_wrap=True)
+        console.print(Text(str(finding), style="red"), soft_wrap=True)
     if found.findings:
         raise typer.Exit(1)
     console.print(f"[bold green]sound[/] {found.parts} parts, {found.events} events in {shelf.location.url}")

@@ -33,6 +33,7 @@ from orchard.streams.health import reporting
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import Supervisor
@@ -279,7 +280,7 @@ async def _write_while_whole(session: Session, connection: Connection, stop: asy
             if connection.held or stop.is_set():
                 pause.set()
         if archiving is not None:
-            archiving.cancel()
+            await end(archiving)
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -287,9 +288,7 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> Non
     stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not working.done():
-        working.cancel()
-        await asyncio.wait({working})
+    await end(working)
     if not working.cancelled():
         working.result()
 
@@ -303,7 +302,7 @@ async def run_steward(session: Session) -> None:
             reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
             async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
                 await run_until(stop, keep(connection))
-            reconciling.cancel()
+            await end(reconciling)
 
 
 async def run_oracle(session: Session, port: int) -> None:

@@ -133,7 +133,7 @@ def _interact(tables: duckdb.DuckDBPyConnection) -> None:
         try:
             _print_query(tables, "\n".join(lines), "table")
         except ConfigError as error:
-            console.print(f"[red]{error}[/]", highlight=False)
+            console.print(Text(str(error), style="red"))
         lines = []
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from orchard.cli.reading import rows_table
 from orchard.pipelines.conservation import Balance, balances, balances_of_tables
@@ -37,7 +38,7 @@ def check(context: typer.Context) -> None:
         console.print(_balance_table(found))
         findings = [finding for balance in found for finding in balance.findings()]
     for finding in findings:
-        console.print(f"[red]{finding}[/]", highlight=False, soft_wrap=True)
+        console.print(Text(str(finding), style="red"), soft_wrap=True)
     if findings:
         raise typer.Exit(1)
     console.print(f"[bold green]sound[/] {session.config.store}")

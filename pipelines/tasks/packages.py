@@ -98,6 +98,7 @@ class PackageCache:
     async def _run(self, *arguments: str, text: str = "") -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
             self._python,
+            "-P",
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

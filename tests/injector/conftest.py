@@ -252,10 +252,17 @@ def archives(tmp_path: Path) -> Archives:
 
 
 @pytest.fixture(scope="session")
-def payload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The agent's payload, unpacked in a directory that everybody may enter."""
-    archive = tmp_path_factory.mktemp("payload") / "payload.tar"
-    subprocess.run([sys.executable, "-m", "orchard.injector.payload", "build", str(archive)], check=True)
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's payload as `payload build` writes it."""
+    made = tmp_path_factory.mktemp("payload") / "payload.tar"
+    line = [sys.executable, "-m", "orchard.injector.payload", "build", str(made)]
+    subprocess.run(line, check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
+    return made
+
+
+@pytest.fixture(scope="session")
+def payload(archive: Path) -> Iterator[Path]:
+    """The same, unpacked in a directory that everybody may enter."""
     with tempfile.TemporaryDirectory(prefix="payload-test-") as place:
         Path(place).chmod(0o755)
         with tarfile.open(archive) as tar:

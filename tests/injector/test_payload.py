@@ -42,11 +42,6 @@ def build(archive: Path, **environment: str) -> Path:
     return archive
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("payload") / "payload.tar", PYTHONHASHSEED="1")
-
-
 def in_root(payload: Path, *options: str) -> list[str]:
     """The beginning of a command in a root that has the payload, /proc, /dev and what the options add."""
     root = ["--ro-bind", str(payload), PLACE, "--proc", "/proc", "--dev", "/dev", *options]

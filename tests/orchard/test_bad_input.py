@@ -25,56 +25,63 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
     return errors[0]
 
 
-def test_malformed_rows_are_named_and_nothing_is_imported(orchard: Command, tmp_path: Path) -> None:
+def test_malformed_rows_are_named_and_nothing_is_imported(command_line: Command, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"repo": "a/b", "instance_id": "x"}) + "\nnot json\n")
-    done = orchard("tasks", "import", str(rows), store=tmp_path / "store")
+    done = command_line("tasks", "import", str(rows), store=tmp_path / "store")
     text = sentence(done)
     assert "rows.jsonl" in text
     assert not (tmp_path / "store" / "blobs").exists()
 
 
-def test_a_file_that_is_not_there(orchard: Command, tmp_path: Path) -> None:
-    assert "does not exist" in sentence(orchard("tasks", "import", "none.parquet", store=tmp_path))
+def test_a_file_that_is_not_there(command_line: Command, tmp_path: Path) -> None:
+    assert "does not exist" in sentence(command_line("tasks", "import", "none.parquet", store=tmp_path))
 
 
-def test_an_unknown_harness_is_told_at_submission(orchard: Command, tmp_path: Path) -> None:
-    text = sentence(orchard("submit", "c", "--model", "m", "--harness", "nonesuch", store=tmp_path))
+def test_an_unknown_harness_is_told_at_submission(command_line: Command, tmp_path: Path) -> None:
+    text = sentence(command_line("submit", "c", "--model", "m", "--harness", "nonesuch", store=tmp_path))
     assert "nonesuch" in text
     assert "mini-swe-agent" in text
 
 
-def test_an_unreachable_server(orchard: Command, tmp_path: Path) -> None:
+def test_an_unreachable_server(command_line: Command, tmp_path: Path) -> None:
     text = sentence(
-        orchard("--nats", "nats://127.0.0.1:9", "status", store=tmp_path, ORCHARD_NATS__CONNECT_TIMEOUT="1")
+        command_line(
+            "--nats", "nats://127.0.0.1:9", "status", store=tmp_path, ORCHARD_NATS__CONNECT_TIMEOUT="1"
+        )
     )
     assert "127.0.0.1:9" in text
 
 
-def test_nothing_runs_here(orchard: Command, tmp_path: Path) -> None:
-    assert "orchard up" in sentence(orchard("status", store=tmp_path))
+def test_nothing_runs_here(command_line: Command, tmp_path: Path) -> None:
+    assert "orchard up" in sentence(command_line("status", store=tmp_path))
 
 
-def test_an_unknown_key_in_the_configuration(orchard: Command, tmp_path: Path) -> None:
+def test_an_unknown_key_in_the_configuration(command_line: Command, tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text("[worker]\nslotz = 3\n")
-    assert "slotz" in sentence(orchard("--config", str(file), "status", store=tmp_path))
+    assert "slotz" in sentence(command_line("--config", str(file), "status", store=tmp_path))
 
 
-def test_a_query_that_does_not_run(orchard: Command, tmp_path: Path) -> None:
-    assert "nothing_like_it" in sentence(orchard("sql", "select * from nothing_like_it", store=tmp_path))
+def test_a_query_that_does_not_run(command_line: Command, tmp_path: Path) -> None:
+    assert "nothing_like_it" in sentence(command_line("sql", "select * from nothing_like_it", store=tmp_path))
 
 
-def test_a_rollout_that_is_not_there(orchard: Command, tmp_path: Path) -> None:
-    assert "no rollout starts with" in sentence(orchard("show", "abc", store=tmp_path))
+def test_a_rollout_that_is_not_there(command_line: Command, tmp_path: Path) -> None:
+    assert "no rollout starts with" in sentence(command_line("show", "abc", store=tmp_path))
 
 
-def test_no_task_matches(orchard: Command, tmp_path: Path) -> None:
-    assert "no task" in sentence(orchard("submit", "c", "--model", "m", store=tmp_path))
+def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_path: Path) -> None:
+    assert "no rollout starts with '[/x]'" in sentence(command_line("show", "[/x]", store=tmp_path))
+    assert "'[/red]' is not known" in sentence(command_line("sql", "--format", "[/red]", store=tmp_path))
 
 
-def test_a_model_without_an_endpoint(orchard: Command, tmp_path: Path) -> None:
-    text = sentence(orchard("quickstart", "--model", "m", store=tmp_path, OPENAI_BASE_URL=""))
+def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
+    assert "no task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
+
+
+def test_a_model_without_an_endpoint(command_line: Command, tmp_path: Path) -> None:
+    text = sentence(command_line("quickstart", "--model", "m", store=tmp_path, OPENAI_BASE_URL=""))
     assert "--base-url" in text
 
 

@@ -19,6 +19,7 @@ def environment():
     os.environ.update(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 async def test_a_run_under_kills_trains_on_every_group_once(tmp_path: Path) -> None:
     report: RlReport = await run(tmp_path / "store", Size(steps=2, group=2, kills=3), seed=12)

@@ -12,8 +12,8 @@ import pytest
     ],
     ids=str,
 )
-def test_mistakes_are_one_sentence(orchard, tmp_path, words, says):
-    done = orchard(*words, store=tmp_path / "store")
+def test_mistakes_are_one_sentence(command_line, tmp_path, words, says):
+    done = command_line(*words, store=tmp_path / "store")
     assert done.returncode == 1
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

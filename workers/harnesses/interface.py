@@ -59,12 +59,12 @@ class HarnessResult:
 
 
 class Harness(Protocol):
-    """The loop around the model."""
+    """The loop around the model. Name it as a base class: what it may leave out has a default here."""
 
     name: str
     tools: tuple[dict[str, Any], ...]
     """OpenAI tools that its model is told of."""
-    replayable: bool
+    replayable: bool = False
     """Whether its commands, executed again in their order in a new machine, make the state they had made, so
     that an attempt may replay one that died. Not where the state is outside of the machine."""
 

@@ -172,7 +172,7 @@ def _show_directories(root: Path) -> None:
 async def _mirrored(source: Path, target: Path) -> str:
     """Runs `metadata.py`, which takes seconds, in a process that ends with us; what it printed."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", metadata.__name__, str(source), str(target)),
+        *(sys.executable, "-P", "-m", metadata.__name__, str(source), str(target)),
         stdout=PIPE,
         stderr=PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -81,7 +81,7 @@ def _overlay_complaint(state: Path) -> str:
             Path(place, name).mkdir()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
-            [sys.executable, "-c", script, place],
+            [sys.executable, "-P", "-c", script, place],
             capture_output=True,
             text=True,
             check=False,

@@ -21,7 +21,6 @@ from orchard.pipelines.rl.bar import (
 from orchard.schemas.groups import GroupOutcome
 from orchard.schemas.outcomes import RolloutStatus
 
-POOLS = 100_000
 CALM, LONG = RolloutStatus.COMPLETED, RolloutStatus.TRUNCATED
 
 
@@ -125,9 +124,10 @@ def agree(pool: list[Rollout], settings: BarSettings) -> None:
     assert used <= settings.budget
 
 
-def test_it_equals_the_loop_of_the_paper_on_random_pools() -> None:
-    dice = random.Random(0)
-    for _ in range(POOLS):
+@pytest.mark.parametrize("pools", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_it_equals_the_loop_of_the_paper_on_random_pools(pools: int) -> None:
+    dice = random.Random(pools)
+    for _ in range(pools):
         settings = random_settings(dice) if dice.random() < 0.8 else PAPER
         agree(random_pool(dice, settings), settings)
 

@@ -30,7 +30,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
-from orchard.workers.harnesses.interface import Episode, HarnessResult
+from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm.client import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
 from tests.pipelines.rl.working import one_worker
@@ -39,7 +39,7 @@ from tests.tiny_tasks import build_tiny_image, tiny_task
 TURNS = 4
 
 
-class Forgetful:
+class Forgetful(Harness):
     """Asks, runs a command, and after two turns tells what was before in other words."""
 
     name = "forgetful"

@@ -21,7 +21,7 @@ from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.harnesses.interface import HarnessResult
+from orchard.workers.harnesses.interface import Harness, HarnessResult
 from orchard.workers.sandboxes import SandboxMachine
 from tests.pipelines.rl.test_coordinator import train
 from tests.pipelines.rl.working import one_worker
@@ -31,12 +31,11 @@ EVERY = 4
 """One in so many rollouts loses its sandbox when it is tried first."""
 
 
-class Mortal:
+class Mortal(Harness):
     """Submits at once; the sandboxes of some are deleted before they run their command."""
 
     name = "mortal"
     tools = ()
-    replayable = False
 
     def __init__(self, client):
         self.client = client

@@ -25,7 +25,7 @@ async def one_worker(
     endpoints: Mapping[str, EndpointSettings],
     slots: int,
 ) -> AsyncIterator[None]:
-    """Rollouts that are requested are done; at the end it finishes those that it has."""
+    """Rollouts that are requested are done; at the end it finishes those that it has, after an error none."""
     async with ModelClient(endpoints) as models, Claims(connection, Queue()) as claims:
         workplace = Workplace(
             worker="w",
@@ -44,6 +44,10 @@ async def one_worker(
             shutdown_seconds=30.0,
         )
         working = asyncio.create_task(worker.run())
-        yield
-        worker.drain()
-        await working
+        try:
+            yield
+            worker.drain()
+            await working
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
