@@ -1,4 +1,4 @@
-"""A test run in a sandbox: by the runner where the command can be taken apart, else by the task's own words."""
+"""A test run in a sandbox: by the runner where the command can be taken apart, else as the task writes it."""
 
 import json
 import re
@@ -83,7 +83,9 @@ def plan_of(grading: SWETests) -> Plan | None:
     return Plan(call=call, names=found) if len(found) == len(names) else None
 
 
-async def run_tests(task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool) -> TestRun:
+async def run_tests(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+) -> TestRun:
     """All tests of the task, in the repository as it is. With `trusted` the command runs as it is written and
     what it prints is believed: the rule of published benchmarks."""
     plan = None if trusted else plan_of(grading)
