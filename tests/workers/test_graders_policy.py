@@ -100,5 +100,5 @@ def test_what_the_gold_patch_touches_is_allowed():
 
 
 def test_a_package_that_the_submission_makes_itself_hides_nothing():
-    """`src/__init__.py` would make `src/json.py` look like a part of a package, but src may be on the path."""
+    """`src/__init__.py` makes `src/json.py` look like part of a package, but src may be on the path."""
     assert isinstance(verdict(added("src/__init__.py"), added("src/json.py")), Refused)
