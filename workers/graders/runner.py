@@ -5,9 +5,9 @@ standard library and the task's pytest are all it uses). What it finds goes to t
 started with, one JSON object a line after a mark. Tested code never has that descriptor: its own output goes
 into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `runs` (the files of each process), `from_directory`,
-and `each`: whether every test has a process of its own besides, and tells how often each site of it
-(`with __site__(name):`) held.
+The plan is a JSON file: `mark`, `framework`, `options`, `runs` (files of each process), `write` (files to make
+first, with their text), `from_directory`, and `each`: whether every test has a process of its own besides,
+and tells how often each site of it (`with __site__(name):`) held.
 """
 
 from __future__ import annotations
@@ -356,6 +356,9 @@ def main() -> None:
     if plan["framework"] == "pytest":
         warm(os.path.realpath(os.getcwd()))
         plan["plugins"] = plugins(os.path.realpath(os.getcwd()))
+    for path, text in plan.pop("write", {}).items():
+        with open(path, "w", encoding="utf-8") as opened:
+            opened.write(text)
     for files in plan["runs"]:
         raw, log, code = watched(plan, files)
         tests, done = facts(raw, files)

@@ -130,15 +130,15 @@ async def run_copies(
     """Copies of test files beside their originals, all in one process; by site and number of the copy what
     became of it. Sites that were not reached are not in it. Raises the machine's InfrastructureError."""
     where: dict[str, int] = {}
+    write: dict[str, str] = {}
     runs = []
     for file, copies in texts.items():
         path = PurePosixPath(file)
         beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
-        for number, (name, text) in enumerate(zip(beside, copies, strict=True)):
-            where[name] = number
-            await machine.write(f"{task.workdir}/{name}", text.encode())
+        where |= {name: number for number, name in enumerate(beside)}
+        write |= dict(zip(beside, copies, strict=True))
         runs.append(sorted(beside))
-    _, said = await _run(task, grading, call, runs, machine, checkout, limit, each=True)
+    _, said = await _run(task, grading, call, runs, machine, checkout, limit, write=write, each=True)
     counts: dict[tuple[str, int], Count] = {}
     for test, _, sites in (each for run in said.runs for each in run["tests"]):
         for site, (hits, misses) in _counts(sites):
@@ -171,6 +171,7 @@ async def _run(
     limit: float,
     *,
     each: bool,
+    write: Mapping[str, str] | None = None,
 ) -> tuple[CommandOutcome, _Said]:
     mark = f"orchard-{secrets.token_hex(12)}"
     plan = {
@@ -178,6 +179,7 @@ async def _run(
         "framework": call.framework.value,
         "options": list(call.options),
         "runs": list(runs),
+        "write": write or {},
         "from_directory": call.from_directory,
         "each": each,
     }
