@@ -98,6 +98,7 @@ class Validator:
                 task_hash=task_hash(verdict.task),
                 runs=self.settings.runs,
                 seconds=time.monotonic() - started,
+                without_canary=gold[0].without_canary,
             ),
         )
 
