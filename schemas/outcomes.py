@@ -25,6 +25,8 @@ class ExitStatus(StrEnum):
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
     FORMAT_FAILURE = "format_failure"
+    SANDBOX_LOST = "sandbox_lost"
+    """What the agent ran ended its sandbox: by a limit of memory or disk, or twice at the same command."""
 
     @property
     def status(self) -> RolloutStatus:

@@ -38,3 +38,9 @@ class InfrastructureError(Exception):
     def retryable(self) -> bool:
         """Whether another attempt may succeed."""
         return self.cause in RETRYABLE
+
+
+class LimitExceeded(InfrastructureError):
+    """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing that is
+    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control are ours."""
+

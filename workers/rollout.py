@@ -23,7 +23,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders import grade
 from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
@@ -34,6 +34,9 @@ from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
+
+NOT_GRADED = "not-graded"
+"""Grader of a reward that no grader was needed for."""
 
 _TASKS = msgspec.json.Decoder(Task)
 
@@ -71,6 +74,10 @@ def within(budget: Budget, timeouts: Timeouts, elapsed: float) -> Budget:
     if room <= 0 or 0 < budget.wall_seconds <= room:
         return budget
     return msgspec.structs.replace(budget, wall_seconds=room)
+
+
+class SandboxLost(Exception):
+    """The agent ended its own sandbox, as the message says: an outcome, with nothing left to grade."""
 
 
 class Attempt:
@@ -163,10 +170,6 @@ class Attempt:
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT, f"not over after {deadline:g} s, more than all its inner limits"
             ) from error
-        except InfrastructureError as error:
-            if self._inheritance is not None and error.cause is AbortCause.SANDBOX_DIED:
-                await self._inheritance.distrust_last_answer()
-            raise
         except asyncio.CancelledError:
             if self._inheritance is not None:
                 await self._inheritance.absolve()
@@ -177,12 +180,19 @@ class Attempt:
         self.memory = self.request.memory or task.memory
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(self._begun(task))
-            result = await self._drive(task, machine)
-            if not graded_in_place(task.grading):
-                # The agent's machine is not trusted and not needed: make room before grading.
-                await stack.aclose()
-                machine = await stack.enter_async_context(self._open(task, "grading"))
-            reward = await self._grade(task, result, machine)
+            try:
+                result = await self._drive(task, machine)
+            except SandboxLost as lost:
+                result = HarnessResult(
+                    exit_status=ExitStatus.SANDBOX_LOST, submission="", leaf=self._trace.newest
+                )
+                reward = Reward(value=-1.0, resolved=False, grader=NOT_GRADED, detail=str(lost))
+            else:
+                if not graded_in_place(task.grading):
+                    # The agent's machine is not trusted and not needed: make room before grading.
+                    await stack.aclose()
+                    machine = await stack.enter_async_context(self._open(task, "grading"))
+                reward = await self._grade(task, result, machine)
         await self.publish(reward)
         return await self._finished(result, reward)
 
@@ -224,24 +234,32 @@ class Attempt:
                 yield machine
 
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
+        """The agent's turn. Raises SandboxLost where what it ran ended its machine."""
         request, beginning, harness = self.request, self._beginning, get_harness(self.request.harness)
         if beginning is not None:
             await self._trace.inherit(beginning.history, beginning.spent)
         elif request.replay_attempts and harness.replayable:
             await self._inherit(harness)
-        result = await harness.run(
-            Episode(
-                task=task,
-                machine=machine,
-                model=self._workplace.models,
-                spec=request.model,
-                trace=self._trace,
-                budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
-                timeouts=request.timeouts,
-                seed=int(request.rollout_id[:7], 16),
-                history=beginning.history if beginning else (),
-            )
+        episode = Episode(
+            task=task,
+            machine=machine,
+            model=self._workplace.models,
+            spec=request.model,
+            trace=self._trace,
+            budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
+            timeouts=request.timeouts,
+            seed=int(request.rollout_id[:7], 16),
+            history=beginning.history if beginning else (),
         )
+        try:
+            result = await harness.run(episode)
+        except LimitExceeded as error:
+            raise SandboxLost(error.detail) from error
+        except InfrastructureError as error:
+            died = error.cause is AbortCause.SANDBOX_DIED and self._inheritance is not None
+            if died and await self._inheritance.died_again(self._trace.newest):
+                raise SandboxLost(f"at the same message as in the attempt before: {error.detail}") from error
+            raise
         await self._trace.end_replay()
         return result
 
