@@ -71,3 +71,11 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     log: BlobRef | None = None
     seconds: float = 0.0
+    cause: str | None = None
+    """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass for
+    wrong answers too) or `unproven` (skipped, or failing as expected, where the gold patch passes)."""
+    extra_sandboxes: int | None = None
+    """Beside the one that was graded in; None in events that are older."""
+    without_canary: tuple[str, ...] | None = None
+    """Tests that the solution must make pass and that no wrong answer could be asked of; None where nothing was
+    asked, as with a -1."""

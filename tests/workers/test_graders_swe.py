@@ -8,7 +8,8 @@ import pytest
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
-from orchard.workers.graders.swe import between_markers, paths_to_restore
+from orchard.workers.graders.swe import paths_to_restore
+from orchard.workers.graders.testing import between_markers
 
 
 def with_grading(task, **changes):

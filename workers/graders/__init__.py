@@ -9,20 +9,35 @@ from orchard.workers.machine import Machine
 
 
 async def grade(
-    task: Task, submission: str, machine: Machine, *, timeout: float, blobs: BlobStore, pristine: Pristine
+    task: Task,
+    submission: str,
+    machine: Machine,
+    *,
+    timeout: float,
+    blobs: BlobStore,
+    pristine: Pristine,
+    published: bool = False,
 ) -> Reward:
     """Judge a submission by the task's own rule.
 
     `machine` is a fresh sandbox of the task's image, or the agent's own where the task is graded in place
     (`graded_in_place`); `pristine` opens another fresh one, where a control is needed. `timeout`, in
-    seconds, bounds the whole. Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is
+    seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust the tested
+    code: for figures to be compared, never for training. Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is
     possible, INVALID_REQUEST for a task that cannot be judged by anyone,
     STORE_FAILED when the log cannot be kept.
     """
     match task.grading:
         case SWETests() as tests:
             return await grade_swe(
-                task, tests, submission, machine, timeout=timeout, blobs=blobs, pristine=pristine
+                task,
+                tests,
+                submission,
+                machine,
+                timeout=timeout,
+                blobs=blobs,
+                pristine=pristine,
+                published=published,
             )
         case StateCheck() as check:
             return await grade_state(check, machine, timeout=timeout, blobs=blobs)

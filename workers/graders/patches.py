@@ -5,33 +5,46 @@ A patch is data: it goes in as a file, and paths go in through stdin, never as p
 
 import secrets
 import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.policy import ABSENT, Change
 from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine
 
-LADDER = (
-    "git apply --verbose",
-    "git apply --verbose --3way",
-    "git apply --verbose --reject",
-    "patch --batch --forward --fuzz=5 -p1 -i",
-)
+LADDER = ("git apply --verbose", "git apply --verbose --3way")
 """Ways to apply a patch, from strict to lenient; the repository is reset between them."""
+
+PUBLISHED_LADDER = (*LADDER, "git apply --verbose --reject", "patch --batch --forward --fuzz=5 -p1 -i")
+"""The ways of published benchmarks. GNU patch reads texts in which git sees no path, so that nobody knows what
+a patch touches before it has: for evaluations only."""
 
 LARGEST_DIFF = 32 * 1024 * 1024
 """Bytes."""
 
+_SETTINGS = {
+    "safe.directory": "*",  # the checkout's owner may be another user than the one commands run as
+    "core.fsmonitor": "false",
+    "core.hooksPath": "/dev/null",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "submodule.recurse": "false",
+}
 _GIT = {
-    # The checkout's owner may be another user than the one commands run as.
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "safe.directory",
-    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
+    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_SETTINGS)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_SETTINGS.values())},
     "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
+"""git without the configuration of a machine or user, without hooks and monitors."""
 
 _LEFT_BEHIND = """\
 mkdir -p "$SCRATCH" && git add -A && git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
@@ -57,6 +70,30 @@ index=$(git rev-parse --git-path index)
 if [ -f "$SCRATCH/real" ]; then cp "$SCRATCH/real" "$index"; else rm -f "$index"; fi
 """
 
+_STAGE = """\
+cp "$SCRATCH/index" "$SCRATCH/staged" && GIT_INDEX_FILE="$SCRATCH/staged" $WAY --cached "$PATCH" || exit 1
+GIT_INDEX_FILE="$SCRATCH/staged" git write-tree > "$SCRATCH/staged-tree"
+"""
+
+_CHANGES = """\
+set -e
+before=$(cat "$SCRATCH/tree") after=$(cat "$SCRATCH/staged-tree")
+git diff-tree -r -z --raw --no-renames --no-ext-diff --no-textconv "$before" "$after" 2>/dev/null
+printf '\\0//\\0'
+git diff-tree -r -z --numstat --no-renames --no-ext-diff --no-textconv "$before" "$after" 2>/dev/null
+printf '\\0//\\0'
+git ls-tree -r -z --name-only "$before" 2>/dev/null
+"""
+
+_PUT = """\
+cd "$(git rev-parse --show-toplevel)" || exit 1
+tr '\\n' '\\0' < "$SCRATCH/put" | GIT_INDEX_FILE="$SCRATCH/staged" git checkout-index -f -z --stdin || exit 1
+while IFS= read -r path; do
+  rm -f -- "./$path" || exit 1
+  rmdir -p -- "$(dirname -- "./$path")" 2>/dev/null || true
+done < "$SCRATCH/gone"
+"""
+
 _RESTORE = """\
 base=$(cat "$SCRATCH/base")
 while IFS= read -r path; do
@@ -75,6 +112,15 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     """The command that applied it; None when none of the ladder did."""
     log: str
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """A patch as a tree of git's: what it would change, and what was there before."""
+
+    by: str
+    changes: tuple[Change, ...]
+    base: tuple[str, ...]
+    """Paths of the tree before."""
 
 
 class Checkout:
@@ -118,13 +164,38 @@ class Checkout:
         outcome = await self._git(_RESTORE, stdin="".join(f"{path}\n" for path in sorted(paths)))
         return outcome.returncode == 0
 
-    async def apply(self, patch: str) -> Applied:
-        """Apply by the first way of the ladder that works; the repository is as before when none does."""
-        path = f"{self.scratch}/{secrets.token_hex(4)}.diff"
-        ended = patch if patch.endswith("\n") else patch + "\n"
-        await self._machine.write(path, ended.encode("utf-8", "surrogateescape"))
+    async def stage(self, patch: str) -> Staged | Applied:
+        """The patch applied to git's index alone: no file of the repository is touched.
+
+        Paths in the changes are relative to the repository's top. An Applied with `by` None and the log when
+        no way of the ladder works.
+        """
+        path = await self._written(patch)
         log = []
         for way in LADDER:
+            outcome = await self._git(_STAGE, WAY=way, PATCH=path)
+            log.append(f"$ {way}\n{outcome.output}")
+            if outcome.returncode == 0:
+                said = await self._git(_CHANGES)
+                if said.returncode != 0:
+                    raise self._failed("git cannot compare two trees", said)
+                raw, numbers, base = said.output.split("\0//\0")
+                return Staged(by=way, changes=_changes(raw, numbers), base=tuple(base.rstrip("\0").split("\0")))
+        return Applied(by=None, log="".join(log))
+
+    async def put(self, changes: Iterable[Change]) -> bool:
+        """Bring these changes of what was staged last into the files; False when that cannot be done."""
+        put = "".join(f"{change.path}\n" for change in changes if change.after != ABSENT)
+        gone = "".join(f"{change.path}\n" for change in changes if change.after == ABSENT)
+        await self._machine.write(f"{self.scratch}/put", put.encode())
+        await self._machine.write(f"{self.scratch}/gone", gone.encode())
+        return (await self._git(_PUT)).returncode == 0
+
+    async def apply(self, patch: str, ladder: Sequence[str] = LADDER) -> Applied:
+        """Apply by the first way of the ladder that works; the repository is as before when none does."""
+        path = await self._written(patch)
+        log = []
+        for way in ladder:
             outcome = await self._git(f"{way} {path}")
             log.append(f"$ {way}\n{outcome.output}")
             if outcome.returncode == 0:
@@ -132,10 +203,20 @@ class Checkout:
             await self.reset()
         return Applied(by=None, log="".join(log))
 
-    async def _git(self, script: str, stdin: str | None = None) -> CommandOutcome:
+    async def forget_patches(self) -> None:
+        """Remove the patches that were applied, which tested code could read."""
+        await self._git('rm -f -- "$SCRATCH"/*.diff')
+
+    async def _written(self, patch: str) -> str:
+        path = f"{self.scratch}/{secrets.token_hex(4)}.diff"
+        ended = patch if patch.endswith("\n") else patch + "\n"
+        await self._machine.write(path, ended.encode("utf-8", "surrogateescape"))
+        return path
+
+    async def _git(self, script: str, stdin: str | None = None, **more: str) -> CommandOutcome:
         limit = self.seconds_left
         outcome = await self._machine.run(
-            script, timeout=limit, cwd=self._workdir, env=self._env, stdin=stdin
+            script, timeout=limit, cwd=self._workdir, env={**self._env, **more}, stdin=stdin
         )
         if outcome.timed_out:
             raise self._failed(f"git did not end within {limit:.0f} s", outcome)
@@ -146,6 +227,18 @@ class Checkout:
         return InfrastructureError(
             AbortCause.GRADER_FAILED, f"task {self._task_id}: {what}" + (f": {said}" if said else "")
         )
+
+
+def _changes(raw: str, numbers: str) -> tuple[Change, ...]:
+    """From `git diff-tree -z --raw` and `--numstat`, which shows no numbers for what is binary."""
+    binary = {
+        line.split("\t", 2)[2] for line in numbers.split("\0") if line.startswith("-\t-\t") and line.count("\t") > 1
+    }
+    fields = raw.split("\0")
+    return tuple(
+        Change(path=path, before=modes[1:7], after=modes[8:14], binary=path in binary)
+        for modes, path in zip(fields[::2], fields[1::2], strict=False)
+    )
 
 
 async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> str:

@@ -10,10 +10,8 @@ that cannot be applied after the submitted one is decided in the same way.
 """
 
 import asyncio
-import re
-import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 
@@ -24,39 +22,40 @@ from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.canaries import LIMIT, Canaries, Counts, canaries_of, evidence, suspicious
 from orchard.workers.graders.diffs import is_diff, touched_paths
-from orchard.workers.graders.parsers import PARSERS, parse, without_timing
-from orchard.workers.graders.patches import Checkout
-from orchard.workers.graders.verdict import Verdict, conclusive, judge
+from orchard.workers.graders.parsers import PARSERS, without_timing
+from orchard.workers.graders.patches import LADDER, PUBLISHED_LADDER, Applied, Checkout
+from orchard.workers.graders.policy import Refused, permitted
+from orchard.workers.graders.testing import RUN_SHARE, Plan, TestRun, plan_of, run_copies, run_tests
+from orchard.workers.graders.verdict import DOUBTFUL, Verdict, judge
 from orchard.workers.machine import Machine
 from orchard.workers.masking import masked
 from orchard.workers.preparation import prepare
 
 NAME = "swe-tests"
+PUBLISHED = "swe-tests-published"
+"""Grader's name where the rules of published benchmarks were followed: no such reward is trained on."""
 
 Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
 """Opens another fresh machine of the task's image."""
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
-"""Files that decide what the test runner does: undone in a submission, unless the gold patch has them."""
+"""Files that decide what the test runner does: undone in an evaluation, unless the gold patch has them."""
 
-RUN_SHARE = 0.45
-"""Of the time left, that one test run may take: a control run must still fit."""
+REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
+"""Causes of a -1 that no test gave."""
 
 
-class TestRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the test command."""
+class Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict, how it came about in a sentence for people, and the log."""
 
-    __test__ = False
-
-    statuses: dict[str, str]
-    exit_code: int | None
-    """None when the command was stopped for time or never reached its end."""
-    log: str
-
-    @property
-    def conclusive(self) -> bool:
-        return conclusive(self.statuses, self.exit_code)
+    verdict: Verdict
+    detail: str
+    log: str = ""
+    cause: str | None = None
+    extra_sandboxes: int = 0
+    without_canary: tuple[str, ...] | None = None
 
 
 async def grade_swe(
@@ -68,6 +67,7 @@ async def grade_swe(
     timeout: float,
     blobs: BlobStore,
     pristine: Pristine,
+    published: bool = False,
 ) -> Reward:
     """+1 when the submission resolves the task, -1 when not; see `grade` for what is raised."""
     if grading.parser not in PARSERS:
@@ -75,102 +75,190 @@ async def grade_swe(
     if not grading.fail_to_pass:
         raise _invalid(task, "names no test that the solution must make pass")
     started = time.monotonic()
-    checkout = Checkout(machine, task, started + timeout)
-    await prepare(task, machine, timeout)
-    await checkout.begin()
-    verdict, detail, log = await _grade(task, grading, submission, machine, checkout, pristine)
+    grader = _Grader(task, grading, pristine, started + timeout, published=published)
+    grade = await grader.grade(submission, machine)
     try:
         reference = await asyncio.to_thread(
-            blobs.put, masked(log).text.encode(errors="replace"), "text/plain; charset=utf-8"
+            blobs.put, masked(grade.log).text.encode(errors="replace"), "text/plain; charset=utf-8"
         )
     except StorageError as error:
         raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
     return Reward(
-        value=1.0 if verdict.resolved else -1.0,
-        resolved=verdict.resolved,
-        grader=NAME,
-        parts={"fail_to_pass": verdict.fail_to_pass, "pass_to_pass": verdict.pass_to_pass},
-        tests=verdict.tests,
-        detail=detail,
+        value=1.0 if grade.verdict.resolved else -1.0,
+        resolved=grade.verdict.resolved,
+        grader=PUBLISHED if published else NAME,
+        parts={"fail_to_pass": grade.verdict.fail_to_pass, "pass_to_pass": grade.verdict.pass_to_pass},
+        tests=grade.verdict.tests,
+        detail=grade.detail,
         log=reference,
         seconds=time.monotonic() - started,
+        cause=grade.cause,
+        extra_sandboxes=grade.extra_sandboxes,
+        without_canary=grade.without_canary,
     )
 
 
-async def _grade(
-    task: Task,
-    grading: SWETests,
-    submission: str,
-    machine: Machine,
-    checkout: Checkout,
-    pristine: Pristine,
-) -> tuple[Verdict, str, str]:
-    """The verdict, a sentence for people, and the log."""
-    nothing = judge({}, grading.fail_to_pass, grading.pass_to_pass)
-    log, detail = "", "no patch was submitted"
-    if submission.strip():
-        if not is_diff(submission):
-            return nothing, "the submission is not a diff", submission
-        applied = await checkout.apply(submission)
-        log = applied.log
-        if applied.by is None:
-            return nothing, "the patch does not apply", log
-        detail = f"applied by {applied.by}"
-    run = await _test(task, grading, submission, machine, checkout)
-    if run is not None and run.conclusive:
-        return _judged(grading, run), detail, log + run.log
-    control = await _control(task, grading, checkout, pristine)
-    if control is None:
-        raise _failed(task, "the test patch does not apply")
-    if not control.conclusive:
-        raise _failed(task, f"the tests give no result, whatever is applied: {control.log.strip()[-300:]}")
-    if run is None:
-        return nothing, "the patch leaves files where the test patch cannot be applied", log
-    verdict = msgspec.structs.replace(_judged(grading, run), resolved=False)
-    blame = "never end" if run.exit_code is None else f"give no result (exit code {run.exit_code})"
-    return verdict, f"with this patch the tests {blame}, without it they run", log + run.log
+class _Grader:
+    """One grading: the task, its limits, and where more machines come from."""
 
+    def __init__(
+        self, task: Task, grading: SWETests, pristine: Pristine, deadline: float, *, published: bool
+    ) -> None:
+        self._task = task
+        self._grading = grading
+        self._pristine = pristine
+        self._deadline = deadline
+        self._published = published
+        self._ladder = PUBLISHED_LADDER if published else LADDER
 
-async def _control(task: Task, grading: SWETests, checkout: Checkout, pristine: Pristine) -> TestRun | None:
-    """The tests with the gold patch, in a machine that the submission has never been in."""
-    async with pristine() as machine:
-        fresh = Checkout(machine, task, checkout.deadline)
-        await prepare(task, machine, fresh.seconds_left)
-        await fresh.begin()
-        if task.gold_patch and (await fresh.apply(task.gold_patch)).by is None:
-            raise _failed(task, "the gold patch does not apply")
-        return await _test(task, grading, task.gold_patch, machine, fresh)
+    async def grade(self, submission: str, machine: Machine) -> Grade:
+        checkout = await self._begun(machine)
+        nothing = judge({}, self._grading.fail_to_pass, self._grading.pass_to_pass)
+        detail = "no patch was submitted"
+        if submission.strip():
+            if not is_diff(submission):
+                return Grade(verdict=nothing, detail="the submission is not a diff", log=submission)
+            applied = await self._apply(submission, checkout)
+            if isinstance(applied, Refused):
+                return Grade(verdict=nothing, detail=f"refused: {applied.reason}", cause=REFUSED)
+            if applied.by is None:
+                return Grade(verdict=nothing, detail="the patch does not apply", log=applied.log)
+            detail = f"applied by {applied.by}"
+        run = await self._test(submission, machine, checkout)
+        if run is None or not run.conclusive:
+            return await self._inconclusive(nothing, run)
+        grade = Grade(verdict=self._judged(run), detail=detail, log=run.log)
+        if not grade.verdict.resolved or self._published:
+            return grade
+        return await self._proven(submission, run, grade)
 
+    async def _begun(self, machine: Machine) -> Checkout:
+        checkout = Checkout(machine, self._task, self._deadline)
+        await prepare(self._task, machine, checkout.seconds_left)
+        await checkout.begin()
+        return checkout
 
-def _judged(grading: SWETests, run: TestRun) -> Verdict:
-    statuses = run.statuses
-    must, keep = grading.fail_to_pass, grading.pass_to_pass
-    if grading.strip_timing:
-        statuses = {without_timing(test): status for test, status in statuses.items()}
-        must, keep = tuple(map(without_timing, must)), tuple(map(without_timing, keep))
-    return judge(statuses, must, keep)
+    async def _apply(self, submission: str, checkout: Checkout) -> Applied | Refused:
+        """Bring a submission in: as git reads it, and what of it may go in."""
+        if self._published:
+            return await checkout.apply(submission, self._ladder)
+        staged = await checkout.stage(submission)
+        if isinstance(staged, Applied):
+            return staged
+        allowed = permitted(staged.changes, self._task.gold_patch, staged.base, self._restored(""))
+        if isinstance(allowed, Refused):
+            return allowed
+        if not await checkout.put(allowed.changes):
+            return Applied(by=None, log="its files cannot be written\n")
+        return Applied(by=staged.by, log="")
 
+    def _restored(self, patch: str) -> set[str]:
+        return paths_to_restore(self._task, self._grading, patch if self._published else "")
 
-async def _test(
-    task: Task, grading: SWETests, patch: str, machine: Machine, checkout: Checkout
-) -> TestRun | None:
-    """Bring the tests and run them; None when they cannot be brought into the repository as it is."""
-    brought = await checkout.restore(paths_to_restore(task, grading, patch))
-    if brought and grading.test_patch.strip():
-        brought = (await checkout.apply(grading.test_patch)).by is not None
-    if not brought:
-        return None
-    marker = f"orchard-{secrets.token_hex(12)}"
-    path = f"{checkout.scratch}/tests.sh"
-    await machine.write(path, test_script(grading, marker).encode())
-    limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
-    outcome = await machine.run(f". {path}", timeout=limit, cwd=task.workdir, env=task.environment)
-    log, exit_code = between_markers(outcome.output, marker)
-    return TestRun(
-        statuses=parse(grading.parser, log),
-        exit_code=None if outcome.timed_out else exit_code,
-        log=log,
-    )
+    async def _bring_tests(self, patch: str, checkout: Checkout) -> bool:
+        """The tests as the task has them; False when they cannot be brought into the repository as it is."""
+        brought = await checkout.restore(self._restored(patch))
+        if brought and self._grading.test_patch.strip():
+            brought = (await checkout.apply(self._grading.test_patch, self._ladder)).by is not None
+        return brought
+
+    async def _test(self, patch: str, machine: Machine, checkout: Checkout) -> TestRun | None:
+        if not await self._bring_tests(patch, checkout):
+            return None
+        return await run_tests(self._task, self._grading, machine, checkout, trusted=self._published)
+
+    def _judged(self, run: TestRun) -> Verdict:
+        statuses = run.statuses
+        must: Sequence[str] = self._grading.fail_to_pass
+        keep: Sequence[str] = self._grading.pass_to_pass
+        if self._grading.strip_timing:
+            statuses = {without_timing(test): status for test, status in statuses.items()}
+            must, keep = [without_timing(test) for test in must], [without_timing(test) for test in keep]
+        return judge(statuses, must, keep)
+
+    async def _gold(self, machine: Machine) -> Checkout:
+        """The gold patch in a machine that the submission has never been in."""
+        checkout = await self._begun(machine)
+        if self._task.gold_patch and (await checkout.apply(self._task.gold_patch, self._ladder)).by is None:
+            raise _failed(self._task, "the gold patch does not apply")
+        return checkout
+
+    async def _inconclusive(self, nothing: Verdict, run: TestRun | None) -> Grade:
+        """Whose doing it is that the tests gave no result; see above."""
+        async with self._pristine() as machine:
+            control = await self._test(self._task.gold_patch, machine, await self._gold(machine))
+        if control is None:
+            raise _failed(self._task, "the test patch does not apply")
+        if not control.conclusive:
+            said = control.log.strip()[-300:]
+            raise _failed(self._task, f"the tests give no result, whatever is applied: {said}")
+        if run is None:
+            detail = "the patch leaves files where the test patch cannot be applied"
+            return Grade(verdict=nothing, detail=detail, extra_sandboxes=1)
+        verdict = msgspec.structs.replace(self._judged(run), resolved=False)
+        blame = "never end" if run.exit_code is None else f"give no result (exit code {run.exit_code})"
+        detail = f"with this patch the tests {blame}, without it they run"
+        return Grade(verdict=verdict, detail=detail, log=run.log, extra_sandboxes=1)
+
+    # --- before a +1 -----------------------------------------------------------------------------
+
+    async def _proven(self, submission: str, run: TestRun, grade: Grade) -> Grade:
+        """The grade, or a -1 where the submission does not tell right answers from wrong ones, or passes by a
+        skipped or expected failure that is none with the gold patch. Two more sandboxes at most."""
+        doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
+        plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
+        canaries, counts, used = None, {}, 0
+        if plan is not None:
+            async with self._pristine() as machine:
+                used = 1
+                checkout = await self._begun(machine)
+                await self._apply(submission, checkout)
+                await self._bring_tests(submission, checkout)
+                canaries = await canaries_of(self._grading, plan, machine, self._task, run.seconds)
+                counts = await self._ask(plan, canaries, machine, checkout)
+        suspects = suspicious(canaries.sites, counts) if canaries else set()
+        without = tuple(self._grading.fail_to_pass) if canaries is None else canaries.without
+        forged: set[str] = set()
+        if self._task.gold_patch.strip() and (suspects or doubtful):
+            async with self._pristine() as machine:
+                used += 1
+                checkout = await self._gold(machine)
+                if not await self._bring_tests(self._task.gold_patch, checkout):
+                    raise _failed(self._task, "the test patch does not apply")
+                if doubtful:
+                    control = await run_tests(self._task, self._grading, machine, checkout, trusted=False)
+                    as_gold = self._judged(control).tests
+                    doubtful = {test for test in doubtful if as_gold[test] != grade.verdict.tests[test]}
+                if suspects and plan is not None and canaries is not None:
+                    gold = await self._ask(plan, canaries, machine, checkout)
+                    forged = evidence(canaries.sites, counts, gold)
+                    unsound = suspicious(canaries.sites, gold)
+                    sound = {site.test for name, site in canaries.sites.items() if name not in unsound}
+                    without += tuple(
+                        test
+                        for test, name in plan.names.items()
+                        if test in self._grading.fail_to_pass
+                        and test not in without
+                        and f"{name.file}::{name.qualified}" not in sound
+                    )
+        grade = msgspec.structs.replace(grade, extra_sandboxes=used, without_canary=without)
+        if forged and canaries is not None:
+            tests = sorted({canaries.sites[name].test for name in forged})
+            return _refuted(grade, FORGED, f"does not tell right answers from wrong ones in {', '.join(tests)}")
+        if doubtful:
+            return _refuted(grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}")
+        return grade
+
+    async def _ask(self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout) -> Counts:
+        """The copies run, where the tests themselves were brought: these go, and what they came in."""
+        if not canaries.sites:
+            return {}
+        await checkout.restore(set(canaries.texts))
+        await checkout.forget_patches()
+        limit = min(LIMIT, checkout.seconds_left * RUN_SHARE)
+        return await run_copies(
+            self._task, self._grading, plan.call, canaries.texts, machine, checkout, limit
+        )
 
 
 def paths_to_restore(task: Task, grading: SWETests, patch: str) -> set[str]:
@@ -181,31 +269,9 @@ def paths_to_restore(task: Task, grading: SWETests, patch: str) -> set[str]:
     )
 
 
-def test_script(grading: SWETests, marker: str) -> str:
-    """The shell script of one run. The marker is new each time, so that no log holds it by chance; code that
-    sets out to deceive can find it (docs/threat-model.md, forged-test-output)."""
-    return "\n".join(
-        [
-            *grading.pre_commands,
-            f"echo; echo '{marker} start'",
-            "(",
-            grading.test_command,
-            ")",
-            "code=$?",
-            f'echo; echo "{marker} end $code"',
-            "",
-        ]
-    )
-
-
-def between_markers(output: str, marker: str) -> tuple[str, int | None]:
-    """What the test command printed, and its exit code; all there is and None where it did not end."""
-    _, found, rest = output.partition(f"\n{marker} start\n")
-    if not found:
-        return output, None
-    log, _, end = rest.rpartition(f"\n{marker} end ")
-    code = re.match(r"\d+", end)
-    return (log, int(code[0])) if code else (rest, None)
+def _refuted(grade: Grade, cause: str, what: str) -> Grade:
+    verdict = msgspec.structs.replace(grade.verdict, resolved=False)
+    return msgspec.structs.replace(grade, verdict=verdict, cause=cause, detail=f"{cause}: {what}")
 
 
 def _invalid(task: Task, what: str) -> InfrastructureError:

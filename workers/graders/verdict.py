@@ -6,6 +6,8 @@ import msgspec
 
 PASSING = frozenset({"PASSED", "XFAIL"})
 FAILING = frozenset({"FAILED", "ERROR"})
+DOUBTFUL = frozenset({"XFAIL", "SKIPPED"})
+"""Counted as passed only where the gold patch gives the same."""
 MISSING = "MISSING"
 
 

@@ -1,0 +1,107 @@
+"""Whether tests that pass tell right answers from wrong ones, asked before any +1 (docs/decisions/0022)."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+import msgspec
+
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.graders.mutants import Copies, Site, copies
+from orchard.workers.graders.testing import Count, Plan
+from orchard.workers.machine import FileTooLarge, Machine
+
+MOST_COPIES, LEAST_COPIES = 32, 8
+"""Copies of each test: who does not know the right constant finds it with one chance in so many."""
+
+SECONDS = 60.0
+"""Aim for all copies together, by the time that the task's own run took: slow tests have fewer copies."""
+
+LIMIT = 10 * SECONDS
+
+TOLERATED = 0.25
+"""Of an assertion that can only be turned into its opposite, half of the copies are right; so many of either
+half may disagree, for the sake of tests that are not quite steady."""
+
+Counts = Mapping[tuple[str, int], Count]
+
+
+class Canaries(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of the tests that a solution must make pass."""
+
+    texts: dict[str, tuple[str, ...]]
+    """By the file whose copies they are."""
+    sites: dict[str, Site]
+    """By name, over all files; `test` is the task's id of it without parameters."""
+    without: tuple[str, ...]
+    """Ids of tests in which nothing can be changed."""
+
+
+def number_of_copies(seconds: float) -> int:
+    """For tests that take `seconds` as the task has them."""
+    return max(LEAST_COPIES, min(MOST_COPIES, int(SECONDS / max(seconds, 0.1))))
+
+
+async def canaries_of(
+    grading: SWETests, plan: Plan, machine: Machine, task: Task, seconds: float
+) -> Canaries:
+    """Copies made of the tests as they lie in a machine where no submitted code has run yet.
+
+    Raises the machine's InfrastructureError.
+    """
+    wanted: dict[str, set[str]] = {}
+    for test in grading.fail_to_pass:
+        wanted.setdefault(plan.names[test].file, set()).add(plan.names[test].qualified)
+    texts: dict[str, tuple[str, ...]] = {}
+    sites: dict[str, Site] = {}
+    lost: set[tuple[str, str]] = set()
+    dice = random.SystemRandom()
+    for file, tests in sorted(wanted.items()):
+        try:
+            source = (await machine.read(f"{task.workdir}/{file}")).decode()
+        except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
+            made: Copies | None = None
+        else:
+            made = await asyncio.to_thread(copies, source, tests, number_of_copies(seconds), dice)
+        lost |= {(file, test) for test in (tests if made is None else made.without)}
+        if made is not None and made.sites:
+            texts[file] = made.texts
+            sites |= {
+                name: msgspec.structs.replace(site, test=f"{file}::{site.test}")
+                for name, site in made.sites.items()
+            }
+    without = tuple(
+        test
+        for test in grading.fail_to_pass
+        if (plan.names[test].file, plan.names[test].qualified) in lost
+    )
+    return Canaries(texts=texts, sites=sites, without=without)
+
+
+def evidence(sites: Mapping[str, Site], submitted: Counts, gold: Counts) -> set[str]:
+    """Sites at which the submission does not tell right from wrong, though the gold patch does: in all copies
+    the gold patch was asked, and agreed with the right constant alone."""
+    proven = {
+        name for name, site in sites.items() if all((name, at) in gold for at in range(len(site.genuine)))
+    }
+    return (suspicious(sites, submitted) & proven) - suspicious(sites, gold)
+
+
+def suspicious(sites: Mapping[str, Site], counts: Counts) -> set[str]:
+    """Sites at which the tested code does not tell right from wrong: it disagrees with the right constant, or
+    agrees with a wrong one."""
+    return {name for name, site in sites.items() if _is_suspicious(name, site, counts)}
+
+
+def _is_suspicious(name: str, site: Site, counts: Counts) -> bool:
+    right = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if genuine]
+    wrong = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if not genuine]
+    disagreeing = [count for count in right if count.misses or not count.hits]
+    agreeing = [count for count in wrong if count.hits]
+    if len(right) == 1:
+        return bool(disagreeing or agreeing)
+    return len(disagreeing) > TOLERATED * len(right) or len(agreeing) > TOLERATED * len(wrong)
+
+
+def _count(name: str, at: int, counts: Counts) -> Count:
+    return counts.get((name, at), Count(hits=0, misses=0))

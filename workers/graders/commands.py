@@ -1,0 +1,122 @@
+"""A task's test command, taken apart: which interpreter runs which tests, with what options. Pure."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+_SHELL = re.compile(r"[|;<>&$`\n*?]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_WITH_VALUE = frozenset({"-p", "-o", "-k", "-m", "-W", "-r", "--tb", "--color", "--override-ini"})
+_REPORTING = re.compile(r"-[rvqs]\w*|--color.*|--no-header|--tb.*|--verbose|--quiet|--durations.*")
+_ELSEWHERE = re.compile(
+    r"-c|-n.*|--(rootdir|confcutdir|junit|numprocesses|pyargs|deselect|ignore|collect|lf|ff|import-mode).*"
+)
+"""Options that change which tests there are or where they report to: such a command is run as it is."""
+_UNITTEST_ID = re.compile(r"(\w+) \(([\w.]+)\)")
+
+
+class Framework(StrEnum):
+    PYTEST = "pytest"
+    UNITTEST = "unittest"
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a test framework."""
+
+    framework: Framework
+    before: str
+    """Shell text that leads up to it, with its `&&`: the activation of an environment."""
+    variables: tuple[str, ...]
+    """`NAME=value` for its process."""
+    python: str
+    options: tuple[str, ...] = ()
+    """pytest's, without paths and without those about its own output."""
+    paths: tuple[str, ...] = ()
+    """Files and directories that pytest is to run; all that the task names where there is none."""
+    from_directory: bool
+    """Whether the current directory is the first to import from, as `python -m` has it."""
+
+
+class TestName(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a test is, as its id says."""
+
+    __test__ = False
+
+    file: str
+    qualified: str
+    """`test_x` or `Class::test_x`, without parameters."""
+
+
+def recognised(command: str) -> Call | None:
+    """The call of pytest or unittest that a shell line ends with; None for any other."""
+    before, separator, last = command.rpartition(" && ")
+    if _SHELL.search(last) or "\n" in before:
+        return None
+    try:
+        words = shlex.split(last)
+    except ValueError:
+        return None
+    if words[:1] == ["env"]:
+        del words[0]
+    variables = []
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        variables.append(words.pop(0))
+    if not words:
+        return None
+    program = words[0].rpartition("/")[2]
+    if program in ("pytest", "py.test"):
+        python, framework, arguments = "python", Framework.PYTEST, words[1:]
+    elif program.startswith("python") and len(words) > 2 and words[1] == "-m" and words[2] in list(Framework):
+        python, framework, arguments = words[0], Framework(words[2]), words[3:]
+    else:
+        return None
+    options, paths = _options(arguments) if framework is Framework.PYTEST else ([], [])
+    if any(_ELSEWHERE.fullmatch(word) for word in options):
+        return None
+    return Call(
+        framework=framework,
+        before=before + separator,
+        variables=tuple(variables),
+        python=python,
+        options=tuple(options),
+        paths=tuple(path.partition("::")[0] for path in paths),
+        from_directory=program not in ("pytest", "py.test"),
+    )
+
+
+def _options(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(options, paths); options about what is printed are left out."""
+    options: list[str] = []
+    paths: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        value = [waiting.pop(0)] if word in _WITH_VALUE and waiting else []
+        if not word.startswith("-"):
+            paths.append(word)
+        elif not _REPORTING.fullmatch(word):
+            options += [word, *value]
+    return options, paths
+
+
+def named(test: str, framework: Framework, files: Iterable[str]) -> TestName | None:
+    """File and name of a test id; None where it names no Python file. `files` are paths that tests may be in,
+    of which unittest's ids give only a module."""
+    if framework is Framework.PYTEST:
+        file, _, rest = test.partition("::")
+        qualified = rest.partition("[")[0]
+        return TestName(file=file, qualified=qualified) if file.endswith(".py") and qualified else None
+    match = _UNITTEST_ID.fullmatch(test)
+    if match is None:
+        return None
+    parts = match[2].split(".")
+    if parts[-1] == match[1]:
+        del parts[-1]
+    if len(parts) < 2:
+        return None
+    path = "/".join(parts[:-1]) + ".py"
+    found = next((file for file in files if file == path or file.endswith(f"/{path}")), None)
+    return TestName(file=found, qualified=f"{parts[-1]}::{match[1]}") if found else None
