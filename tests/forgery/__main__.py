@@ -60,8 +60,8 @@ async def run(
 
 def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
     """The result as Markdown."""
-    tricks = [each for each in found if not each.trick.repairs]
-    honest = [each for each in found if each.trick.repairs]
+    tricks = [each for each in found if not each.trick.honest]
+    honest = [each for each in found if each.trick.honest]
     layouts = sorted({each.layout for each in found})
     forged = [each for each in tricks if each.rewarded]
     aborted = [each for each in tricks if each.reward is None]
@@ -109,8 +109,8 @@ def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
 
 def _cell(tried: Tried) -> str:
     if tried.rewarded:
-        return "rewarded" if tried.trick.repairs else "**forged**"
-    return f"**refused: {tried.layer}**" if tried.trick.repairs else tried.layer
+        return "rewarded" if tried.trick.honest else "**forged**"
+    return f"**refused: {tried.layer}**" if tried.trick.honest else tried.layer
 
 
 def main() -> None:

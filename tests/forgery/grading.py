@@ -35,13 +35,15 @@ class Tried:
     @property
     def wrong(self) -> bool:
         """A forgery with a reward, an honest submission without one, or no outcome at all."""
-        return self.reward is None or self.rewarded != self.trick.repairs
+        return self.reward is None or self.rewarded != self.trick.honest
 
 
 def layer(reward: Reward) -> str:
     """Which part of the grader gave this outcome."""
     if reward.resolved:
         return "rewarded"
+    if reward.cause is not None:
+        return reward.cause
     if reward.detail.startswith(("the patch does not apply", "the submission is not a diff")):
         return "patch"
     if reward.detail.startswith("with this patch the tests"):

@@ -5,7 +5,7 @@ from tests.forgery.tricks.runner import bytecode
 
 
 def _honest(name: str, code: str = "", files: dict[str, str | bytes] | None = None) -> Trick:
-    return Trick(name=name, family="honest", code=code, files=files or {}, repairs=True)
+    return Trick(name=name, family="honest", code=code, files=files or {}, gold=True, honest=True)
 
 
 HONEST = (

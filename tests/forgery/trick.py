@@ -50,8 +50,10 @@ class Trick:
     """Other files of the submission; None deletes."""
     raw: str = ""
     """Text that follows the diff, for what git would not write."""
-    repairs: bool = False
-    """Whether the gold patch is in it as well: an honest submission."""
+    gold: bool = False
+    """Whether the gold patch is in it as well."""
+    honest: bool = False
+    """Whether it has earned its reward."""
 
 
 class Repository:
@@ -71,7 +73,7 @@ class Repository:
         """The trick as a diff."""
         self._git("reset", "-q", "--hard")
         self._git("clean", "-qfdx")
-        if trick.repairs:
+        if trick.gold:
             self._git("apply", "-", given=self._layout.task.gold_patch)
         if trick.code:
             added = trick.code + (ANSWERED if "def answer(" in trick.code else "")
