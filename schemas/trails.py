@@ -14,7 +14,7 @@ class Trail(msgspec.Struct, frozen=True, kw_only=True):
     replays: int = 0
     """Attempts that began to replay this record and are not known to have come past it."""
     died_at: str = ""
-    """Newest message of the attempt when its sandbox died under it; empty when it did not."""
+    """Newest message of the attempt when its sandbox ended under a command; empty when it did not."""
 
 
 def trail_subject(rollout_id: str) -> str:

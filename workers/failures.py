@@ -40,7 +40,11 @@ class InfrastructureError(Exception):
         return self.cause in RETRYABLE
 
 
-class LimitExceeded(InfrastructureError):
-    """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing that is
+class EndedUnderCommand(InfrastructureError):
+    """The sandbox ended by itself while a command ran in it: perhaps of that command."""
+
+
+class LimitExceeded(EndedUnderCommand):
+    """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing it is
     depends on what ran: the agent's turn and submitted code are the model's, set-up and a control are ours."""
 

@@ -3,10 +3,10 @@
 After each answer of the model an attempt leaves a trail: the sequences of its messages and calls in the log.
 The attempt that follows its death reads these events, and no others, and its trace recalls them.
 
-A record may be what kills: a command that ends its sandbox, or its worker. Of a sandbox the trail says at
-which message it died. Where the replay's dies there too, the command did it, which is the model's doing and
-no reason for another try. A worker that dies can leave no word. So an attempt first marks the trail, and takes
-the mark away when the record is behind it; who finds a marked trail starts afresh.
+A record may be what kills: a command that ends its sandbox, or its worker. Where a sandbox ended under a
+command, the trail says after which message. If that of the replay ends there too, the command did it: the
+model's doing, and no reason for another try. A worker that dies can leave no word. So an attempt first marks the
+trail, and takes the mark away when the record is behind it; who finds a marked trail starts afresh.
 """
 
 import msgspec
@@ -32,6 +32,10 @@ class Inheritance:
         self._attempt = attempt
         self._replay_key = replay_key
         self._events: list[int] = []
+        self._complete: list[int] = []
+        """Events before the newest answer."""
+        self._unacted = False
+        """Whether nothing has followed the newest answer yet."""
         self._answers = 0
         self._replayed: Trail | None = None
         self._replays = 0
@@ -57,17 +61,27 @@ class Inheritance:
     async def note(self, data: msgspec.Struct, sequence: int) -> None:
         """Take notice of an event of this attempt that is stored under `sequence`."""
         if isinstance(data, LLMCall):
+            self._complete = self._events[:-1]
             self._events.append(sequence)
+            self._unacted = True
             self._answers += 1
             await self._leave()
         elif isinstance(data, MessageNode):
             self._events.append(sequence)
+            self._unacted = False
             if (call := self._calls.get(data.node_id)) is not None:
                 self._events.append(call)
 
-    async def died_again(self, newest: str) -> bool:
-        """The sandbox died under the agent after the message `newest`: whether the one before had, too. If
-        not, leave word for the next attempt."""
+    async def distrust_last_answer(self) -> None:
+        """The sandbox was gone. Where it was so at the first command of the newest answer, leave that answer
+        out: executed again, it might do the same to the next sandbox."""
+        if self._unacted:
+            self._events, self._unacted = self._complete, False
+            await self._leave()
+
+    async def ended_again(self, newest: str) -> bool:
+        """The sandbox ended under the command that follows the message `newest`: whether the one of the
+        attempt before had ended there, too. If not, leave word for the next attempt."""
         if self._replayed is not None and self._replayed.died_at == newest:
             return True
         await self._leave(died_at=newest)

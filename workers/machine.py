@@ -14,7 +14,7 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     timed_out: bool = False
     out_of_memory: bool = False
-    """Whether the kernel killed something in the sandbox for memory meanwhile; the command may have lived on."""
+    """Whether the kernel killed something in the sandbox for memory meanwhile, the command itself or not."""
 
 
 READ_LIMIT = 16 * 1024 * 1024

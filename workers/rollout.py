@@ -16,14 +16,14 @@ from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
-from orchard.workers.failures import InfrastructureError, LimitExceeded
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.graders import grade
 from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
@@ -256,9 +256,12 @@ class Attempt:
         except LimitExceeded as error:
             raise SandboxLost(error.detail) from error
         except InfrastructureError as error:
-            died = error.cause is AbortCause.SANDBOX_DIED and self._inheritance is not None
-            if died and await self._inheritance.died_again(self._trace.newest):
-                raise SandboxLost(f"at the same message as in the attempt before: {error.detail}") from error
+            if self._inheritance is None or error.cause is not AbortCause.SANDBOX_DIED:
+                raise
+            if not isinstance(error, EndedUnderCommand):
+                await self._inheritance.distrust_last_answer()
+            elif await self._inheritance.ended_again(self._trace.newest):
+                raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
             raise
         await self._trace.end_replay()
         return result

@@ -28,7 +28,7 @@ from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
-from orchard.workers.failures import InfrastructureError, LimitExceeded
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -151,6 +151,8 @@ class SandboxMachine:
             detail = f"sandbox {info.sandbox_id}: {info.status_message or error}"
             if info.reason in LIMITS:
                 raise LimitExceeded(LIMITS[info.reason], detail)
+            if info.reason == SandboxFailed.default_reason:
+                raise EndedUnderCommand(AbortCause.SANDBOX_DIED, detail)
             raise InfrastructureError(AbortCause.SANDBOX_DIED, detail)
 
     async def write(self, path: str, content: bytes) -> None:
