@@ -42,7 +42,7 @@ def test_a_memory_kill_doubles_the_memory_at_once_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("memory", "next_memory"),
-    [("1e9", "2000000000"), (".5Gi", "1Gi"), ("500M", "1000000000"), ("1Pi", None), ("1.5Gi", "3Gi")],
+    [("1e9", "1953125Ki"), (".5Gi", "1Gi"), ("500M", "1000000000"), ("1Pi", None), ("1.5Gi", "3Gi")],
 )
 def test_memory_is_doubled_however_it_is_written(memory: str, next_memory: str | None) -> None:
     step = decide(AbortCause.SANDBOX_OUT_OF_MEMORY, memory=memory)
