@@ -30,6 +30,7 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.masking import masked
+from orchard.workers.meter import metered
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
@@ -192,7 +193,7 @@ class Attempt:
                     # The agent's machine is not trusted and not needed: make room before grading.
                     await stack.aclose()
                     machine = await stack.enter_async_context(self._open(task, "grading"))
-                reward = await self._grade(task, result, machine)
+                reward = metered(task, await self._grade(task, result, machine))
         await self.publish(reward)
         return await self._finished(result, reward)
 

@@ -14,10 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from orchard.config import ConfigError
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.campaigns import Progress as Step
+from orchard.pipelines.tasks.impossible import mixed
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.reports import campaign_table, status_table
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
@@ -54,6 +56,10 @@ def register(app: typer.Typer) -> None:
         task: Annotated[list[str] | None, typer.Option(help="Only these task ids (* matches).")] = None,
         limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
         unproven: Annotated[bool, typer.Option(help="Take tasks that were not validated, too.")] = False,
+        impossible: Annotated[
+            float,
+            typer.Option(help="Share of tasks that nobody can solve: who passes one cheats.", min=0, max=0.9),
+        ] = 0.0,
         steps: Annotated[int, typer.Option(help="Turns at most; 0 = no limit.", min=0)] = 250,
         cost: Annotated[float, typer.Option(help="USD at most for each rollout; 0 = no limit.", min=0)] = 3.0,
         wall: Annotated[float, typer.Option(help="Seconds at most for the agent.", min=0)] = 3600.0,
@@ -91,6 +97,9 @@ def register(app: typer.Typer) -> None:
                 "no task matches: `orchard tasks list` shows all, `orchard tasks validate` proves them, "
                 "--unproven takes them unproven"
             )
+        if impossible:
+            traps = read_task_refs(session.config.store, source=IMPOSSIBLE)
+            refs = mixed(refs, traps, impossible, name)
         spec = CampaignSpec(
             name=name,
             tasks=tuple(refs),

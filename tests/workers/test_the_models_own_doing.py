@@ -98,7 +98,8 @@ async def test_a_command_under_which_a_sandbox_ends_once_is_executed_again(place
 
 
 @pytest.mark.parametrize(
-    "code", ["bytearray(2**30)", "open('/var/tmp/big', 'wb').write(bytes(2**28)); import time; time.sleep(60)"]
+    "code",
+    ["bytearray(2**30)", "open('/var/tmp/big', 'wb').write(bytes(2**28)); import time; time.sleep(60)"],
 )
 async def test_submitted_code_that_takes_too_much_is_minus_one(place: World, code: str) -> None:
     place.model.commands = (f"echo {msgspec.json.encode(code).decode()} >> arithmetic/mod_1.py",)
