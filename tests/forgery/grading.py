@@ -17,6 +17,8 @@ from tests.forgery.layouts import Layout
 from tests.forgery.trick import Repository, Trick
 
 GRADING_SECONDS = 300.0
+LAYERS = {"refused": "policy", "forged": "canaries", "unproven": "control"}
+"""What gives which cause of a -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ def layer(reward: Reward) -> str:
     if reward.resolved:
         return "rewarded"
     if reward.cause is not None:
-        return reward.cause
+        return LAYERS.get(reward.cause, reward.cause)
     if reward.detail.startswith(("the patch does not apply", "the submission is not a diff")):
         return "patch"
     if reward.detail.startswith("with this patch the tests"):

@@ -131,18 +131,25 @@ async def first_process_ended(line: bytes) -> None:
     when the command is gone."""
     while not (found := [pid for pid in _pids() if _read(pid, "cmdline") == line]):
         await asyncio.sleep(0.02)
-    space = os.readlink(f"/proc/{found[0]}/ns/pid")
+    space = _space(found[0])
     for pid in _pids():
-        inner = [row for row in _read(pid, "status").splitlines() if row.startswith(b"NSpid:")]
-        if inner and inner[0].split()[-1] == b"1" and len(inner[0].split()) > 2:
-            if os.readlink(f"/proc/{pid}/ns/pid") == space:
-                os.kill(pid, signal.SIGKILL)
+        inner = [row.split() for row in _read(pid, "status").splitlines() if row.startswith(b"NSpid:")]
+        if inner and inner[0][-1] == b"1" and len(inner[0]) > 2 and _space(pid) == space:
+            os.kill(pid, signal.SIGKILL)
     while Path(f"/proc/{found[0]}").exists() and _read(found[0], "cmdline") == line:
         await asyncio.sleep(0.02)
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _space(pid: int) -> str:
+    """The process's namespace of process ids; empty when it is gone."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _read(pid: int, name: str) -> bytes:
