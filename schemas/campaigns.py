@@ -70,6 +70,9 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that infrastructure may cost a rollout before it aborts."""
     replay_attempts: bool = True
     """Let an attempt replay what a dead one of the same rollout did, instead of asking the model again."""
+    published_rules: bool = False
+    """Grade as published benchmarks do: lenient about patches, trusting what tests print. For figures that
+    are compared with those of others; such rewards can be forged, and are not for training."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -109,7 +112,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory: str | None = None
     """Overrides the task's memory after a sandbox was killed for it."""
     replay_attempts: bool = True
-    """See CampaignSpec."""
+    published_rules: bool = False
+    """See CampaignSpec, as for `replay_attempts`."""
 
 
 class CampaignState(StrEnum):
@@ -181,6 +185,7 @@ def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
         timeouts=spec.timeouts,
         max_tries=spec.max_tries,
         replay_attempts=spec.replay_attempts,
+        published_rules=spec.published_rules,
     )
 
 
@@ -190,4 +195,6 @@ def spec_hash(spec: CampaignSpec) -> str:
     plan = msgspec.to_builtins(spec, order="deterministic")
     if spec.replay_attempts:
         del plan["replay_attempts"]
+    if not spec.published_rules:
+        del plan["published_rules"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

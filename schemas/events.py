@@ -123,6 +123,9 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
     task_hash: str
     runs: int
     seconds: float
+    without_canary: tuple[str, ...] | None = None
+    """Tests of `fail_to_pass` that could not be asked for wrong answers: they assert no constant, or the gold
+    patch does not tell theirs apart. None in events that are older."""
 
 
 class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +149,7 @@ class SandboxCreated(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str
     image: str
     purpose: str
-    """`rollout`, `grading` or `validation`."""
+    """`rollout`, `grading`, `control-1` and `control-2` (further ones of a grading), or `validation`."""
     seconds: float
     tries: int = 1
     memory: str = ""

@@ -78,5 +78,5 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     extra_sandboxes: int | None = None
     """Beside the one that was graded in; None in events that are older."""
     without_canary: tuple[str, ...] | None = None
-    """Tests that the solution must make pass and that no wrong answer could be asked of; None where nothing was
-    asked, as with a -1."""
+    """Tests that the solution must make pass and that could not be asked for wrong answers; None where
+    nothing was asked, as before a -1."""

@@ -1,6 +1,7 @@
 """One attempt at one rollout: sandbox, harness, grade. Everything that happens is published as it happens."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -278,6 +279,7 @@ class Attempt:
     async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
         started = time.monotonic()
         limit = self.request.timeouts.grading
+        controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key
         try:
             async with asyncio.timeout(limit) as bound:
                 return await grade(
@@ -286,7 +288,8 @@ class Attempt:
                     machine,
                     timeout=limit,
                     blobs=self._workplace.blobs,
-                    pristine=lambda: self._open(task, "control"),
+                    pristine=lambda: self._open(task, f"control-{next(controls)}"),
+                    published=self.request.published_rules,
                 )
         except TimeoutError as error:
             if not bound.expired():

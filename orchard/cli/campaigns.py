@@ -71,6 +71,13 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option(help="Replay the turns of an attempt that died instead of paying for them again."),
         ] = True,
+        published_rules: Annotated[
+            bool,
+            typer.Option(
+                "--published-rules",
+                help="Grade as published benchmarks do, to compare figures. Never train on such rewards.",
+            ),
+        ] = False,
         priority: Annotated[
             str, typer.Option(help="Queue priority; workers name the one they serve.")
         ] = "normal",
@@ -121,6 +128,7 @@ def register(app: typer.Typer) -> None:
             timeouts=Timeouts(),
             max_tries=max_tries,
             replay_attempts=replay,
+            published_rules=published_rules,
         )
         asyncio.run(submit_campaign(session, spec))
         console.print(

@@ -104,6 +104,7 @@ class Validator:
                 task_hash=task_hash(verdict.task),
                 runs=self.settings.runs,
                 seconds=time.monotonic() - started,
+                without_canary=gold[0].without_canary,
             ),
         )
 

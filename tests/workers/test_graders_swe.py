@@ -25,8 +25,8 @@ def judged(machine, blobs, shop):
         shop.git("clean", "-fdq")
         yield machine
 
-    async def run(task, submission):
-        return await grade(task, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine)
+    async def run(task, submission, **rules):
+        return await grade(task, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine, **rules)
 
     return run
 
@@ -62,15 +62,19 @@ async def test_a_submission_that_is_no_patch_is_unresolved_without_a_test_run(
     assert not any("tests.sh" in command for command in machine.commands)
 
 
-async def test_a_patch_with_wrong_context_is_applied_by_a_later_rung(judged, quick_task):
+async def test_a_patch_with_wrong_context_is_for_published_rules_only(judged, quick_task, shop):
     """The outermost context lines do not match, and the blobs it names are not there to merge with."""
     lines = quick_task.gold_patch.split("\n")
     first = next(number for number, line in enumerate(lines) if line.startswith("@@")) + 1
     lines[first] = " something else"
     lines = [line for line in lines if not line.startswith("index ")]
     reward = await judged(quick_task, "\n".join(lines))
-    assert reward.resolved
-    assert "patch --batch" in reward.detail
+    assert (reward.resolved, reward.detail) == (False, "the patch does not apply")
+    assert shop.git("status", "--porcelain") == ""
+    published = await judged(quick_task, "\n".join(lines), published=True)
+    assert published.resolved
+    assert "patch --batch" in published.detail
+    assert published.grader == "swe-tests-published"
 
 
 async def test_a_rung_that_fails_leaves_nothing_behind(judged, quick_task, shop):
@@ -92,7 +96,8 @@ async def test_a_planted_conftest_is_undone(judged, task, shop):
         "import pytest\n\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
         "    outcome = yield\n    outcome.get_result().outcome = 'passed'\n"
     )
-    assert not (await judged(task, shop.diff({"tests/conftest.py": hook}))).resolved
+    reward = await judged(task, shop.diff({"tests/conftest.py": hook}))
+    assert (reward.value, reward.cause) == (-1.0, "refused")
 
 
 async def test_a_syntax_error_is_the_models(judged, task, shop):

@@ -21,11 +21,12 @@ async def grade(
     """Judge a submission by the task's own rule.
 
     `machine` is a fresh sandbox of the task's image, or the agent's own where the task is graded in place
-    (`graded_in_place`); `pristine` opens another fresh one, where a control is needed. `timeout`, in
-    seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust the tested
-    code: for figures to be compared, never for training. Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is
-    possible, INVALID_REQUEST for a task that cannot be judged by anyone,
-    STORE_FAILED when the log cannot be kept.
+    (`graded_in_place`); `pristine` opens another fresh one: for a control, and before a +1. `timeout`, in
+    seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust what tested
+    code prints: for figures that are compared, never for training.
+
+    Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, INVALID_REQUEST
+    for a task that cannot be judged by anyone, STORE_FAILED when the log cannot be kept.
     """
     match task.grading:
         case SWETests() as tests:

@@ -71,9 +71,7 @@ async def canaries_of(
                 for name, site in made.sites.items()
             }
     without = tuple(
-        test
-        for test in grading.fail_to_pass
-        if (plan.names[test].file, plan.names[test].qualified) in lost
+        test for test in grading.fail_to_pass if (plan.names[test].file, plan.names[test].qualified) in lost
     )
     return Canaries(texts=texts, sites=sites, without=without)
 

@@ -19,8 +19,8 @@ LADDER = ("git apply --verbose", "git apply --verbose --3way")
 """Ways to apply a patch, from strict to lenient; the repository is reset between them."""
 
 PUBLISHED_LADDER = (*LADDER, "git apply --verbose --reject", "patch --batch --forward --fuzz=5 -p1 -i")
-"""The ways of published benchmarks. GNU patch reads texts in which git sees no path, so that nobody knows what
-a patch touches before it has: for evaluations only."""
+"""The ways of published benchmarks, for evaluations only: GNU patch reads texts in which git sees no path, so
+that nobody knows what a patch touches before it has."""
 
 LARGEST_DIFF = 32 * 1024 * 1024
 """Bytes."""
@@ -180,7 +180,9 @@ class Checkout:
                 if said.returncode != 0:
                     raise self._failed("git cannot compare two trees", said)
                 raw, numbers, base = said.output.split("\0//\0")
-                return Staged(by=way, changes=_changes(raw, numbers), base=tuple(base.rstrip("\0").split("\0")))
+                return Staged(
+                    by=way, changes=_changes(raw, numbers), base=tuple(base.rstrip("\0").split("\0"))
+                )
         return Applied(by=None, log="".join(log))
 
     async def put(self, changes: Iterable[Change]) -> bool:
@@ -232,7 +234,9 @@ class Checkout:
 def _changes(raw: str, numbers: str) -> tuple[Change, ...]:
     """From `git diff-tree -z --raw` and `--numstat`, which shows no numbers for what is binary."""
     binary = {
-        line.split("\t", 2)[2] for line in numbers.split("\0") if line.startswith("-\t-\t") and line.count("\t") > 1
+        line.split("\t", 2)[2]
+        for line in numbers.split("\0")
+        if line.startswith("-\t-\t") and line.count("\t") > 1
     }
     fields = raw.split("\0")
     return tuple(

@@ -31,7 +31,17 @@ METADATA = (".dist-info", ".egg-info", ".egg-link", ".pth")
 
 RUNNER = frozenset(
     {
-        *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli"),
+        *(
+            "pytest",
+            "_pytest",
+            "py",
+            "pluggy",
+            "iniconfig",
+            "packaging",
+            "pygments",
+            "exceptiongroup",
+            "tomli",
+        ),
         *("xdist", "execnet", "sitecustomize", "usercustomize", "nose", "setuptools", "pkg_resources"),
         *("coverage", "hypothesis", "mock", "pip", "site", "distutils", "imp", "asyncore", "asynchat"),
     }
@@ -96,10 +106,12 @@ def _is_left_out(change: Change, restored: Collection[str]) -> bool:
         return False
     if change.path in restored or LEFTOVERS & set(path.parts):
         return True
-    if path.name == ".coverage" or change.after == ABSENT and change.before == ABSENT:
+    if path.name == ".coverage":
         return True
     in_tests = bool(_TEST_DIRECTORIES & set(path.parts[:-1])) or path.parts[0] == "test"
-    is_test = path.name.startswith("test_") or path.stem in ("test", "tests") or path.stem.endswith(_TEST_ENDINGS)
+    is_test = (
+        path.name.startswith("test_") or path.stem in ("test", "tests") or path.stem.endswith(_TEST_ENDINGS)
+    )
     plain = _folded(path.name) not in CONFIGURATION and not _is_metadata(path) and not change.binary
     return plain and path.suffix not in BINARIES and (in_tests or (is_test and path.suffix == ".py"))
 

@@ -3,11 +3,11 @@
 The grader sends this file into the sandbox and starts it with the task's own interpreter (3.7 or later; the
 standard library and the task's pytest are all it uses). What it finds goes to the standard output that it was
 started with, one JSON object a line after a mark. Tested code never has that descriptor: its own output goes
-into a pipe. Each process reports over a pipe of its own, and is believed about its own file only.
+into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `runs`, the files of each process, `from_directory`, and
-`each`, whether every test has a process of its own besides and tells how often each site of it
-(`with __site__(name):`) held.
+The plan is a JSON file: `mark`, `framework`, `options`, `runs` (files of each process), `write` (files to make
+first, with their text), `from_directory`, and `each`: whether every test has a process of its own besides,
+and tells how often each site of it (`with __site__(name):`) held.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
 
 
-class Site:
-    """Counts how often what is in its block holds and fails, and ends the failure there."""
+COUNTS: dict[str, list[int]] = {}
+"""How often each site of this process held, and failed."""
 
-    counts: dict[str, list[int]] = {}
+
+class Site:
+    """Counts whether what is in its block holds, and ends the failure there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +48,7 @@ class Site:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        count = self.counts.setdefault(self.name, [0, 0])
+        count = COUNTS.setdefault(self.name, [0, 0])
         count[kind is not None] += 1
         return kind is not None and not issubclass(kind, (KeyboardInterrupt, SystemExit, GeneratorExit))
 
@@ -99,13 +101,13 @@ class Reporter:
 
 
 class ReporterOfEach(Reporter):
-    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+    def pytest_runtest_protocol(self, item: Any) -> bool:
         from _pytest.runner import runtestprotocol
 
         def work() -> None:
             statuses = [pytest_status(each) for each in runtestprotocol(item, log=False, nextitem=None)]
             told = [status for status in statuses if status]
-            tell(self.report, test=item.nodeid, status=told[-1] if told else "ERROR", sites=Site.counts)
+            tell(self.report, test=item.nodeid, status=told[-1] if told else "ERROR", sites=COUNTS)
 
         apart(self.report, work)
         return True
@@ -162,7 +164,14 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int) -> int:
 
     workdir = os.getcwd()
     reporter = (ReporterOfEach if plan["each"] else Reporter)(report)
-    options = ["-c", configuration(workdir, files[0]), "--rootdir", workdir, *plan["plugins"], *plan["options"]]
+    options = [
+        "-c",
+        configuration(workdir, files[0]),
+        "--rootdir",
+        workdir,
+        *plan["plugins"],
+        *plan["options"],
+    ]
     options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q", *files]
     return int(pytest.main(options, plugins=[reporter]))
 
@@ -178,7 +187,7 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield each
 
 
-def run_unittest(plan: dict[str, Any], files: list[str], report: int) -> int:
+def run_unittest(_: dict[str, Any], files: list[str], report: int) -> int:
     """Each test in a process of its own, named as `file::Class::test`."""
     modules = {file[:-3].replace("/", "."): file for file in files}
     for test in list(tests_of(unittest.defaultTestLoader.loadTestsFromNames(list(modules)))):
@@ -194,7 +203,7 @@ def run_unittest(plan: dict[str, Any], files: list[str], report: int) -> int:
             sys.stdout.flush()
             file = modules.get(type(test).__module__, files[0])
             name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
-            tell(report, test=name, status=status, sites=Site.counts)
+            tell(report, test=name, status=status, sites=COUNTS)
 
         apart(report, work)
     return 0
@@ -347,6 +356,9 @@ def main() -> None:
     if plan["framework"] == "pytest":
         warm(os.path.realpath(os.getcwd()))
         plan["plugins"] = plugins(os.path.realpath(os.getcwd()))
+    for path, text in plan.pop("write", {}).items():
+        with open(path, "w", encoding="utf-8") as opened:
+            opened.write(text)
     for files in plan["runs"]:
         raw, log, code = watched(plan, files)
         tests, done = facts(raw, files)

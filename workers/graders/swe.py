@@ -228,7 +228,9 @@ class _Grader:
         skipped or expected failure that is none with the gold patch. Two more sandboxes at most."""
         doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
         plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
-        canaries, counts, used = None, {}, 0
+        canaries: Canaries | None = None
+        counts: Counts = {}
+        used = 0
         if plan is not None:
             async with self._pristine() as machine:
                 used = 1
@@ -268,9 +270,13 @@ class _Grader:
         grade = msgspec.structs.replace(grade, extra_sandboxes=used, without_canary=without)
         if forged and canaries is not None:
             tests = sorted({canaries.sites[name].test for name in forged})
-            return _refuted(grade, FORGED, f"does not tell right answers from wrong ones in {', '.join(tests)}")
+            return _refuted(
+                grade, FORGED, f"does not tell right answers from wrong ones in {', '.join(tests)}"
+            )
         if doubtful:
-            return _refuted(grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}")
+            return _refuted(
+                grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}"
+            )
         return grade
 
     async def _ask(self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout) -> Counts:

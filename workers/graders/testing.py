@@ -1,4 +1,4 @@
-"""A test run in a sandbox: by the runner where the command can be taken apart, else by the task's own words."""
+"""A test run in a sandbox: by the runner where the command can be taken apart, else as the task writes it."""
 
 import json
 import re
@@ -89,7 +89,9 @@ def plan_of(grading: SWETests) -> Plan | None:
     return Plan(call=call, names=found) if len(found) == len(names) else None
 
 
-async def run_tests(task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool) -> TestRun:
+async def run_tests(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+) -> TestRun:
     """All tests of the task, in the repository as it is. With `trusted` the command runs as it is written and
     what it prints is believed: the rule of published benchmarks.
 
@@ -149,15 +151,15 @@ async def run_copies(
     """Copies of test files beside their originals, all in one process; by site and number of the copy what
     became of it. Sites that were not reached are not in it. Raises the machine's InfrastructureError."""
     where: dict[str, int] = {}
+    write: dict[str, str] = {}
     runs = []
     for file, copies in texts.items():
         path = PurePosixPath(file)
         beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
-        for number, (name, text) in enumerate(zip(beside, copies, strict=True)):
-            where[name] = number
-            await machine.write(f"{task.workdir}/{name}", text.encode())
+        where |= {name: number for number, name in enumerate(beside)}
+        write |= dict(zip(beside, copies, strict=True))
         runs.append(sorted(beside))
-    _, said = await _run(task, grading, call, runs, machine, checkout, limit, each=True)
+    _, said = await _run(task, grading, call, runs, machine, checkout, limit, write=write, each=True)
     counts: dict[tuple[str, int], Count] = {}
     for test, _, sites in (each for run in said.runs for each in run["tests"]):
         for site, (hits, misses) in _counts(sites):
@@ -190,6 +192,7 @@ async def _run(
     limit: float,
     *,
     each: bool,
+    write: Mapping[str, str] | None = None,
 ) -> tuple[CommandOutcome, _Said]:
     mark = f"orchard-{secrets.token_hex(12)}"
     plan = {
@@ -197,6 +200,7 @@ async def _run(
         "framework": call.framework.value,
         "options": list(call.options),
         "runs": list(runs),
+        "write": write or {},
         "from_directory": call.from_directory,
         "each": each,
     }

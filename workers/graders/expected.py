@@ -1,0 +1,323 @@
+"""What a test expects: the constants its assertions compare with, and where these are written. Pure.
+
+A *slot* is what is changed together: the constants that an assertion expects, and what parameters, loops and
+local names hold for it. Where an assertion names no constant, it can be turned into its opposite.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+LARGEST_SLOT = 400
+"""Constants; longer tables are left alone."""
+
+_EQUAL = re.compile(r"assert(Equals?|(List|Dict|Tuple|Set|Count|Sequence|MultiLine|AlmostEqual|Almost)\w*)")
+_INVERSE = {
+    "assertTrue": "assertFalse",
+    "assertEqual": "assertNotEqual",
+    "assertIsNone": "assertIsNotNone",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsInstance": "assertNotIsInstance",
+}
+_INVERSE |= {after: before for before, after in _INVERSE.items()}
+_RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns"})
+_OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Is: ast.IsNot,
+    ast.In: ast.NotIn,
+    ast.Eq: ast.NotEq,
+    ast.Lt: ast.GtE,
+    ast.Gt: ast.LtE,
+}
+_OPPOSITE |= {after: before for before, after in _OPPOSITE.items()}
+ERRORS = (
+    *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "RuntimeError", "OSError"),
+    *("ZeroDivisionError", "AssertionError", "NotImplementedError", "UnicodeError", "RecursionError"),
+    *("StopIteration", "LookupError", "ArithmeticError", "OverflowError", "PermissionError", "ImportError"),
+    *("FileNotFoundError", "NameError", "EOFError", "BufferError", "MemoryError", "TimeoutError"),
+)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Leaf:
+    """A constant, or the name of a builtin exception, in its place in the tree."""
+
+    def __init__(self, node: ast.Constant | ast.Name) -> None:
+        self._node = node
+
+    @property
+    def is_error(self) -> bool:
+        return isinstance(self._node, ast.Name)
+
+    @property
+    def value(self) -> object:
+        return self._node.id if isinstance(self._node, ast.Name) else self._node.value
+
+    def put(self, value: object) -> None:
+        setattr(self._node, "id" if self.is_error else "value", value)
+
+
+class Slot:
+    """Constants that change together, or one assertion that is turned into its opposite."""
+
+    def __init__(self, leaves: list[Leaf], turn: ast.AST | None = None) -> None:
+        self.leaves = leaves
+        self.turn = turn
+
+    def put(self, values: list[object]) -> None:
+        if self.turn is None:
+            for leaf, value in zip(self.leaves, values, strict=True):
+                leaf.put(value)
+        elif values[0]:
+            _opposite(self.turn)
+
+
+class Found:
+    """The slots of a test, and its sites, each with the slot that it depends on."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.sites: list[tuple[ast.stmt, int]] = []
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
+    for node in tree.body:
+        if isinstance(node, Function):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, Function):
+                    yield f"{node.name}::{each.name}", each
+
+
+def expected_of(function: Function) -> Found:
+    """Everything in a test that can be changed, in an order that depends on its text alone.
+
+    A name counts only where it is used for nothing but what is expected: else the tested code gets it too.
+    """
+    known = _definitions(function)
+    asserting = [(each, *expected) for each in _statements(function.body) if (expected := _expected(each))]
+    used = Counter(name for _, sides, _ in asserting for side in sides for name in _names(side))
+    every = Counter(name for statement in function.body for name in _names(statement))
+    known = {name: held for name, held in known.items() if used[name] == every[name]}
+    found = Found()
+    of_names: dict[str, int] = {}
+    for statement, sides, turn in asserting:
+        leaves = [leaf for side in sides for leaf in _leaves(side)]
+        names = list(dict.fromkeys(name for side in sides for name in _names(side) if name in known))
+        slot = next((of_names[name] for name in names if name in of_names), len(found.slots))
+        for name in names:
+            if name not in of_names:
+                of_names[name] = slot
+                leaves += [leaf for held in known[name] for leaf in _leaves(held)]
+        leaves = _rich(leaves)
+        if slot < len(found.slots):
+            found.slots[slot].leaves += leaves
+        elif leaves:
+            found.slots.append(Slot(leaves))
+        elif turn is not None:
+            found.slots.append(Slot([], turn))
+        else:
+            for name in names:
+                del of_names[name]
+            continue
+        found.sites.append((statement, slot))
+    for each in found.slots:
+        each.leaves = _rich(each.leaves)
+    usable = [at for at, each in enumerate(found.slots) if each.turn or 0 < len(each.leaves) <= LARGEST_SLOT]
+    found.sites = [(statement, usable.index(slot)) for statement, slot in found.sites if slot in usable]
+    found.slots = [found.slots[at] for at in usable]
+    return found
+
+
+def _rich(leaves: list[Leaf]) -> list[Leaf]:
+    """The constants that have many other values; booleans only where there is nothing else. They have one
+    other value, and among many copies the right one would stand out."""
+    rich = [leaf for leaf in leaves if leaf.is_error or _is_rich(leaf.value)]
+    return rich or [leaf for leaf in leaves if isinstance(leaf.value, bool)]
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, Function | ast.ClassDef):
+            continue
+        yield statement
+        if not (isinstance(statement, ast.With | ast.AsyncWith) and _raising(statement)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, name, []))
+
+
+def _definitions(function: Function) -> dict[str, list[ast.expr]]:
+    """What names of a test hold: parameters by decorators, targets of loops over literals, and locals that
+    are assigned once."""
+    known: dict[str, list[ast.expr]] = {}
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize"):
+            given = [*decorator.args, *(each.value for each in decorator.keywords if each.arg == "argvalues")]
+            if len(given) >= 2:
+                names = _parameters(given[0])
+                known |= _columns(names, given[1])
+    assigned: dict[str, int] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            assigned[node.id] = assigned.get(node.id, 0) + 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if assigned[node.targets[0].id] == 1 and _is_literal(node.value):
+                known[node.targets[0].id] = [node.value]
+        elif isinstance(node, ast.For):
+            targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+            known |= _columns([each.id if isinstance(each, ast.Name) else "" for each in targets], node.iter)
+    return known
+
+
+def _parameters(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [name.strip() for name in node.value.split(",") if name.strip()]
+    if isinstance(node, ast.Tuple | ast.List):
+        return [each.value if isinstance(each, ast.Constant) else "" for each in node.elts]  # type: ignore[misc]
+    return []
+
+
+def _columns(names: Sequence[str], rows: ast.expr) -> dict[str, list[ast.expr]]:
+    if not isinstance(rows, ast.Tuple | ast.List):
+        return {}
+    known: dict[str, list[ast.expr]] = {name: [] for name in names if name}
+    for row in rows.elts:
+        if isinstance(row, ast.Call):  # pytest.param(...)
+            row = ast.Tuple(elts=row.args)
+        cells = [row] if len(names) == 1 and not isinstance(row, ast.Tuple) else getattr(row, "elts", [])
+        if len(names) == 1 and isinstance(row, ast.Tuple) and len(row.elts) != 1:
+            cells = [row]
+        for name, cell in zip(names, cells, strict=False):
+            if name and _is_literal(cell):
+                known[name].append(cell)
+    return {name: cells for name, cells in known.items() if cells}
+
+
+def _expected(statement: ast.stmt) -> tuple[list[ast.expr], ast.AST | None] | None:
+    """What an assertion expects, and what of it can be turned around; None for other statements."""
+    if isinstance(statement, ast.Assert):
+        test = statement.test
+        if isinstance(test, ast.Call) and ast.unparse(test.func).endswith(("startswith", "endswith")):
+            return list(test.args), statement
+        return [side for compare in _compares(test) for side in _sides(compare)], statement
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if _EQUAL.fullmatch(name) and len(call.args) >= 2:
+            return _data_side(call.args[0], call.args[1]), call if name in _INVERSE else None
+        if name in _RAISING and len(call.args) >= 2:
+            return [call.args[0]], None
+        if name in ("assertIn", "assertNotIn", "assertIs", "assertIsNot") and len(call.args) >= 2:
+            return [call.args[0 if "In" in name else 1]], call
+        return ([], call) if name in _INVERSE else None
+    if isinstance(statement, ast.With | ast.AsyncWith) and (call_ := _raising(statement)):
+        match = [each.value for each in call_.keywords if each.arg == "match"] or call_.args[1:2]
+        return match if any(any(_leaves(each)) for each in match) else call_.args[:1], None
+    return None
+
+
+def _raising(statement: ast.With | ast.AsyncWith) -> ast.Call | None:
+    for item in statement.items:
+        call = item.context_expr
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in _RAISING:
+            return call
+    return None
+
+
+def _compares(test: ast.expr) -> Iterator[ast.Compare]:
+    if isinstance(test, ast.Compare):
+        yield test
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        for each in test.values:
+            yield from _compares(each)
+
+
+def _sides(compare: ast.Compare) -> list[ast.expr]:
+    if len(compare.ops) != 1:
+        return []
+    left, right = compare.left, compare.comparators[0]
+    match compare.ops[0]:
+        case ast.Eq():
+            return _data_side(left, right)
+        case ast.In():
+            return [left] if _is_literal(left) else [right]
+        case ast.Is():
+            return [right]
+    return []
+
+
+def _data_side(left: ast.expr, right: ast.expr) -> list[ast.expr]:
+    """The side of a comparison that says what is expected: the one that calls nothing, else the second."""
+    for side in (right, left):
+        if _is_literal(side):
+            return [side]
+    for side in (right, left):
+        if isinstance(side, ast.Name):
+            return [side]
+    return [right]
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Whether an expression is made of constants alone."""
+    return all(isinstance(each, _DATA) for each in ast.walk(node))
+
+
+_DATA = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Load)
+
+
+def _is_rich(value: object) -> bool:
+    if isinstance(value, bool) or value is None or value is Ellipsis:
+        return False
+    if isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        return any(character.isascii() and character.isalnum() for character in text)
+    return isinstance(value, int) or (isinstance(value, float) and abs(value) < 1e15)
+
+
+def _leaves(node: ast.expr) -> Iterator[Leaf]:
+    """The constants of an expression, those that are arguments of a call included."""
+    match node:
+        case ast.Constant():
+            yield Leaf(node)
+        case ast.Name() if node.id in ERRORS:
+            yield Leaf(node)
+        case ast.List() | ast.Tuple() | ast.Set():
+            for each in node.elts:
+                yield from _leaves(each)
+        case ast.Dict():
+            for each in node.values:
+                yield from _leaves(each)
+        case ast.UnaryOp():
+            yield from _leaves(node.operand)
+        case ast.BinOp():
+            yield from _leaves(node.left)
+            yield from _leaves(node.right)
+        case ast.Call():
+            for each in (*node.args, *(keyword.value for keyword in node.keywords)):
+                yield from _leaves(each)
+            if isinstance(node.func, ast.Attribute):
+                yield from _leaves(node.func.value)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+            yield each.id
+
+
+def _opposite(node: ast.AST) -> None:
+    if isinstance(node, ast.Assert):
+        test = node.test
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPPOSITE:
+            test.ops = [_OPPOSITE[type(test.ops[0])]()]
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            node.test = test.operand
+        else:
+            node.test = ast.UnaryOp(op=ast.Not(), operand=test)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node.func.attr = _INVERSE[node.func.attr]
