@@ -30,16 +30,20 @@ console = Console()
 
 
 async def run(
-    directory: Path, tricks: Sequence[Trick], names: Sequence[str], *, concurrency: int, logs: bool
+    directory: Path,
+    pairs: Sequence[tuple[Trick, str]],
+    names: Sequence[str],
+    *,
+    concurrency: int,
+    logs: bool = False,
 ) -> list[Tried]:
-    """Every given submission on every given layout."""
+    """Each submission on the layout beside it; `names` are the layouts that are used."""
     layouts = [layout for layout in all_layouts() if layout.name in names]
     service = LocalService(directory / "state")
     try:
         async with AsyncSandboxClient(service.url) as client:
             await build_image(client, tuple(layouts))
             bench = Bench(client, layouts, directory, concurrency=concurrency)
-            pairs = [(trick, layout.name) for trick in tricks for layout in layouts]
             found: list[Tried] = []
             with Progress(console=console, transient=True) as bar:
                 row = bar.add_task("grading", total=len(pairs))
@@ -131,7 +135,13 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forgery-") as directory:
         found = asyncio.run(
-            run(Path(directory), chosen, names, concurrency=given.concurrency, logs=given.logs)
+            run(
+                Path(directory),
+                [(trick, name) for trick in chosen for name in names],
+                names,
+                concurrency=given.concurrency,
+                logs=given.logs,
+            )
         )
     text = page(found, time.monotonic() - started, given.concurrency)
     complete = not given.words and not given.layout

@@ -376,6 +376,7 @@ class TestAlarms:
             "OrchardWriterLate",
             "OrchardWriterStopped",
             "OrchardRequestsDelayed",
+            "OrchardRewardHacking",
             "OrchardDeadLetters",
             "OrchardNatsDisk",
         }
