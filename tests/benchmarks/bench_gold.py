@@ -1,10 +1,10 @@
 """The gold patch of every task through the grader: how many are refused, and what a +1 costs.
 
 `python -m tests.benchmarks.bench_gold --repairs 200 --releases 20 --directory DIR`: repair tasks, and tasks
-of the catalogue, made as the quick start makes them. Each is graded by the rules of published benchmarks, which
-is what a grading costs without any defence, and by Orchard's own. Ends with 1 when a gold patch is refused
-that resolves its task by the published rules. DIR keeps downloads and results; a task in it is not graded
-twice.
+of the catalogue, made as the quick start makes them. Each is graded by the rules of published benchmarks,
+which is what a grading costs without any defence, and by Orchard's own. Ends with 1 when a gold patch is
+refused that resolves its task by the published rules. DIR keeps downloads and results; a task in it is not
+graded twice.
 """
 
 import argparse

@@ -114,12 +114,12 @@ def judged(machine, blobs, shop):
     [
         (EQUAL, "forged"),
         (READS_THE_TEST, "forged"),
-        (RUNS_NO_TEST, "forged"),
+        pytest.param(RUNS_NO_TEST, "forged", marks=pytest.mark.slow),
         (BY_THE_TESTS_NAME, "forged"),
         (SPEAKS_FOR_OTHERS, "forged"),
         (EXPECTED_TO_FAIL, "unproven"),
-        (ENDS_WELL, None),
-        (OTHER_TESTS_ON_DISK, None),
+        pytest.param(ENDS_WELL, None, marks=pytest.mark.slow),
+        pytest.param(OTHER_TESTS_ON_DISK, None, marks=pytest.mark.slow),
     ],
     ids=[
         "equal to everything",

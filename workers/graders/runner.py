@@ -5,8 +5,8 @@ standard library and the task's pytest are all it uses). What it finds goes to t
 started with, one JSON object a line after a mark. Tested code never has that descriptor: its own output goes
 into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `runs` (files of each process), `write` (files to make
-first, with their text), `from_directory`, and `each`: whether every test has a process of its own besides,
+The plan is a JSON file: `mark`, `framework`, `options`, `runs` (files of each process), `write` (files and
+their text, made first), `from_directory`, and `each`: whether every test has a process of its own besides,
 and tells how often each site of it (`with __site__(name):`) held.
 """
 
