@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from orchard.workers.graders.canaries import evidence, suspicious
+from orchard.workers.graders.canaries import evidence, number_of_copies, suspicious
 from orchard.workers.graders.mutants import Site, copies
 from orchard.workers.graders.testing import Count
 
@@ -136,3 +136,10 @@ def test_who_tells_them_apart_is_not_suspected():
 @pytest.mark.parametrize("gold", [counts((1, 0), (1, 0), (1, 0)), counts((0, 1), (1, 0)), {}])
 def test_nobody_is_accused_by_a_copy_that_the_gold_patch_does_not_prove(gold):
     assert evidence(SITES, counts((1, 0), (1, 0), (1, 0)), gold) == set()
+
+
+def test_slow_and_many_tests_have_fewer_copies_and_never_few():
+    assert number_of_copies(0.5, 2) == 32
+    assert number_of_copies(4.0, 2) == 15
+    assert number_of_copies(0.5, 20) == 12
+    assert number_of_copies(600.0, 500) == 8

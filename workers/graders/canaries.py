@@ -14,8 +14,9 @@ from orchard.workers.machine import FileTooLarge, Machine
 MOST_COPIES, LEAST_COPIES = 32, 8
 """Copies of each test: who does not know the right constant finds it with one chance in so many."""
 
-SECONDS = 60.0
-"""Aim for all copies together, by the time that the task's own run took: slow tests have fewer copies."""
+SECONDS, PROCESSES = 60.0, 256
+"""Aims for all copies together, by the time that the task's own run took and by the number of its tests: slow
+tests, and many of them, have fewer copies."""
 
 LIMIT = 10 * SECONDS
 
@@ -37,9 +38,9 @@ class Canaries(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of tests in which nothing can be changed."""
 
 
-def number_of_copies(seconds: float) -> int:
-    """For tests that take `seconds` as the task has them."""
-    return max(LEAST_COPIES, min(MOST_COPIES, int(SECONDS / max(seconds, 0.1))))
+def number_of_copies(seconds: float, tests: int) -> int:
+    """For so many tests, whose run takes `seconds` as the task has it."""
+    return max(LEAST_COPIES, min(MOST_COPIES, int(SECONDS / max(seconds, 0.1)), PROCESSES // tests))
 
 
 async def canaries_of(
@@ -56,13 +57,14 @@ async def canaries_of(
     sites: dict[str, Site] = {}
     lost: set[tuple[str, str]] = set()
     dice = random.SystemRandom()
+    number = number_of_copies(seconds, len(grading.fail_to_pass))
     for file, tests in sorted(wanted.items()):
         try:
             source = (await machine.read(f"{task.workdir}/{file}")).decode()
         except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
             made: Copies | None = None
         else:
-            made = await asyncio.to_thread(copies, source, tests, number_of_copies(seconds), dice)
+            made = await asyncio.to_thread(copies, source, tests, number, dice)
         lost |= {(file, test) for test in (tests if made is None else made.without)}
         if made is not None and made.sites:
             texts[file] = made.texts
