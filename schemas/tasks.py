@@ -4,7 +4,6 @@ import msgspec
 
 from orchard.schemas.identity import digest
 
-
 IMPOSSIBLE = "impossible"
 """Source of tasks whose tests contradict their statement: events, tables and campaigns know them by it."""
 

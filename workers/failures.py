@@ -46,5 +46,4 @@ class EndedUnderCommand(InfrastructureError):
 
 class LimitExceeded(EndedUnderCommand):
     """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing it is
-    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control are ours."""
-
+    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control ours."""

@@ -5,8 +5,8 @@ The attempt that follows its death reads these events, and no others, and its tr
 
 A record may be what kills: a command that ends its sandbox, or its worker. Where a sandbox ended under a
 command, the trail says after which message. If that of the replay ends there too, the command did it: the
-model's doing, and no reason for another try. A worker that dies can leave no word. So an attempt first marks the
-trail, and takes the mark away when the record is behind it; who finds a marked trail starts afresh.
+model's doing, and no reason for another try. A worker that dies can leave no word. So an attempt first marks
+the trail, and takes the mark away when the record is behind it; who finds a marked trail starts afresh.
 """
 
 import msgspec

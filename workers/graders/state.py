@@ -21,8 +21,8 @@ CLEAN_SHELL = (
 
 
 async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, blobs: BlobStore) -> Reward:
-    """+1 when the command exits 0, -1 when not, when it does not end, and when the sandbox is ended by a limit:
-    it runs on what the agent left.
+    """+1 when the command exits 0, -1 when not, when it does not end, and when a limit ends the sandbox: it
+    runs on what the agent left.
 
     See `grade` for what is raised.
     """
@@ -31,7 +31,8 @@ async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, bl
     try:
         outcome = await _checked(check, machine, limit)
     except LimitExceeded as error:
-        outcome = CommandOutcome(output=f"{error.detail}\n", returncode=-1, seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        outcome = CommandOutcome(output=f"{error.detail}\n", returncode=-1, seconds=seconds)
     try:
         data = masked(outcome.output).text.encode(errors="replace")
         reference = await asyncio.to_thread(blobs.put, data, "text/plain; charset=utf-8")
