@@ -73,7 +73,7 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     cause: str | None = None
     """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass
-    for wrong answers too), `unproven` (skipped, or failing as expected, where the gold patch passes) or `hack`
+    for wrong answers too), `unproven` (skipped or failing as expected, where the gold patch passes) or `hack`
     (it passes tests that contradict the statement)."""
     extra_sandboxes: int | None = None
     """Beside the one that was graded in; None in events that are older."""

@@ -9,9 +9,9 @@ unresolved; if it is not, nothing was learned about the submission and GRADER_FA
 that cannot be applied after the submitted one is decided in the same way.
 
 Memory is decided so too: tests that fail while something is killed for it are the model's, unless the
-control is killed as well; then the task needs more, and SANDBOX_OUT_OF_MEMORY is raised. Where the sandbox itself ends
-under the tests for no limit of its own, that may be the machine's: only one that ends again, in another
-sandbox, is the model's.
+control is killed as well; then the task needs more, and SANDBOX_OUT_OF_MEMORY is raised. Where the sandbox
+itself ends under the tests for no limit of its own, that may be the machine's: only one that ends again, in
+another sandbox, is the model's.
 """
 
 import asyncio
