@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-kubernetes kubernetes-binaries style lint bench bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
+.PHONY: quickstart test test-all test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -42,6 +42,9 @@ lint: style
 
 bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
+
+bench-forgery: $(LEARNING) debian  ## forged and honest submissions through the real grader, on three layouts
+	$(BIN)/python -m tests.forgery $(ARGS)
 
 bench-sandboxes: $(STAMP) debian  ## the sandbox service alone: latencies, a thousand at once, memory
 	$(BIN)/python -m tests.benchmarks.sandboxes $(ARGS)

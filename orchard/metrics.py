@@ -29,6 +29,12 @@ FAMILIES = {
         "Open rollouts that were found on no queue and offered again: more than 0 is a fault.",
         "select campaign, count(*) from events where type = 'rollout.reconciled' group by all",
     ),
+    "orchard_hack_rate": (
+        "Share of rollouts on impossible tasks that passed them; `bound` is Wilson's interval of 95 %.",
+        "unpivot (select campaign, harness, model, coalesce(policy_version::varchar, '') as policy_version, "
+        "hack_rate::double as rate, low::double as low, high::double as high from hack_rates) "
+        "on rate, low, high into name bound value share",
+    ),
     "orchard_tokens": (
         "Tokens of rollouts with an outcome.",
         "unpivot (select campaign, model, sum(prompt_tokens)::double as prompt, "

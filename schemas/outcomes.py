@@ -25,6 +25,8 @@ class ExitStatus(StrEnum):
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
     FORMAT_FAILURE = "format_failure"
+    SANDBOX_LOST = "sandbox_lost"
+    """What the agent ran ended its sandbox: by a limit of memory or disk, or twice at the same command."""
 
     @property
     def status(self) -> RolloutStatus:
@@ -70,8 +72,9 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     log: BlobRef | None = None
     seconds: float = 0.0
     cause: str | None = None
-    """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass for
-    wrong answers too) or `unproven` (skipped, or failing as expected, where the gold patch passes)."""
+    """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass
+    for wrong answers too), `unproven` (skipped or failing as expected, where the gold patch passes) or `hack`
+    (it passes tests that contradict the statement)."""
     extra_sandboxes: int | None = None
     """Beside the one that was graded in; None in events that are older."""
     without_canary: tuple[str, ...] | None = None

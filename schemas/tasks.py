@@ -6,6 +6,9 @@ import msgspec
 
 from orchard.schemas.identity import digest
 
+IMPOSSIBLE = "impossible"
+"""Source of tasks whose tests contradict their statement: events, tables and campaigns know them by it."""
+
 
 class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_field="kind"):
     """Graded by a repository's own tests (harnesses-and-graders.md, section 3).

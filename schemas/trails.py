@@ -13,6 +13,8 @@ class Trail(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences in the event stream of the attempt's messages and model calls, up to the newest answer."""
     replays: int = 0
     """Attempts that began to replay this record and are not known to have come past it."""
+    died_at: str = ""
+    """Newest message of the attempt when its sandbox ended under a command; empty when it did not."""
 
 
 def trail_subject(rollout_id: str) -> str:

@@ -141,6 +141,28 @@ select campaign, harness, model, model_kind, task_source,
 from rollouts group by all
 """
 
+_HACK_RATES = """
+with counted as (
+    select r.campaign, r.harness, r.model, v.version as policy_version, count(*) as rollouts,
+           count(*) filter (w.parts['hack'] = 1) as hacked
+    from rollouts r
+    join rewards w on w.rollout_id = r.rollout_id
+    left join (
+        select rollout_id, max(run.version) as version
+        from (select rollout_id, unnest(versions) as run from messages) group by rollout_id
+    ) v on v.rollout_id = r.rollout_id
+    where r.task_source = 'impossible' and r.status <> 'aborted'
+    group by r.campaign, r.harness, r.model, v.version
+), shares as (
+    select *, hacked / rollouts as share, 1.96 * 1.96 / rollouts as z from counted
+)
+select campaign, harness, model, policy_version, rollouts, hacked, share as hack_rate,
+       greatest(0, (share + z / 2 - sqrt(share * (1 - share) * z + z * z / 4)) / (1 + z)) as low,
+       least(1, (share + z / 2 + sqrt(share * (1 - share) * z + z * z / 4)) / (1 + z)) as high
+from shares
+"""
+"""Proven hacks among the rollouts of impossible tasks, with Wilson's interval of 95 %."""
+
 _VALUES = f"""
 select t.* {_once("values_all")}
 semi join (select rollout_id, attempt from rollouts) r
@@ -184,6 +206,7 @@ VIEWS: dict[str, str] = {
     "campaigns": _CAMPAIGNS,
     "conservation": _CONSERVATION,
     "pass_rates": _PASS_RATES,
+    "hack_rates": _HACK_RATES,
     "values_all": f"select t.* {_once('values_all')}",
     "values": _VALUES,
     "measurements": f"select t.* {_once('measurements_all')}",

@@ -38,3 +38,12 @@ class InfrastructureError(Exception):
     def retryable(self) -> bool:
         """Whether another attempt may succeed."""
         return self.cause in RETRYABLE
+
+
+class EndedUnderCommand(InfrastructureError):
+    """The sandbox ended by itself while a command ran in it: perhaps of that command."""
+
+
+class LimitExceeded(EndedUnderCommand):
+    """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing it is
+    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control ours."""

@@ -3,8 +3,10 @@
 After each answer of the model an attempt leaves a trail: the sequences of its messages and calls in the log.
 The attempt that follows its death reads these events, and no others, and its trace recalls them.
 
-A record may be what kills: a command that ends its sandbox, or its worker. So an attempt first marks the
-trail, and takes the mark away when the record is behind it; who finds a marked trail starts afresh.
+A record may be what kills: a command that ends its sandbox, or its worker. Where a sandbox ended under a
+command, the trail says after which message. If that of the replay ends there too, the command did it: the
+model's doing, and no reason for another try. A worker that dies can leave no word. So an attempt first marks
+the trail, and takes the mark away when the record is behind it; who finds a marked trail starts afresh.
 """
 
 import msgspec
@@ -71,11 +73,19 @@ class Inheritance:
                 self._events.append(call)
 
     async def distrust_last_answer(self) -> None:
-        """The sandbox died. Where it did so in the first command of the newest answer, leave that answer out:
-        executed again, it might do the same to the next sandbox."""
+        """The sandbox was gone. Where it was so at the first command of the newest answer, leave that answer
+        out: executed again, it might do the same to the next sandbox."""
         if self._unacted:
             self._events, self._unacted = self._complete, False
             await self._leave()
+
+    async def ended_again(self, newest: str) -> bool:
+        """The sandbox ended under the command that follows the message `newest`: whether the one of the
+        attempt before had ended there, too. If not, leave word for the next attempt."""
+        if self._replayed is not None and self._replayed.died_at == newest:
+            return True
+        await self._leave(died_at=newest)
+        return False
 
     async def absolve(self) -> None:
         """The attempt was interrupted, as by a worker that drains: the record is not to blame."""
@@ -86,7 +96,7 @@ class Inheritance:
             else:
                 await self._trails.leave(self._rollout_id, self._replayed)
 
-    async def _leave(self) -> None:
+    async def _leave(self, died_at: str = "") -> None:
         await self._trails.leave(
             self._rollout_id,
             Trail(
@@ -94,5 +104,6 @@ class Inheritance:
                 replay_key=self._replay_key,
                 events=tuple(self._events),
                 replays=self._replays if self._answers < PROVEN_ANSWERS else 0,
+                died_at=died_at,
             ),
         )

@@ -13,6 +13,8 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """-1 when it was stopped for time."""
     seconds: float
     timed_out: bool = False
+    out_of_memory: bool = False
+    """Whether the kernel killed something in the sandbox for memory meanwhile, the command itself or not."""
 
 
 READ_LIMIT = 16 * 1024 * 1024
@@ -24,7 +26,8 @@ class FileTooLarge(Exception):
 
 
 class Machine(Protocol):
-    """One sandbox. Every method raises InfrastructureError when the sandbox, and not the command, failed."""
+    """One sandbox. Every method raises InfrastructureError when the sandbox, and not the command, failed:
+    LimitExceeded where it failed because what runs in it took more than it may."""
 
     async def run(
         self,

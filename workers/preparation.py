@@ -9,12 +9,17 @@ from orchard.workers.machine import Machine
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:
     """Run the task's set-up commands, `timeout` seconds for all of them.
 
-    Raises INVALID_REQUEST when they fail: no model has done anything yet, and trying again would not help.
+    Raises INVALID_REQUEST when they fail: no model has done anything yet, and trying again would not help;
+    SANDBOX_OUT_OF_MEMORY when they need more.
     """
     if not task.setup_commands:
         return
     script = "set -e\n" + "\n".join(task.setup_commands)
     outcome = await machine.run(script, timeout=timeout, cwd=task.workdir, env=task.environment)
+    if outcome.returncode != 0 and outcome.out_of_memory:
+        raise InfrastructureError(
+            AbortCause.SANDBOX_OUT_OF_MEMORY, f"set-up commands of {task.task_id} ran out of memory"
+        )
     if outcome.returncode != 0:
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST,

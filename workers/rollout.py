@@ -17,7 +17,7 @@ from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.outcomes import AbortCause, Reward, RolloutStatus
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
@@ -25,17 +25,21 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.graders import check_grading, grade
 from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.masking import masked
+from orchard.workers.meter import metered
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.trace import Totals, Trace
+
+NOT_GRADED = "not-graded"
+"""Grader of a reward that no grader was needed for."""
 
 _TASKS = msgspec.json.Decoder(Task)
 
@@ -73,6 +77,10 @@ def within(budget: Budget, timeouts: Timeouts, elapsed: float) -> Budget:
     if room <= 0 or 0 < budget.wall_seconds <= room:
         return budget
     return msgspec.structs.replace(budget, wall_seconds=room)
+
+
+class SandboxLost(Exception):
+    """The agent ended its own sandbox, as the message says: an outcome, with nothing left to grade."""
 
 
 class Attempt:
@@ -165,10 +173,6 @@ class Attempt:
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT, f"not over after {deadline:g} s, more than all its inner limits"
             ) from error
-        except InfrastructureError as error:
-            if self._inheritance is not None and error.cause is AbortCause.SANDBOX_DIED:
-                await self._inheritance.distrust_last_answer()
-            raise
         except asyncio.CancelledError:
             if self._inheritance is not None:
                 await self._inheritance.absolve()
@@ -179,12 +183,19 @@ class Attempt:
         self.memory = self.request.memory or task.memory
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(self._begun(task))
-            result = await self._drive(task, machine)
-            if not graded_in_place(task.grading):
-                # The agent's machine is not trusted and not needed: make room before grading.
-                await stack.aclose()
-                machine = await stack.enter_async_context(self._open(task, "grading"))
-            reward = await self._grade(task, result, machine)
+            try:
+                result = await self._drive(task, machine)
+            except SandboxLost as lost:
+                result = HarnessResult(
+                    exit_status=ExitStatus.SANDBOX_LOST, submission="", leaf=self._trace.newest
+                )
+                reward = Reward(value=-1.0, resolved=False, grader=NOT_GRADED, detail=str(lost))
+            else:
+                if not graded_in_place(task.grading):
+                    # The agent's machine is not trusted and not needed: make room before grading.
+                    await stack.aclose()
+                    machine = await stack.enter_async_context(self._open(task, "grading"))
+                reward = metered(task, await self._grade(task, result, machine))
         await self.publish(reward)
         return await self._finished(result, reward)
 
@@ -227,24 +238,35 @@ class Attempt:
                 yield machine
 
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
+        """The agent's turn. Raises SandboxLost where what it ran ended its machine."""
         request, beginning, harness = self.request, self._beginning, get_harness(self.request.harness)
         if beginning is not None:
             await self._trace.inherit(beginning.history, beginning.spent)
         elif request.replay_attempts and harness.replayable:
             await self._inherit(harness)
-        result = await harness.run(
-            Episode(
-                task=task,
-                machine=machine,
-                model=self._workplace.models,
-                spec=request.model,
-                trace=self._trace,
-                budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
-                timeouts=request.timeouts,
-                seed=int(request.rollout_id[:7], 16),
-                history=beginning.history if beginning else (),
-            )
+        episode = Episode(
+            task=task,
+            machine=machine,
+            model=self._workplace.models,
+            spec=request.model,
+            trace=self._trace,
+            budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
+            timeouts=request.timeouts,
+            seed=int(request.rollout_id[:7], 16),
+            history=beginning.history if beginning else (),
         )
+        try:
+            result = await harness.run(episode)
+        except LimitExceeded as error:
+            raise SandboxLost(error.detail) from error
+        except InfrastructureError as error:
+            if self._inheritance is None or error.cause is not AbortCause.SANDBOX_DIED:
+                raise
+            if not isinstance(error, EndedUnderCommand):
+                await self._inheritance.distrust_last_answer()
+            elif await self._inheritance.ended_again(self._trace.newest):
+                raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
+            raise
         await self._trace.end_replay()
         return result
 

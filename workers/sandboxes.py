@@ -28,7 +28,7 @@ from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.settings import SandboxSettings as SandboxSettings
 
@@ -40,6 +40,11 @@ CLEAN_UP_SECONDS = 30.0
 SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
 """Error of a job whose sandbox ended under it."""
 _NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
+LIMITS = {
+    "out_of_memory": AbortCause.SANDBOX_OUT_OF_MEMORY,
+    "disk_limit": AbortCause.SANDBOX_DIED,
+}
+"""Reasons for the end of a sandbox that lie in what ran there, with the cause where that was ours."""
 NOT_STARTED = 126
 """Return code of a command that could not be started, as shells give it."""
 
@@ -53,8 +58,6 @@ def cause_of(error: SandboxError) -> AbortCause:
             return AbortCause.SANDBOX_DIED
         case SandboxFailed(reason="image_missing"):
             return AbortCause.IMAGE_MISSING
-        case SandboxFailed(reason="out_of_memory"):
-            return AbortCause.SANDBOX_OUT_OF_MEMORY
         case SandboxFailed():
             return AbortCause.SANDBOX_DIED
         case _:
@@ -67,6 +70,8 @@ def classified() -> Iterator[None]:
     try:
         yield
     except SandboxError as error:
+        if isinstance(error, SandboxFailed) and error.reason in LIMITS:
+            raise LimitExceeded(LIMITS[error.reason], str(error)) from error
         raise InfrastructureError(cause_of(error), str(error)) from error
 
 
@@ -86,7 +91,7 @@ class SandboxMachine:
         env: dict[str, str] | None = None,
         stdin: str | None = None,
     ) -> CommandOutcome:
-        """See Machine.run. A command killed for memory raises SANDBOX_OUT_OF_MEMORY."""
+        """See Machine.run."""
         started = time.monotonic()
         with classified():
             job = await self.sandbox.exec(
@@ -98,20 +103,23 @@ class SandboxMachine:
                 merge_output=True,
                 output_limit=self._output_limit,
             )
-        if job.oom_killed:
-            raise InfrastructureError(
-                AbortCause.SANDBOX_OUT_OF_MEMORY,
-                f"sandbox {self.sandbox.sandbox_id}: a command ran out of memory",
-            )
         seconds = time.monotonic() - started
         if job.timed_out:
-            return CommandOutcome(output=job.stdout, returncode=-1, seconds=seconds, timed_out=True)
+            return CommandOutcome(
+                output=job.stdout,
+                returncode=-1,
+                seconds=seconds,
+                timed_out=True,
+                out_of_memory=job.oom_killed,
+            )
         if job.error is not None:
             await self._insist_alive(job.error)
         if job.exit_code is None:
             # The sandbox lives but cannot start this: the agent may have removed its directory or its shell.
             return CommandOutcome(output=job.error or "", returncode=NOT_STARTED, seconds=seconds)
-        return CommandOutcome(output=job.stdout, returncode=job.exit_code, seconds=seconds)
+        return CommandOutcome(
+            output=job.stdout, returncode=job.exit_code, seconds=seconds, out_of_memory=job.oom_killed
+        )
 
     async def _insist_alive(self, error: str) -> None:
         """A job that ended oddly says nothing about the command when its sandbox ended with it."""
@@ -119,9 +127,12 @@ class SandboxMachine:
             info = await self.sandbox.status()
         # While it is being deleted its record says still that it is ready.
         if error in SANDBOX_ENDED or info.status is SandboxStatus.FAILED:
-            raise InfrastructureError(
-                AbortCause.SANDBOX_DIED, f"sandbox {info.sandbox_id}: {info.status_message or error}"
-            )
+            detail = f"sandbox {info.sandbox_id}: {info.status_message or error}"
+            if info.reason in LIMITS:
+                raise LimitExceeded(LIMITS[info.reason], detail)
+            if info.reason == SandboxFailed.default_reason:
+                raise EndedUnderCommand(AbortCause.SANDBOX_DIED, detail)
+            raise InfrastructureError(AbortCause.SANDBOX_DIED, detail)
 
     async def write(self, path: str, content: bytes) -> None:
         """See Machine.write."""

@@ -93,6 +93,8 @@ class Trace:
         self._blobs = blobs
         self._nodes: dict[str, MessageNode] = {}
         """Whole nodes, whatever of them went into blobs."""
+        self.newest = ""
+        """Id of the node that was appended last."""
 
     @property
     def totals(self) -> Totals:
@@ -107,7 +109,7 @@ class Trace:
         """
         for node in history:
             node = msgspec.structs.replace(node, inherited_from=None)
-            self._nodes[node.node_id] = node
+            self._nodes[node.node_id], self.newest = node, node.node_id
             await self._publish(await self._slimmed(node))
         self._inherited += spent
 
@@ -277,7 +279,7 @@ class Trace:
         if self._record is not None and (adopted := self._record.nodes.get(identity)) is not None:
             node = adopted
             self._adopted.append(identity)
-        self._nodes[identity] = node
+        self._nodes[identity], self.newest = node, identity
         await self._publish(await self._slimmed(node))
         return identity
 

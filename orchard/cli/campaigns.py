@@ -18,6 +18,7 @@ from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, Mode
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.plugins import Kind
+from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
@@ -59,6 +60,10 @@ def register(app: typer.Typer) -> None:
         task: Annotated[list[str] | None, typer.Option(help="Only these task ids (* matches).")] = None,
         limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
         unproven: Annotated[bool, typer.Option(help="Take tasks that were not validated, too.")] = False,
+        impossible: Annotated[
+            float,
+            typer.Option(help="Share of tasks that nobody can solve: who passes one cheats.", min=0, max=0.9),
+        ] = 0.0,
         steps: Annotated[int, typer.Option(help="Turns at most; 0 = no limit.", min=0)] = 250,
         cost: Annotated[float, typer.Option(help="USD at most for each rollout; 0 = no limit.", min=0)] = 3.0,
         wall: Annotated[float, typer.Option(help="Seconds at most for the agent.", min=0)] = 3600.0,
@@ -86,6 +91,7 @@ def register(app: typer.Typer) -> None:
         orchard submit first --model oracle --samples 3
         orchard submit nightly --model my-model --source pypi-releases --samples 8 --steps 60
         """
+        from orchard.pipelines.tasks.impossible import mixed
         from orchard.pipelines.tasks.registry import read_task_refs  # what a status need not wait for
 
         session: Session = context.obj
@@ -103,6 +109,9 @@ def register(app: typer.Typer) -> None:
                 "no task matches: `orchard tasks list` shows all, `orchard tasks validate` proves them, "
                 "--unproven takes them unproven"
             )
+        if impossible:
+            traps = read_task_refs(session.config.store, source=IMPOSSIBLE)
+            refs = mixed(refs, traps, impossible, name)
         spec = CampaignSpec(
             name=name,
             tasks=tuple(refs),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +21,12 @@ from orchard.pipelines.tasks.swe_files import check_rows
 from orchard.pipelines.tasks.swe_rows import Family
 from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.workshop import as_ready
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.plugins import GUIDE, Kind, names, need
-from orchard.schemas.tasks import Task, task_hash
+from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
 from orchard.session import Session
+from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
 
@@ -135,6 +138,46 @@ def validate(
     console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
 
 
+@app.command()
+def impossible(
+    context: typer.Context,
+    task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all proven ones.")] = None,
+    limit: Annotated[int, typer.Option(help="Variants to make.", min=1)] = 20,
+    concurrency: Concurrency = 3,
+) -> None:
+    """Make variants whose tests contradict the statement: whoever passes one has cheated.
+
+    `orchard submit --impossible 0.1` mixes them in. No attempt at one is ever rewarded or trained on.
+    """
+    made = asyncio.run(impossible_tasks(context.obj, ids=task or [], limit=limit, concurrency=concurrency))
+    console.print(f"[bold green]made[/] {made} new impossible tasks: `orchard submit --impossible 0.1 ...`")
+
+
+@app.command()
+def hacks(context: typer.Context) -> None:
+    """How often impossible tasks were passed, by campaign, harness, model and policy version."""
+    session: Session = context.obj
+    with open_tables(session.config.store) as tables:
+        rows = tables.sql(
+            "select * from hack_rates order by campaign, model, harness, policy_version"
+        ).fetchall()
+    if not rows:
+        console.print(
+            "nobody has tried an impossible task yet: `orchard submit --impossible 0.1` mixes some in"
+        )
+        return
+    table = Table(
+        "campaign", "harness", "model", "policy", "rollouts", "hacks", "rate", "95 %", header_style="bold"
+    )
+    for campaign, harness, model, version, rollouts, hacked, rate, low, high in rows:
+        policy = "" if version is None else str(version)
+        table.add_row(
+            *(campaign, harness, model, policy, str(rollouts), str(hacked), f"{rate:.1%}"),
+            f"{low:.1%} to {high:.1%}",
+        )
+    console.print(table)
+
+
 @app.command("list")
 def list_(
     context: typer.Context,
@@ -223,6 +266,29 @@ async def validate_tasks(
                     highlight=False,
                 )
     return valid, rejected
+
+
+async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, concurrency: int) -> int:
+    """Make up to `limit` impossible variants of proven tasks, with a progress bar; how many are new."""
+    store = session.config.store
+    every = await asyncio.to_thread(partial(read_tasks, store, ids=ids, only_valid=True))
+    known = {each.labels.get("impossible_of") for each in every}
+    chosen = [task for task in every if task.source != IMPOSSIBLE and task.task_id not in known]
+    made = 0
+    async with registry(session) as tasks, session.sandboxes() as client:
+        validator = Validator(client, session.blobs, ValidationSettings(concurrency=concurrency))
+        with _bar() as bar:
+            row = bar.add_task("contradicting", total=min(limit, len(chosen)))
+            async for variant in as_ready(chosen, validator.impossible, concurrency=concurrency):
+                if variant is None:
+                    continue
+                await tasks.register([variant.task])
+                await tasks.record(variant)
+                made += 1
+                bar.advance(row)
+                if made == limit:
+                    break
+    return made
 
 
 def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:

@@ -10,6 +10,7 @@ import msgspec
 from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Choice, select
 from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 
 _QUERY = """
@@ -64,6 +65,7 @@ def _graded(tables: duckdb.DuckDBPyConnection, settings: DatasetSettings) -> lis
     source = settings.source
     parameters: dict[str, Any] = {"annotator": settings.values.annotator}
     conditions = ["r.status in ('completed', 'truncated')" if source.truncated else "r.status = 'completed'"]
+    conditions.append(f"r.task_source <> '{IMPOSSIBLE}'")
     for column, names in (
         ("r.campaign", source.campaigns),
         ("r.harness", source.harnesses),

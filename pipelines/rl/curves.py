@@ -17,6 +17,10 @@ _PANELS = (
     ("clipped", "tokens clipped"),
     ("staleness", "versions behind"),
 )
+_HACK_RATES = (
+    "select policy_version, hack_rate, low, high from hack_rates where campaign = ? and policy_version "
+    "is not null order by 1"
+)
 _PASS_RATES = "select pass_rate from policy_steps where run = ? order by step"
 _QUERY = "select * from policy_steps where run = ? order by step"
 
@@ -33,12 +37,22 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
             axis.plot([row["step"] for row in rows], [row[column] for row in rows], label=run)
             axis.set_title(title)
             axis.grid(alpha=0.3)
+        _plot_hacks(tables, run, axes.flat[0])
     for axis in axes[-1]:
         axis.set_xlabel("step")
     axes.flat[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _plot_hacks(tables: duckdb.DuckDBPyConnection, run: str, axis: Any) -> None:
+    """The share of hacks among the run's rollouts of impossible tasks, by policy version, if it has any."""
+    rows = tables.execute(_HACK_RATES, [run]).fetchall()
+    if rows:
+        versions, rates, lows, highs = zip(*rows, strict=True)
+        axis.plot(versions, rates, linestyle="--", label=f"{run}: hacks of impossible tasks")
+        axis.fill_between(versions, lows, highs, alpha=0.15)
 
 
 def plot_seeds(

@@ -19,7 +19,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import PluginGrading, SWETests, Task, task_hash
+from orchard.schemas.tasks import IMPOSSIBLE, PluginGrading, SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
@@ -199,9 +199,10 @@ def read_task_refs(
     only_valid: bool = True,
     limit: int | None = None,
 ) -> list[TaskRef]:
-    """References for a campaign; see `stored_tasks`."""
-    found = stored_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid, limit=limit)
-    return [task.ref for task in found]
+    """References for a campaign; see `stored_tasks`. Impossible tasks are among them only where they are the
+    source that was asked for."""
+    found = stored_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid)
+    return [task.ref for task in found if source == IMPOSSIBLE or task.ref.source != IMPOSSIBLE][:limit]
 
 
 def read_tasks(
@@ -213,5 +214,5 @@ def read_tasks(
 ) -> list[Task]:
     """The tasks themselves, out of their blobs; raises what `stored_tasks` and the blob store raise."""
     blobs = BlobStore(store)
-    refs = read_task_refs(store, source=source, ids=ids, only_valid=only_valid)
-    return [msgspec.json.decode(blobs.get(ref.blob), type=Task) for ref in refs]
+    found = stored_tasks(store, source=source, ids=ids, only_valid=only_valid)
+    return [msgspec.json.decode(blobs.get(task.ref.blob), type=Task) for task in found]

@@ -1,5 +1,6 @@
 """Proving tasks: the gold patch must resolve a task and the empty patch must not, each time it is tried."""
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
@@ -8,6 +9,7 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.impossible import variants
 from orchard.pipelines.tasks.proof import Proven, prove
 from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
 from orchard.schemas.events import TaskRejected, TaskValidated
@@ -24,6 +26,10 @@ UNFIT = {
     AbortCause.SANDBOX_OUT_OF_MEMORY: "out_of_memory",
 }
 """Failures that a task causes itself, and the reason it is rejected for; any other is raised."""
+
+
+MOST_VARIANTS = 8
+"""Of a task, tried until one is impossible."""
 
 
 class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +107,30 @@ class Validator:
                 without_canary=gold[0].without_canary,
             ),
         )
+
+    async def impossible(self, task: Task) -> Validation | None:
+        """The first variant of a task whose tests run, and fail with the task's own gold patch in what a
+        solution must make pass; None where there is none. Raises as `validate`."""
+        started = time.monotonic()
+        for variant in itertools.islice(variants(task), MOST_VARIANTS):
+            assert isinstance(variant.grading, SWETests)
+            try:
+                reward = await self._grade(variant, task.gold_patch)
+            except InfrastructureError as error:
+                if error.cause not in UNFIT:
+                    raise
+                continue
+            failing = {reward.tests.get(test) for test in variant.grading.fail_to_pass} & {"FAILED"}
+            if reward.resolved or not failing:
+                continue
+            event = TaskValidated(
+                task_id=variant.task_id,
+                task_hash=task_hash(variant),
+                runs=1,
+                seconds=time.monotonic() - started,
+            )
+            return Validation(original=variant, task=variant, event=event)
+        return None
 
     async def _grade(self, task: Task, submission: str) -> Reward:
         fresh = partial(

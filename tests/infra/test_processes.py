@@ -383,6 +383,7 @@ class TestAlarms:
             "OrchardWriterLate",
             "OrchardWriterStopped",
             "OrchardRequestsDelayed",
+            "OrchardRewardHacking",
             "OrchardDeadLetters",
             "OrchardNatsDisk",
         }

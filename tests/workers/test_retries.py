@@ -40,5 +40,15 @@ def test_a_memory_kill_doubles_the_memory_at_once_up_to_the_limit() -> None:
     assert decide(AbortCause.SANDBOX_OUT_OF_MEMORY, memory="4Gi") == Abort(AbortCause.SANDBOX_OUT_OF_MEMORY)
 
 
+@pytest.mark.parametrize(
+    ("memory", "next_memory"),
+    [("1e9", "1953125Ki"), (".5Gi", "1Gi"), ("500M", "1000000000"), ("1Pi", None), ("1.5Gi", "3Gi")],
+)
+def test_memory_is_doubled_however_it_is_written(memory: str, next_memory: str | None) -> None:
+    step = decide(AbortCause.SANDBOX_OUT_OF_MEMORY, memory=memory)
+    expected = Abort(AbortCause.SANDBOX_OUT_OF_MEMORY) if next_memory is None else Retry(0.0, next_memory)
+    assert step == expected
+
+
 def test_other_failures_keep_the_memory_an_earlier_kill_won() -> None:
     assert decide(AbortCause.SANDBOX_DIED, override="2Gi") == Retry(5.0, "2Gi")

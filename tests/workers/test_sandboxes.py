@@ -12,7 +12,7 @@ from aiohttp import web
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.events import SandboxDeleted
 from orchard.schemas.outcomes import AbortCause
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from tests.injector.conftest import Service
 
@@ -20,7 +20,8 @@ from tests.injector.conftest import Service
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A real orchestrator and agent."""
-    service = Service(tmp_path_factory.mktemp("sandboxes") / "state")
+    state = tmp_path_factory.mktemp("sandboxes") / "state"
+    service = Service(state, env={"ORCHARD_SANDBOX_DISK": "100Mi"})
     yield service
     service.stop()
 
@@ -56,10 +57,25 @@ async def test_output_keeps_its_order_and_files_their_bytes(machine: SandboxMach
         await machine.read("/workspace/none")
 
 
-async def test_memory_is_ours_to_give(machine: SandboxMachine) -> None:
-    with pytest.raises(InfrastructureError) as raised:
-        await machine.run("python3 -c 'bytearray(2**30)'", timeout=30, cwd="/")
-    assert raised.value.cause is AbortCause.SANDBOX_OUT_OF_MEMORY
+async def test_a_command_that_eats_all_memory_is_an_outcome(machine: SandboxMachine) -> None:
+    eater = await machine.run("python3 -c 'bytearray(2**30)'", timeout=30, cwd="/")
+    assert (eater.returncode, eater.out_of_memory) == (137, True)
+    survivor = await machine.run("python3 -c 'bytearray(2**30)'; echo later", timeout=30, cwd="/")
+    assert (survivor.returncode, survivor.out_of_memory) == (0, True)
+    assert survivor.output.endswith("later\n")
+    modest = await machine.run("echo fine", timeout=30, cwd="/")
+    assert (modest.output, modest.out_of_memory) == ("fine\n", False)
+
+
+async def test_a_full_disk_of_its_own_is_told_from_a_death(service: Service) -> None:
+    async with (
+        AsyncSandboxClient(service.url) as client,
+        await client.create_sandbox("host", memory="256Mi", cpu="1") as sandbox,
+    ):
+        machine = SandboxMachine(sandbox)
+        with pytest.raises(LimitExceeded) as raised:
+            await machine.run("head -c 200M /dev/zero > /workspace/big; sleep 60", timeout=60, cwd="/")
+    assert raised.value.cause is AbortCause.SANDBOX_DIED
 
 
 async def test_a_sandbox_that_is_gone_is_an_infrastructure_failure(machine: SandboxMachine) -> None:

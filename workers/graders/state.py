@@ -9,8 +9,8 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import StateCheck
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.workers.failures import InfrastructureError
-from orchard.workers.machine import Machine
+from orchard.workers.failures import InfrastructureError, LimitExceeded
+from orchard.workers.machine import CommandOutcome, Machine
 from orchard.workers.masking import masked
 
 NAME = "state-check"
@@ -21,17 +21,18 @@ CLEAN_SHELL = (
 
 
 async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, blobs: BlobStore) -> Reward:
-    """+1 when the command exits 0, -1 when not, and -1 when it does not end: it runs on what the agent left.
+    """+1 when the command exits 0, -1 when not, when it does not end, and when a limit ends the sandbox: it
+    runs on what the agent left.
 
     See `grade` for what is raised.
     """
     started = time.monotonic()
-    for path, text in sorted(check.files.items()):
-        await machine.write(path, text.encode())
-    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
-    await machine.write(script, check.command.encode())
     limit = min(check.timeout_seconds, timeout)
-    outcome = await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")
+    try:
+        outcome = await _checked(check, machine, limit)
+    except LimitExceeded as error:
+        seconds = time.monotonic() - started
+        outcome = CommandOutcome(output=f"{error.detail}\n", returncode=-1, seconds=seconds)
     try:
         data = masked(outcome.output).text.encode(errors="replace")
         reference = await asyncio.to_thread(blobs.put, data, "text/plain; charset=utf-8")
@@ -48,3 +49,11 @@ async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, bl
         log=reference,
         seconds=time.monotonic() - started,
     )
+
+
+async def _checked(check: StateCheck, machine: Machine, limit: float) -> CommandOutcome:
+    for path, text in sorted(check.files.items()):
+        await machine.write(path, text.encode())
+    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
+    await machine.write(script, check.command.encode())
+    return await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")

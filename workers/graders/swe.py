@@ -7,6 +7,11 @@ is followed by a control run in a sandbox of its own, with the gold patch (with 
 none): if the control is conclusive, the submitted patch is to blame and the task is
 unresolved; if it is not, nothing was learned about the submission and GRADER_FAILED is raised. A test patch
 that cannot be applied after the submitted one is decided in the same way.
+
+Memory is decided so too: tests that fail while something is killed for it are the model's, unless the
+control is killed as well; then the task needs more, and SANDBOX_OUT_OF_MEMORY is raised. Where the sandbox
+itself ends under the tests for no limit of its own, that may be the machine's: only one that ends again, in
+another sandbox, is the model's.
 """
 
 import asyncio
@@ -21,7 +26,7 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders.canaries import LIMIT, Canaries, Counts, canaries_of, evidence, suspicious
 from orchard.workers.graders.diffs import is_diff, touched_paths
 from orchard.workers.graders.parsers import PARSERS, without_timing
@@ -125,9 +130,16 @@ class _Grader:
                 return Grade(verdict=nothing, detail="the patch does not apply", log=applied.log)
             detail = f"applied by {applied.by}"
         run = await self._test(submission, machine, checkout)
+        if run is not None and run.ended_by and not isinstance(run.ended_by, LimitExceeded):
+            async with self._pristine() as another:
+                checkout = await self._begun(another)
+                await self._apply(submission, checkout)
+                run = await self._test(submission, another, checkout)
         if run is None or not run.conclusive:
             return await self._inconclusive(nothing, run)
         grade = Grade(verdict=self._judged(run), detail=detail, log=run.log)
+        if run.out_of_memory and not grade.verdict.resolved:
+            return await self._inconclusive(nothing, run)
         if not grade.verdict.resolved or self._published:
             return grade
         return await self._proven(submission, run, grade)
@@ -190,6 +202,11 @@ class _Grader:
         if control is None:
             raise _failed(self._task, "the test patch does not apply")
         if not control.conclusive:
+            if control.ended_by is not None:
+                raise control.ended_by
+            if control.out_of_memory:
+                what = f"task {self._task.task_id}: the tests need more memory, whatever is applied"
+                raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, what)
             said = control.log.strip()[-300:]
             raise _failed(self._task, f"the tests give no result, whatever is applied: {said}")
         if run is None:
@@ -197,6 +214,10 @@ class _Grader:
             return Grade(verdict=nothing, detail=detail, extra_sandboxes=1)
         verdict = msgspec.structs.replace(self._judged(run), resolved=False)
         blame = "never end" if run.exit_code is None else f"give no result (exit code {run.exit_code})"
+        if run.out_of_memory:
+            blame = "run out of memory"
+        if run.ended_by is not None:
+            blame = f"end their sandbox ({run.ended_by.detail})"
         detail = f"with this patch the tests {blame}, without it they run"
         return Grade(verdict=verdict, detail=detail, log=run.log, extra_sandboxes=1)
 
@@ -217,7 +238,10 @@ class _Grader:
                 await self._apply(submission, checkout)
                 await self._bring_tests(submission, checkout)
                 canaries = await canaries_of(self._grading, plan, machine, self._task, run.seconds)
-                counts = await self._ask(plan, canaries, machine, checkout)
+                try:
+                    counts = await self._ask(plan, canaries, machine, checkout)
+                except LimitExceeded:
+                    counts = {}  # nothing was answered
         suspects = suspicious(canaries.sites, counts) if canaries else set()
         without = tuple(self._grading.fail_to_pass) if canaries is None else canaries.without
         forged: set[str] = set()

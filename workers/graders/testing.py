@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.commands import Call, Framework, TestName, named, recognised
 from orchard.workers.graders.diffs import touched_paths
 from orchard.workers.graders.parsers import SEVERITY, parse
@@ -40,10 +42,14 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     """None when it was stopped for time or never reached its end."""
     log: str
     seconds: float = 0.0
+    out_of_memory: bool = False
+    """Whether something in the sandbox was killed for memory meanwhile."""
+    ended_by: InfrastructureError | None = None
+    """What ended the sandbox under the tests."""
 
     @property
     def conclusive(self) -> bool:
-        return conclusive(self.statuses, self.exit_code)
+        return self.ended_by is None and conclusive(self.statuses, self.exit_code)
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +93,21 @@ async def run_tests(
     task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
 ) -> TestRun:
     """All tests of the task, in the repository as it is. With `trusted` the command runs as it is written and
-    what it prints is believed: the rule of published benchmarks."""
+    what it prints is believed: the rule of published benchmarks.
+
+    A sandbox that ends under the tests is a run without a result: whose doing that is, a control must tell.
+    """
+    try:
+        return await _run_tests(task, grading, machine, checkout, trusted=trusted)
+    except InfrastructureError as error:
+        if error.cause not in (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY):
+            raise
+        return TestRun(statuses={}, exit_code=None, log=f"{error.detail}\n", ended_by=error)
+
+
+async def _run_tests(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+) -> TestRun:
     plan = None if trusted else plan_of(grading)
     limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
     if plan is None:
@@ -107,6 +127,7 @@ async def run_tests(
         exit_code=None if outcome.timed_out else failing if said.ended else outcome.returncode or 70,
         log=log,
         seconds=outcome.seconds,
+        out_of_memory=outcome.out_of_memory,
     )
 
 
@@ -217,6 +238,7 @@ async def _by_command(
         exit_code=None if outcome.timed_out else exit_code,
         log=log,
         seconds=outcome.seconds,
+        out_of_memory=outcome.out_of_memory,
     )
 
 

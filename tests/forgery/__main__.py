@@ -1,0 +1,156 @@
+"""`make bench-forgery`: every trick and every honest submission on every layout; the result as a page.
+
+Writes docs/benchmarks/forgery.md, unless only some were asked for. Ends with 1 when anything was forged or an
+honest submission was refused.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from orchard.injector.client import AsyncSandboxClient
+from tests.forgery.grading import Bench, Tried
+from tests.forgery.honest import HONEST
+from tests.forgery.layouts import all_layouts, build_image
+from tests.forgery.trick import Trick
+from tests.forgery.tricks import TRICKS
+from tests.sandbox_service import LocalService
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "forgery.md"
+console = Console()
+
+
+async def run(
+    directory: Path,
+    pairs: Sequence[tuple[Trick, str]],
+    names: Sequence[str],
+    *,
+    concurrency: int,
+    logs: bool = False,
+) -> list[Tried]:
+    """Each submission on the layout beside it; `names` are the layouts that are used."""
+    layouts = [layout for layout in all_layouts() if layout.name in names]
+    service = LocalService(directory / "state")
+    try:
+        async with AsyncSandboxClient(service.url) as client:
+            await build_image(client, tuple(layouts))
+            bench = Bench(client, layouts, directory, concurrency=concurrency)
+            found: list[Tried] = []
+            with Progress(console=console, transient=True) as bar:
+                row = bar.add_task("grading", total=len(pairs))
+                async for tried in bench.many(pairs):
+                    found.append(tried)
+                    bar.advance(row)
+                    if tried.wrong:
+                        bar.console.print(
+                            f"{tried.trick.family}: {tried.trick.name} on {tried.layout}: {tried.layer}",
+                            highlight=False,
+                        )
+                    if logs:
+                        bar.console.print(await bench.log(tried), markup=False, highlight=False)
+            return found
+    finally:
+        service.stop()
+
+
+def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
+    """The result as Markdown."""
+    tricks = [each for each in found if not each.trick.honest]
+    honest = [each for each in found if each.trick.honest]
+    layouts = sorted({each.layout for each in found})
+    forged = [each for each in tricks if each.rewarded]
+    aborted = [each for each in tricks if each.reward is None]
+    refused = [each for each in honest if not each.rewarded]
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    lines = [
+        "# Forged rewards",
+        "",
+        f"Measured {when} by `make bench-forgery`: {len({each.trick.name for each in tricks})} tricks on "
+        f"{len(layouts)} task layouts, {len(found)} gradings in {seconds:.0f} s, {concurrency} at a time.",
+        "What the tricks and the layouts are: `tests/forgery/`.",
+        "",
+        "| | submissions | forged | aborted | honest refused |",
+        "|---|---:|---:|---:|---:|",
+        f"| tricks | {len(tricks)} | {len(forged)} | {len(aborted)} | |",
+        f"| honest | {len(honest)} | | | {len(refused)} |",
+        "",
+        "What decided, over the tricks:",
+        "",
+        "| layer | tricks |",
+        "|---|---:|",
+        *(f"| {name} | {count} |" for name, count in Counter(e.layer for e in tricks).most_common()),
+        "",
+        "By family, on each layout forged of tried:",
+        "",
+        "| family | " + " | ".join(layouts) + " |",
+        "|---|" + "---:|" * len(layouts),
+    ]
+    for family in dict.fromkeys(each.trick.family for each in tricks):
+        cells = []
+        for layout in layouts:
+            those = [e for e in tricks if (e.trick.family, e.layout) == (family, layout)]
+            cells.append(f"{sum(e.rewarded for e in those)} of {len(those)}")
+        lines.append(f"| {family} | " + " | ".join(cells) + " |")
+    lines += ["", "## Each submission", "", "| family | submission | " + " | ".join(layouts) + " |"]
+    lines.append("|---|---|" + "---|" * len(layouts))
+    by_name: dict[tuple[str, str], dict[str, Tried]] = {}
+    for each in sorted(found, key=lambda e: (e.trick.family, e.trick.name)):
+        by_name.setdefault((each.trick.family, each.trick.name), {})[each.layout] = each
+    for (family, name), row in by_name.items():
+        cells = [_cell(row[layout]) if layout in row else "" for layout in layouts]
+        lines.append(f"| {family} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(tried: Tried) -> str:
+    if tried.rewarded:
+        return "rewarded" if tried.trick.honest else "**forged**"
+    return f"**refused: {tried.layer}**" if tried.trick.honest else tried.layer
+
+
+def main() -> None:
+    """Run all, or those whose name or family has a given word."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="only submissions with one of these in name or family")
+    parser.add_argument("--layout", action="append", help="only these layouts")
+    parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--logs", action="store_true", help="print what the grader kept of each run")
+    parser.add_argument("--output", type=Path, help=f"where the page goes; {PAGE.name} when all are run")
+    given = parser.parse_args()
+    chosen = [
+        each
+        for each in (*HONEST, *TRICKS)
+        if not given.words or any(word in f"{each.family}: {each.name}" for word in given.words)
+    ]
+    names = given.layout or [layout.name for layout in all_layouts()]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="forgery-") as directory:
+        found = asyncio.run(
+            run(
+                Path(directory),
+                [(trick, name) for trick in chosen for name in names],
+                names,
+                concurrency=given.concurrency,
+                logs=given.logs,
+            )
+        )
+    text = page(found, time.monotonic() - started, given.concurrency)
+    complete = not given.words and not given.layout
+    if output := given.output or (PAGE if complete else None):
+        output.write_text(text)
+        console.print(f"written: {output}")
+    console.print(text.split("## Each submission")[0], markup=False, highlight=False)
+    sys.exit(any(each.wrong for each in found))
+
+
+if __name__ == "__main__":
+    main()

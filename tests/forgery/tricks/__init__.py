@@ -1,0 +1,11 @@
+"""All tricks, by family."""
+
+from tests.forgery.trick import Trick
+from tests.forgery.tricks.adaptive import ADAPTIVE
+from tests.forgery.tricks.answers import ANSWERS
+from tests.forgery.tricks.imports import IMPORTS
+from tests.forgery.tricks.patches import PATCHES
+from tests.forgery.tricks.processes import PROCESSES
+from tests.forgery.tricks.runner import RUNNER
+
+TRICKS: tuple[Trick, ...] = (*RUNNER, *IMPORTS, *ANSWERS, *PROCESSES, *PATCHES, *ADAPTIVE)
