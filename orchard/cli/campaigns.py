@@ -93,9 +93,12 @@ def register(app: typer.Typer) -> None:
         """
         from orchard.pipelines.tasks.impossible import mixed
         from orchard.pipelines.tasks.registry import read_task_refs  # what a status need not wait for
+        from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj
         harnesses = tuple(harness or ["mini-swe-agent"])
+        for each in harnesses:
+            get_harness(each)  # an unknown one is told now, not by a worker
         refs = read_task_refs(
             session.config.store,
             source=source,
@@ -193,13 +196,11 @@ def _campaigns(session: Session, connection: Connection) -> "Campaigns":
 
 
 def needed_plugins(session: Session, spec: CampaignSpec) -> dict[Kind, set[str]]:
-    """Plug-ins without which no rollout of the campaign can run. Raises UnknownHarness or PluginError for
-    one that is not here: it is told now, and not by a worker."""
+    """Plug-ins without which no rollout of the campaign can run. Raises PluginError for a grader that is
+    not here: it is told now, and not by a worker."""
     from orchard.pipelines.tasks.registry import needed_graders
-    from orchard.workers.harnesses import HARNESS_NAMES, get_harness
+    from orchard.workers.harnesses import HARNESS_NAMES
 
-    for name in spec.harnesses:
-        get_harness(name)
     graders = needed_graders(session.config.store, spec.tasks)
     for name in graders:
         plugins.need(Kind.GRADER, name)

@@ -9,8 +9,8 @@ import pytest
 
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.running import running
 from orchard.streams.publisher import Publisher
-from orchard.up import running
 from tests.chaos.run import spec_of
 from tests.chaos.world import CAMPAIGN, QUICK, session_for, until
 from tests.orchard.installed import ROOMS, Installed, build_wheel

@@ -147,7 +147,7 @@ async def test_a_file_that_comes_short_is_a_store_that_cannot_be_used(
     for size in (100, 0):
         os.truncate(location.key("tables", EVENTS, events.files()[-1].path), size)
         with pytest.raises(StoreUnreachable, match="Parquet"):
-            last_event_id(location, events)
+            last_event_id(location, events.files(), 1)
 
 
 async def test_a_service_that_stalls_does_not_stop_the_writers_process(

@@ -14,7 +14,7 @@ from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl import learner as learner_module
 from orchard.pipelines.rl.learner import Learner, StepFigures, Trained
-from orchard.pipelines.rl.losses import LossSettings, Ratio, Reduction
+from orchard.pipelines.rl.losses import LossSettings, Ratio, Reduction, policy_loss
 from orchard.pipelines.rl.sequences import Sequence, sequences
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import use_packed_attention
@@ -222,13 +222,12 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
                 assert len(rows) >= 1 + number % 2
                 found.append(Trained(f"r{number}", "g", float(number % 3), rows))
     seen = []
-    original = learner_module.policy_loss
 
     def spy(tokens, given):
         seen.append(tokens)
-        return original(tokens, given)
+        return policy_loss(tokens, given)
 
-    monkeypatch.setattr(learner_module, "policy_loss", spy)
+    monkeypatch.setattr(learner_module, "get_loss", lambda _: spy)
     trainer = Learner(settings(context=1024, temperature=temperature), load_model(directory), ALONE)
     figures = trainer.step(0, found)
     assert sum(len(tokens.old) for tokens in seen) == sum(rollout.tokens for rollout in found)
