@@ -294,17 +294,22 @@ def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
 
 
 async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell: Tell) -> None:
-    """Put the stream beside in the place of the damaged one."""
+    """Put the stream beside in the place of the damaged one.
+
+    It keeps the mark of the damaged one until all of it is there: the server shows it while it grows, and a
+    guard that took what it sees then for a loss after the restore would hold for ever.
+    """
     plan = _read_plan(work)
     assert plan is not None and plan.result is not None
     tell("replacing the stream", 0, 1)
     config = events_config(settings)
-    config.metadata = _marked(None)
+    config.metadata = (await connection.jetstream.stream_info(names.EVENTS)).config.metadata
     async with (
         EmbeddedServer(work / "nats", sync="10s") as server,
         connect(settings, name="restore", url=server.url) as source,
     ):
         await replace_stream(source, connection, names.EVENTS, config)
+    await _mark(connection)
     shutil.rmtree(work)
     tell("replacing the stream", 1, 1)
 
@@ -312,11 +317,8 @@ async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell
 async def _mark(connection: Connection) -> None:
     """Tell every guard that what its process saw confirmed counts no more."""
     config = (await connection.jetstream.stream_info(names.EVENTS)).config
-    await connection.jetstream.update_stream(config.evolve(metadata=_marked(config.metadata)))
-
-
-def _marked(metadata: dict[str, str] | None) -> dict[str, str]:
-    return (metadata or {}) | {names.RESTORED: secrets.token_hex(8)}
+    metadata = (config.metadata or {}) | {names.RESTORED: secrets.token_hex(8)}
+    await connection.jetstream.update_stream(config.evolve(metadata=metadata))
 
 
 async def _stream(
