@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,6 +26,7 @@ from orchard.storage.reader import log_end, open_tables
 from orchard.storage.restore import Restored, restore_stream
 from orchard.storage.writer import Writer, WriterSettings
 from orchard.streams import names
+from orchard.streams.backup import replace_stream
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
@@ -489,6 +490,31 @@ async def test_a_restore_that_is_ended_anywhere_goes_on(
         result = await restore(scene, operator)
         assert result.put_back > 0 and result.lost == 0
         assert await held(operator) == original
+
+
+async def test_a_stream_that_grows_back_has_no_new_mark_before_it_is_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server shows it while it grows. A guard that looks then tells of a loss, which the mark must end."""
+    os.truncate(next(scene.streams.glob(f"{names.EVENTS}/msgs/2.blk")), 10_000)
+    seen: list[str] = []
+
+    async def mark(connection: Connection) -> str:
+        config = (await connection.jetstream.stream_info(names.EVENTS)).config
+        return (config.metadata or {}).get(names.RESTORED, "")
+
+    async def watched(source: Connection, target: Connection, *rest: Any) -> None:
+        await replace_stream(source, target, *rest)
+        seen.append(await mark(target))
+
+    monkeypatch.setattr("orchard.storage.restore.replace_stream", watched)
+    async with pipeline(scene) as (worker, operator):
+        before = await mark(operator)
+        await restore(scene, operator)
+        assert seen == [before] and await mark(operator) != before
+
+        await guard_of(scene, worker).check()
+        assert not worker.held
 
 
 async def test_a_deleted_stream_comes_back_from_the_tables(committed: Scene) -> None:
