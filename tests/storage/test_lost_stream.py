@@ -495,7 +495,7 @@ async def test_a_restore_that_is_ended_anywhere_goes_on(
 async def test_a_stream_that_grows_back_has_no_new_mark_before_it_is_whole(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server shows it while it grows. A guard that looks then tells of a loss, which the mark must end."""
+    """The server shows it while it grows. A guard that looks then tells of a loss, which the mark ends."""
     os.truncate(next(scene.streams.glob(f"{names.EVENTS}/msgs/2.blk")), 10_000)
     seen: list[str] = []
 
