@@ -14,7 +14,7 @@ _M_MMAP_THRESHOLD = -3
 _LARGE = 512 * 1024
 _M_ARENA_MAX = -8
 _ARENAS = 2
-"""Heaps that all threads share. Each keeps what it once had, and by default there are 8 for each processor."""
+"""Heaps that all threads share. Each keeps what it once had; by default there are 8 for each processor."""
 _TRIM_SECONDS = 0.25
 """Between looks at whether there is free memory to give back."""
 _TRIM_AFTER = 0.1
@@ -35,9 +35,9 @@ def save_memory() -> None:
 
     Buffers of 512 KiB and more get memory of their own and give it back: the C library raises that limit by
     itself up to 32 MiB, and Arrow's pool keeps what it once had. What smaller buffers leave is given back by
-    a thread while the process works: the C library itself keeps the holes in the memory of each thread, 200 MiB
-    of 640 after 107,000 rollouts. Where the C library has not these calls, that part is left out. What was
-    imported lives as long as the process, so the collector need not look at it.
+    a thread while the process works: of 636 MiB after 92,000 rollouts, 217 were free and kept in holes. Where
+    the C library does not have these calls, that part is left out. What was imported lives as long as the
+    process, so the collector need not look at it.
     """
     gc.freeze()
     sys.meta_path.insert(0, _WithoutPandas())
