@@ -198,7 +198,7 @@ class _Rows:
 
 
 def _rows(store: str, names_: list[str]) -> _Rows:
-    with open_tables(store) as tables:
+    with open_tables(store, views=("rollouts", "attempts_all", "events")) as tables:
         return _Rows(
             _dicts(tables, _OUTCOMES, names_),
             {row["campaign"]: row["retries"] for row in _dicts(tables, _RETRIES, names_)},

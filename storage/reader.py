@@ -5,7 +5,9 @@ all other tables to the one sequence up to which every one of them is complete. 
 it is closed or refreshed (`orchard.storage.pins`).
 """
 
+import re
 import weakref
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
@@ -28,11 +30,14 @@ _SETTINGS = (
 )
 
 
-def open_tables(store_url: str, *, as_of: int | None = None) -> duckdb.DuckDBPyConnection:
+def open_tables(
+    store_url: str, *, as_of: int | None = None, views: Iterable[str] = VIEWS
+) -> duckdb.DuckDBPyConnection:
     """A connection with every view of `orchard.storage.views` and, as `tables.<name>`, the tables as stored.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
-    manager). With `as_of` it shows what the log said up to that sequence and nothing later. Raises
+    manager). With `as_of` it shows what the log said up to that sequence and nothing later. With `views` it
+    has only these, and what they are made of: opening all costs as much as several queries. Raises
     StorageError when there is no such directory or `as_of` is not in the tables yet, StoreUnreachable.
     """
     location = Location.parse(store_url)
@@ -45,9 +50,10 @@ def open_tables(store_url: str, *, as_of: int | None = None) -> duckdb.DuckDBPyC
         for setting in _SETTINGS:
             connection.execute(setting)
         connection.execute("create schema tables")
-        refresh(connection, store_url, as_of=as_of)
-        for name, query in VIEWS.items():
-            connection.execute(f"create view {name} as {query}")
+        chosen, tables = needed(views)
+        _show(connection, location, tables, as_of)
+        for name in chosen:
+            connection.execute(f"create view {name} as {VIEWS[name]}")
     except BaseException:
         connection.close()
         raise
@@ -55,8 +61,26 @@ def open_tables(store_url: str, *, as_of: int | None = None) -> duckdb.DuckDBPyC
 
 
 def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
-    """Shows a connection of `open_tables` what has been committed since, `as_of` as there."""
-    location = Location.parse(store_url)
+    """Shows a connection of `open_tables` what has been committed since to any table, `as_of` as there."""
+    _show(connection, Location.parse(store_url), TABLES, as_of)
+
+
+def needed(views: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The views in the order of their creation, with those they are made of, and the tables of all."""
+    wanted, tables = set(views), set[str]()
+    for name, query in reversed(VIEWS.items()):
+        if name in wanted:
+            for prefix, word in re.findall(r"(tables\.)?\b(\w+)", query):
+                if prefix:
+                    tables.add(word)
+                elif word in VIEWS:
+                    wanted.add(word)
+    return [name for name in VIEWS if name in wanted], [table for table in TABLES if table in tables]
+
+
+def _show(
+    connection: duckdb.DuckDBPyConnection, location: Location, tables: Sequence[str], as_of: int | None
+) -> None:
     with store_errors(location.url):
         progress = _opened(location, PROGRESS)
         complete = watermark_of(progress) if progress else 0
@@ -67,8 +91,8 @@ def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int
                 "wait for the writer, or name an earlier sequence"
             )
         complete = as_of
-    sources, pin = pinned(location, lambda: _sources(location), _files)
-    for table, (files, evolved) in zip(TABLES, sources, strict=True):
+    sources, pin = pinned(location, lambda: _sources(location, tables), _files)
+    for table, (files, evolved) in zip(tables, sources, strict=True):
         scan = _scan(connection, location, table, files, evolved)
         which = "true" if table == EVENTS and as_of is None else f"sequence <= {complete}"
         connection.execute(
@@ -123,9 +147,9 @@ _Source = tuple[list[str], bool]
 """The files of a table, and whether they differ in their columns."""
 
 
-def _sources(location: Location) -> list[_Source]:
+def _sources(location: Location, tables: Sequence[str]) -> list[_Source]:
     with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(lambda table: _source(location, table), TABLES))
+        return list(threads.map(lambda table: _source(location, table), tables))
 
 
 def _files(sources: list[_Source]) -> list[str]:

@@ -53,7 +53,7 @@ async def test_two_hundred_thousand_events_in_the_queue(
     connection: Connection, nats_server: EmbeddedServer, store: str
 ) -> None:
     await declare(connection, NatsSettings(), [Queue()])
-    last = await fill_stream(Plan(rollouts=28_000, campaigns=1), connection, store)
+    last = await fill_stream(Plan(rollouts=29_000, campaigns=1), connection, store)
     peak, count = await _drained(store, nats_server)
     assert count == last > 200_000
     assert peak < LIMIT

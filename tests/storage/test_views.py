@@ -34,6 +34,21 @@ def test_every_view_of_an_empty_store_is_empty_and_typed(tmp_path) -> None:
         assert tables.sql("select list_sum(token_ids), tool_calls[1].name from messages").fetchall() == []
 
 
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_can_be_opened_alone(tmp_path, view: str) -> None:
+    with open_tables(str(tmp_path), views=[view]) as tables:
+        assert tables.sql(f"select * from {view}").fetchall() == []
+
+
+async def test_chosen_views_open_no_other_table(publisher: Publisher, store: str, write: Write, log) -> None:
+    await publisher.events(log.whole_rollout(0))
+    await write()
+    with open_tables(store, views=["rollouts"]) as tables:
+        opened = tables.sql("select view_name from duckdb_views() where schema_name = 'tables'").fetchall()
+        assert sorted(opened) == [("reopenings_all",), ("rollouts_all",)]
+        assert tables.sql("select count(*) from rollouts").fetchall() == [(1,)]
+
+
 def test_a_store_that_does_not_exist_is_said_so(tmp_path) -> None:
     with pytest.raises(StorageError, match=r"there is no store at .*/nowhere: check the path"):
         open_tables(str(tmp_path / "nowhere"))

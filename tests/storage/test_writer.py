@@ -3,12 +3,15 @@
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from orchard.schemas.events import EVENTS_PREFIX, encode_event, event_subject
+from orchard.storage import writer as writer_module
 from orchard.storage.delta import Table
+from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import EventsLost, OtherStream, StoreBusy
 from orchard.storage.location import Location
 from orchard.storage.log import log_batch
@@ -19,7 +22,7 @@ from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import message_at
-from orchard.streams.records import stored_event
+from orchard.streams.records import StoredEvent, stored_event
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
@@ -116,6 +119,33 @@ async def test_derived_tables_follow_a_stream_that_never_rests(
         stop.set()
         await running
     assert _rows(store, "select count(*) from requests") == [(sample,)]
+
+
+async def test_the_log_goes_first_for_a_bounded_time(
+    publisher: Publisher, store: str, write: Write, log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every batch is full here, and the log has a millisecond for itself: the time for a second commit, not
+    for a third."""
+    derived: list[DerivedTables] = []
+    ahead: list[int] = []
+    commit = writer_module._commit_batch
+
+    class Observed(DerivedTables):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            derived.append(self)
+
+    def committing(events: Table, batch: list[StoredEvent]) -> Committed:
+        ahead.append(events.watermark - (derived[0].reached if derived else events.watermark))
+        return commit(events, batch)
+
+    monkeypatch.setattr(writer_module, "DerivedTables", Observed)
+    monkeypatch.setattr(writer_module, "_commit_batch", committing)
+    await publisher.events([log.requested(sample) for sample in range(40)])
+    await write(WriterSettings(commit_rows=1, commit_seconds=60.0, derive_seconds=0.001))
+    assert len(ahead) == 40
+    assert max(ahead[20:]) <= 2
+    assert _rows(store, "select count(*) from requests") == [(40,)]
 
 
 async def test_limits_on_rows_and_bytes_cut_commits(
