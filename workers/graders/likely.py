@@ -33,13 +33,15 @@ class Draw:
 
     def __init__(self, number: int, dice: random.Random, words: Sequence[str]) -> None:
         self._number = number
+        self._below = number // 4
         self._dice = dice
         self._words = words
 
     def slot(self, slot: Slot) -> Drawn:
         if slot.turn is not None:
             turned = self._halves()
-            return Drawn([[each] for each in turned], tuple(not each for each in turned))
+            other_form = self._dice.random() < 0.5
+            return Drawn([[other_form, each] for each in turned], tuple(not each for each in turned))
         if all(isinstance(each.value, bool) for each in slot.leaves):
             turned = self._halves()
             return Drawn(
@@ -76,12 +78,14 @@ class Draw:
 
     def _run(self, value: int) -> list[int]:
         """Neighbours in a run of equal steps, in which the value may have any place. Round numbers stay
-        round, and what is not negative stays so: the run of a small number begins at 0, whatever it is."""
+        round. The run of a small number begins at 0 or a little below, whatever it is."""
         step = 1
         while value and value % (step * 10) == 0:
             step *= 10
-        small = 0 <= value // step < self._number
-        first = value // step if small else self._dice.randrange(self._number)
+        if 0 <= value // step < self._number - self._below:
+            first = value // step + self._dice.randint(0, self._below)
+        else:
+            first = self._dice.randrange(self._number)
         return [value + (at - first) * step for at in range(self._number) if at != first]
 
     def _texts(self, value: str) -> list[str]:
