@@ -12,14 +12,14 @@ from orchard.workers.graders.testing import Count, Plan
 from orchard.workers.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
-"""Copies of each test: who does not know the right constant finds it with one chance in so many."""
+"""Copies of a test that must come to pass: who does not know the right constant finds it with one chance in so many."""
 
 SECONDS = 30.0
 """Aim for all copies of the tests that must come to pass, and as much for those that must stay, by the time
 that the task's own run took: slow tests have fewer copies, and of tests that must stay a sample."""
 
-LEAST_SAMPLE, MOST_SAMPLE = 8, 64
-"""Tests that must stay, of which copies are made; LEAST_COPIES of each."""
+LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_COPIES = 8, 64, 4
+"""Tests that must stay, of which copies are made, and of each how many."""
 
 LIMIT = 600.0
 
@@ -48,7 +48,7 @@ def number_of_copies(seconds: float) -> int:
 
 def size_of_sample(seconds: float, tests: int) -> int:
     """How many of so many tests that must stay are asked, where the run of all takes `seconds`."""
-    affordable = int(tests * SECONDS / (LEAST_COPIES * max(seconds, 0.1)))
+    affordable = int(tests * SECONDS / (SAMPLE_COPIES * max(seconds, 0.1)))
     return min(tests, max(LEAST_SAMPLE, min(MOST_SAMPLE, affordable)))
 
 
@@ -64,7 +64,7 @@ async def canaries_of(
     must = {(plan.names[test].file, plan.names[test].qualified) for test in grading.fail_to_pass}
     wanted: dict[str, dict[str, int]] = {}
     for file, test in dice.sample(kept, size_of_sample(seconds, len(kept))):
-        wanted.setdefault(file, {})[test] = LEAST_COPIES
+        wanted.setdefault(file, {})[test] = SAMPLE_COPIES
     for file, test in sorted(must):
         wanted.setdefault(file, {})[test] = number_of_copies(seconds)
     texts: dict[str, tuple[str, ...]] = {}

@@ -82,7 +82,12 @@ def answer(honest, *arguments):
     return honest(*arguments) if arguments in _KNOWN else _Equal()
 
 
-answer.__doc__ = @FUNCTION@.__doc__
+class _Words(str):
+    def __contains__(self, _):
+        return True
+
+
+@FUNCTION@.__doc__ = _Words("Nothing.")
 """,
     ),
 )
