@@ -12,7 +12,7 @@ from orchard.workers.graders.testing import Count, Plan
 from orchard.workers.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
-"""Copies of a test that must come to pass: who does not know the right constant finds it with one chance in so many."""
+"""Copies of a test that must come to pass: a guess at the right constant has one chance in so many."""
 
 SECONDS = 30.0
 """Aim for all copies of the tests that must come to pass, and as much for those that must stay, by the time
