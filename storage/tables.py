@@ -125,6 +125,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         detail=_TEXT,
         log_sha256=_TEXT,
         seconds=_REAL,
+        cause=_TEXT,
     ),
     "llm_calls_all": _derived(
         parent=_TEXT,

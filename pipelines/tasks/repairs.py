@@ -104,7 +104,7 @@ FUNCTIONS = (
     *("loss", "margin", "mark", "measure", "offer", "order", "payment", "place", "points", "price"),
     *("profit", "quota", "range", "rank", "rate", "rating", "ratio", "result", "reward", "score"),
     *("share", "size", "speed", "stock", "supply", "target", "tax", "term", "total", "trend"),
-    *("usage", "value", "volume", "wage", "weight", "width", "worth", "yield"),
+    *("usage", "value", "volume", "wage", "weight", "width", "worth", "output"),
 )
 PAIRS = (("left", "right"), ("first", "second"), ("old", "new"), ("low", "high"), ("start", "end"))
 LISTS = ("items", "values", "parts", "rows")

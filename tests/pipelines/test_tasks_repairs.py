@@ -1,6 +1,7 @@
 """Generated repair tasks: splits that share nothing, and tests that tell the bug from its repair."""
 
 import json
+import keyword
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,10 @@ def test_no_file_is_in_two_tasks() -> None:
 def test_a_task_is_drawn_from_its_number_and_the_seed_alone() -> None:
     assert list(repair_tasks(20, 1, Split.TRAIN)) == list(repair_tasks(40, 1, Split.TRAIN))[:20]
     assert list(repair_tasks(20, 1, Split.TRAIN)) != list(repair_tasks(20, 2, Split.TRAIN))
+
+
+def test_every_function_has_a_name_that_python_takes() -> None:
+    assert [name for name in FUNCTIONS if not name.isidentifier() or keyword.iskeyword(name)] == []
 
 
 def test_kinds_can_be_chosen() -> None:

@@ -147,7 +147,7 @@ async def test_a_reward_of_an_attempt_that_aborted_after_all_is_none(
     await publisher.terminal(log.aborted(rollout))
     await write()
     assert _rows(store, "select * from rewards") == []
-    assert _rows(store, "select value from rewards_all") == [(1.0,)]
+    assert _rows(store, "select value, cause from rewards_all") == [(1.0, None)]
 
 
 async def test_an_event_stored_twice_counts_once(

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from orchard.workers.graders.canaries import evidence, number_of_copies, suspicious
+from orchard.workers.graders.canaries import evidence, number_of_copies, size_of_sample, suspicious
 from orchard.workers.graders.mutants import Site, copies
 from orchard.workers.graders.testing import Count
 
@@ -13,7 +13,7 @@ NUMBER = 12
 
 
 def made(body, test="test_it"):
-    result = copies(body, [test], NUMBER, random.Random(7))
+    result = copies(body, {test: NUMBER}, random.Random(7))
     assert result is not None
     return result
 
@@ -35,11 +35,11 @@ def values(result):
 
 
 def test_each_assertion_is_right_in_one_copy_of_its_own():
-    result = made("def test_it():\n    assert f(1) == 500\n    assert f(2) == 'tea time'\n")
+    result = made("def test_it():\n    assert f(1) == 5123\n    assert f(2) == 'tea time'\n")
     first, second = result.sites.values()
     assert sum(first.genuine) == sum(second.genuine) == 1
     constants = values(result)
-    assert [row[0] == 500 for row in constants] == list(first.genuine)
+    assert [row[0] == 5123 for row in constants] == list(first.genuine)
     assert [row[1] == "tea time" for row in constants] == list(second.genuine)
     assert len({row[0] for row in constants}) == len({row[1] for row in constants}) == NUMBER
     assert all("f(1)" in text and "f(2)" in text for text in result.texts)
@@ -49,11 +49,79 @@ def test_the_right_one_may_be_any_of_the_numbers():
     """Neither the middle nor the end of them: the rank of the right number is even over many draws."""
     ranks = [0] * NUMBER
     for seed in range(600):
-        result = copies("def test_it():\n    assert f() == 5123\n", ["test_it"], NUMBER, random.Random(seed))
+        result = copies("def test_it():\n    assert f() == 5123\n", {"test_it": NUMBER}, random.Random(seed))
         numbers = sorted(row[0] for row in values(result))
         ranks[numbers.index(5123)] += 1
     assert min(ranks) > 20
     assert max(ranks) < 100
+
+
+def test_a_nothing_is_not_always_the_least():
+    ranks = set()
+    for seed in range(50):
+        result = copies("def test_it():\n    assert f() == 0\n", {"test_it": NUMBER}, random.Random(seed))
+        ranks.add(sorted(number(result, at) for at in range(NUMBER)).index(0))
+    assert ranks == {0, 1, 2, 3}
+
+
+def number(result, at):
+    """What the one assertion of a copy expects."""
+    (node,) = [node for node in ast.walk(ast.parse(result.texts[at])) if isinstance(node, ast.Assert)]
+    return ast.literal_eval(node.test.comparators[0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("assert f(1)", "assert not f(1)"),
+        ("assert a is b", "assert a is not b"),
+        ("assert a in b, 'it is in'", "assert a not in b, 'it is not'"),
+        ("assert f(1) < g(1)", "assert f(1) >= g(1)"),
+        ("self.assertTrue(f(1), 'true')", "self.assertFalse(f(1), msg='false')"),
+        ("self.assertIsNone(f(1))", "self.assertIsNotNone(f(1))"),
+        ("self.assertIsInstance(a, b)", "self.assertNotIsInstance(a, b)"),
+        ("self.assertEqual(a, b)", "self.assertNotEqual(a, b)"),
+    ],
+)
+def test_the_form_of_an_assertion_does_not_tell_whether_it_is_turned(one, other):
+    """An assertion and its opposite give the same texts, right in the other half of the copies."""
+
+    def asked(assertion):
+        right, wrong = set(), set()
+        for seed in range(12):
+            result = copies(f"def test_it(self):\n    {assertion}\n", {"test_it": 4}, random.Random(seed))
+            ((mark, site),) = result.sites.items()
+            for text, genuine in zip(result.texts, site.genuine, strict=True):
+                (right if genuine else wrong).add(text.partition("__site__")[2].replace(mark, ""))
+        return right, wrong
+
+    assert asked(one) == asked(other)[::-1] or asked(one) == asked(other)
+    right, wrong = asked(one)
+    assert {text.replace("True", "False") for text in right} == {
+        text.replace("True", "False") for text in wrong
+    }
+
+
+def test_numbers_in_texts_stay_without_a_sign():
+    for seed in range(20):
+        result = copies("def test_it():\n    assert f() == '3 cups'\n", {"test_it": 8}, random.Random(seed))
+        assert not any("-" in number(result, at) for at in range(8))
+
+
+@pytest.mark.parametrize(
+    "assertion",
+    ["assert f() == 5, 'not five'", "assert not f(), 'not five'", "self.assertEqual(f(), 5, msg='not five')"],
+)
+def test_words_that_may_tell_what_is_right_are_gone(assertion):
+    result = made(f"def test_it(self):\n    'It is five.'\n    {assertion}\n")
+    assert not any("five" in text for text in result.texts)
+
+
+def test_tests_that_should_stay_have_fewer_copies():
+    body = "def test_it():\n    assert f() == 1\n\ndef test_old():\n    assert g() == 2\n"
+    result = copies(body, {"test_it": 6, "test_old": 2}, random.Random(1))
+    assert [text.count("assert") for text in result.texts] == [2, 2, 1, 1, 1, 1]
+    assert {site.test: len(site.genuine) for site in result.sites.values()} == {"test_it": 6, "test_old": 2}
 
 
 def test_what_has_one_other_value_has_each_in_half_of_the_copies():
@@ -101,7 +169,7 @@ def test_a_test_without_anything_to_change_is_named():
 
 
 def test_a_file_of_another_python_has_no_copies():
-    assert copies("print 'tea'\n", ["test_it"], NUMBER, random.Random(1)) is None
+    assert copies("print 'tea'\n", {"test_it": NUMBER}, random.Random(1)) is None
 
 
 SITES = {"a": Site(test="t", genuine=(False, True, False))}
@@ -138,8 +206,10 @@ def test_nobody_is_accused_by_a_copy_that_the_gold_patch_does_not_prove(gold):
     assert evidence(SITES, counts((1, 0), (1, 0), (1, 0)), gold) == set()
 
 
-def test_slow_and_many_tests_have_fewer_copies_and_never_few():
-    assert number_of_copies(0.5, 2) == 32
-    assert number_of_copies(4.0, 2) == 15
-    assert number_of_copies(0.5, 20) == 12
-    assert number_of_copies(600.0, 500) == 8
+def test_slow_tests_have_fewer_copies_and_never_few():
+    assert [number_of_copies(seconds) for seconds in (0.5, 2.0, 600.0)] == [32, 15, 8]
+
+
+def test_of_tests_that_should_stay_slow_and_many_ones_are_sampled():
+    assert [size_of_sample(0.5, tests) for tests in (0, 1, 40, 4000)] == [0, 1, 40, 64]
+    assert [size_of_sample(seconds, 20) for seconds in (10.0, 600.0)] == [15, 8]

@@ -12,13 +12,16 @@ from orchard.workers.graders.testing import Count, Plan
 from orchard.workers.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
-"""Copies of each test: who does not know the right constant finds it with one chance in so many."""
+"""Copies of a test that must come to pass: a guess at the right constant has one chance in so many."""
 
-SECONDS, PROCESSES = 60.0, 256
-"""Aims for all copies together, by the time that the task's own run took and by the number of its tests: slow
-tests, and many of them, have fewer copies."""
+SECONDS = 30.0
+"""Aim for all copies of the tests that must come to pass, and as much for those that must stay, by the time
+that the task's own run took: slow tests have fewer copies, and of tests that must stay a sample."""
 
-LIMIT = 10 * SECONDS
+LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_COPIES = 8, 64, 4
+"""Tests that must stay, of which copies are made, and of each how many."""
+
+LIMIT = 600.0
 
 TOLERATED = 0.25
 """Of an assertion that can only be turned into its opposite, half of the copies are right; so many of either
@@ -28,19 +31,25 @@ Counts = Mapping[tuple[str, int], Count]
 
 
 class Canaries(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies of the tests that a solution must make pass."""
+    """Copies of the tests that a solution must make pass, and of a sample of those that it must not break."""
 
     texts: dict[str, tuple[str, ...]]
     """By the file whose copies they are."""
     sites: dict[str, Site]
     """By name, over all files; `test` is the task's id of it without parameters."""
     without: tuple[str, ...]
-    """Ids of tests in which nothing can be changed."""
+    """Ids of tests that must come to pass in which nothing can be changed."""
 
 
-def number_of_copies(seconds: float, tests: int) -> int:
-    """For so many tests, whose run takes `seconds` as the task has it."""
-    return max(LEAST_COPIES, min(MOST_COPIES, int(SECONDS / max(seconds, 0.1)), PROCESSES // tests))
+def number_of_copies(seconds: float) -> int:
+    """Of a test that must come to pass, where the run of all takes `seconds` as the task has it."""
+    return max(LEAST_COPIES, min(MOST_COPIES, int(SECONDS / max(seconds, 0.1))))
+
+
+def size_of_sample(seconds: float, tests: int) -> int:
+    """How many of so many tests that must stay are asked, where the run of all takes `seconds`."""
+    affordable = int(tests * SECONDS / (SAMPLE_COPIES * max(seconds, 0.1)))
+    return min(tests, max(LEAST_SAMPLE, min(MOST_SAMPLE, affordable)))
 
 
 async def canaries_of(
@@ -50,21 +59,24 @@ async def canaries_of(
 
     Raises the machine's InfrastructureError.
     """
-    wanted: dict[str, set[str]] = {}
-    for test in grading.fail_to_pass:
-        wanted.setdefault(plan.names[test].file, set()).add(plan.names[test].qualified)
+    dice = random.SystemRandom()
+    kept = sorted({(plan.names[test].file, plan.names[test].qualified) for test in grading.pass_to_pass})
+    must = {(plan.names[test].file, plan.names[test].qualified) for test in grading.fail_to_pass}
+    wanted: dict[str, dict[str, int]] = {}
+    for file, test in dice.sample(kept, size_of_sample(seconds, len(kept))):
+        wanted.setdefault(file, {})[test] = SAMPLE_COPIES
+    for file, test in sorted(must):
+        wanted.setdefault(file, {})[test] = number_of_copies(seconds)
     texts: dict[str, tuple[str, ...]] = {}
     sites: dict[str, Site] = {}
     lost: set[tuple[str, str]] = set()
-    dice = random.SystemRandom()
-    number = number_of_copies(seconds, len(grading.fail_to_pass))
     for file, tests in sorted(wanted.items()):
         try:
             source = (await machine.read(f"{task.workdir}/{file}")).decode()
         except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
             made: Copies | None = None
         else:
-            made = await asyncio.to_thread(copies, source, tests, number, dice)
+            made = await asyncio.to_thread(copies, source, tests, dice)
         lost |= {(file, test) for test in (tests if made is None else made.without)}
         if made is not None and made.sites:
             texts[file] = made.texts

@@ -71,8 +71,8 @@ class Slot:
         if self.turn is None:
             for leaf, value in zip(self.leaves, values, strict=True):
                 leaf.put(value)
-        elif values[0]:
-            _opposite(self.turn)
+        else:
+            _turn(self.turn, *values)
 
 
 class Found:
@@ -214,7 +214,7 @@ def _expected(statement: ast.stmt) -> tuple[list[ast.expr], ast.AST | None] | No
             return [call.args[0]], None
         if name in ("assertIn", "assertNotIn", "assertIs", "assertIsNot") and len(call.args) >= 2:
             return [call.args[0 if "In" in name else 1]], call
-        return ([], call) if name in _INVERSE else None
+        return ([], call) if name in _INVERSE and call.args else None
     if isinstance(statement, ast.With | ast.AsyncWith) and (call_ := _raising(statement)):
         match = [each.value for each in call_.keywords if each.arg == "match"] or call_.args[1:2]
         return match if any(any(_leaves(each)) for each in match) else call_.args[:1], None
@@ -310,14 +310,52 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield each.id
 
 
-def _opposite(node: ast.AST) -> None:
+def _turn(node: ast.AST, other_form: object, turned: object) -> None:
+    """Make an assertion ask whether something is True or False, in one form whichever is right: `assert f()`
+    and `assert not f()` become `assert (not f()) is False` and `... is True`. Of a comparison and its
+    opposite `other_form` takes the one that is not written."""
+    assert isinstance(node, ast.Assert | ast.Call)
+    asked, wanted = (node.test, True) if isinstance(node, ast.Assert) else _asked(node)
+    while isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
+        asked, wanted = asked.operand, not wanted
+    if (
+        isinstance(asked, ast.Compare)
+        and len(asked.ops) == 1
+        and type(asked.ops[0]) in _OPPOSITE
+        and other_form
+    ):
+        opposite = _OPPOSITE[type(asked.ops[0])]()
+        asked, wanted = ast.Compare(asked.left, [opposite], asked.comparators), not wanted
+    is_not = ast.UnaryOp(op=ast.Not(), operand=asked)
+    answer = ast.Constant(value=not wanted if not turned else wanted)
     if isinstance(node, ast.Assert):
-        test = node.test
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPPOSITE:
-            test.ops = [_OPPOSITE[type(test.ops[0])]()]
-        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            node.test = test.operand
-        else:
-            node.test = ast.UnaryOp(op=ast.Not(), operand=test)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node.func.attr = _INVERSE[node.func.attr]
+        node.test, node.msg = ast.Compare(is_not, [ast.Is()], [answer]), None
+    else:
+        assert isinstance(node.func, ast.Attribute)
+        node.func.attr, node.args, node.keywords = "assertIs", [is_not, answer], []
+
+
+_METHODS: dict[str, type[ast.cmpop]] = {"Equal": ast.Eq, "In": ast.In, "Is": ast.Is}
+
+
+def _asked(call: ast.Call) -> tuple[ast.expr, bool]:
+    """What an assertion of unittest asks, and whether it wants it to be so."""
+    assert isinstance(call.func, ast.Attribute)
+    name = call.func.attr.removeprefix("assert")
+    if name in ("True", "False"):
+        return call.args[0], name == "True"
+    wanted, kind = "Not" not in name, name.replace("Not", "")
+    if kind == "IsNone":
+        return ast.Compare(call.args[0], [ast.Is()], [ast.Constant(value=None)]), wanted
+    if kind == "IsInstance":
+        return ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], []), wanted
+    return ast.Compare(call.args[0], [_METHODS[kind]()], [call.args[1]]), wanted
+
+
+def without_words(statement: ast.stmt) -> None:
+    """Take out what an assertion says when it fails: it may tell what is right."""
+    if isinstance(statement, ast.Assert):
+        statement.msg = None
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        call.keywords = [each for each in call.keywords if each.arg != "msg"]

@@ -39,7 +39,8 @@ class Draw:
     def slot(self, slot: Slot) -> Drawn:
         if slot.turn is not None:
             turned = self._halves()
-            return Drawn([[each] for each in turned], tuple(not each for each in turned))
+            other_form = self._dice.random() < 0.5
+            return Drawn([[other_form, each] for each in turned], tuple(not each for each in turned))
         if all(isinstance(each.value, bool) for each in slot.leaves):
             turned = self._halves()
             return Drawn(
@@ -65,23 +66,25 @@ class Draw:
         if leaf.is_error:
             return list(self._errors(str(value)))
         if isinstance(value, int):
-            return list(self._run(value))
+            return list(self._run(value, self._number // 4))
         if isinstance(value, float):
             digits = len(repr(value).partition("e")[0].partition(".")[2])
-            return [number / 10**digits for number in self._run(round(value * 10**digits))]
+            return [number / 10**digits for number in self._run(round(value * 10**digits), self._number // 4)]
         if isinstance(value, bytes):
             return [each.encode("latin-1") for each in self._texts(value.decode("latin-1"))]
         assert isinstance(value, str)
         return list(self._texts(value))
 
-    def _run(self, value: int) -> list[int]:
+    def _run(self, value: int, below: int) -> list[int]:
         """Neighbours in a run of equal steps, in which the value may have any place. Round numbers stay
-        round, and what is not negative stays so: the run of a small number begins at 0, whatever it is."""
+        round. The run of a small number begins at 0 or up to `below` steps under it, whatever it is."""
         step = 1
         while value and value % (step * 10) == 0:
             step *= 10
-        small = 0 <= value // step < self._number
-        first = value // step if small else self._dice.randrange(self._number)
+        if 0 <= value // step < self._number - below:
+            first = value // step + self._dice.randint(0, below)
+        else:
+            first = self._dice.randrange(self._number)
         return [value + (at - first) * step for at in range(self._number) if at != first]
 
     def _texts(self, value: str) -> list[str]:
@@ -91,7 +94,7 @@ class Draw:
             width = len(chosen[0])
             return [
                 value[: chosen.start()] + str(number).rjust(width, "0") + value[chosen.end() :]
-                for number in self._run(int(chosen[0]))
+                for number in self._run(int(chosen[0]), 0)
             ]
         if words := list(re.finditer(r"[A-Za-z]{3,12}", value)):
             chosen = self._dice.choice(words)

@@ -15,12 +15,12 @@ import ast
 import copy
 import random
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from orchard.workers.graders.expected import Function, expected_of, functions
+from orchard.workers.graders.expected import Found, Function, expected_of, functions, without_words
 from orchard.workers.graders.likely import Draw, Drawn
 
 SITE = "__site__"
@@ -44,14 +44,13 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
     """Tests that are not in it: they assert nothing that could be changed."""
 
 
-def copies(source: str, tests: Collection[str], number: int, dice: random.Random) -> Copies | None:
-    """`number` copies of these tests of a file; None where it cannot be read as Python of this version."""
+def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> Copies | None:
+    """So many copies of each of these tests of a file; None where this version's Python cannot read it."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
     words = sorted({word for word in re.findall(r"[A-Za-z]{3,12}", source) if word.islower()})
-    draw = Draw(number, dice, words)
     names: dict[str, str] = {}
     marks: dict[str, list[str]] = {}
     drawn: dict[str, list[Drawn]] = {}
@@ -61,13 +60,14 @@ def copies(source: str, tests: Collection[str], number: int, dice: random.Random
         if found is None or not found.sites:
             continue
         names[test] = function.name = f"test_{dice.getrandbits(32):08x}"
+        draw = Draw(tests[test], dice, words)
         drawn[names[test]] = [draw.slot(slot) for slot in found.slots]
         marks[names[test]] = [f"{dice.getrandbits(48):012x}" for _ in found.sites]
         for mark, (_, number_of) in zip(marks[names[test]], found.sites, strict=True):
             sites[mark] = Site(test=test, genuine=drawn[names[test]][number_of].genuine)
-    _keep(tree, names.values())
     texts = []
-    for at in range(number):
+    for at in range(max((tests[test] for test in names), default=0)):
+        _keep(tree, {name for test, name in names.items() if at < tests[test]})
         changed = copy.deepcopy(tree)
         for _, function in list(functions(changed)):
             if function.name in drawn:
@@ -78,6 +78,7 @@ def copies(source: str, tests: Collection[str], number: int, dice: random.Random
                     id(statement): mark
                     for (statement, _), mark in zip(found.sites, marks[function.name], strict=True)
                 }
+                _silence(function, found)
                 _Wrapped(wrapped).visit(function)
         texts.append(ast.unparse(ast.fix_missing_locations(changed)) + "\n")
     return Copies(
@@ -97,6 +98,14 @@ class _Wrapped(ast.NodeTransformer):
             return super().visit(node)
         call = ast.Call(func=ast.Name(id=SITE, ctx=ast.Load()), args=[ast.Constant(value=name)], keywords=[])
         return ast.With(items=[ast.withitem(context_expr=call)], body=[node])
+
+
+def _silence(function: Function, found: Found) -> None:
+    """Take out the words that may tell what is right."""
+    for statement, _ in found.sites:
+        without_words(statement)
+    if ast.get_docstring(function, clean=False) is not None:
+        function.body[0] = ast.Pass()
 
 
 def _keep(tree: ast.Module, names: Collection[str]) -> None:

@@ -5,15 +5,19 @@ standard library and the task's pytest are all it uses). What it finds goes to t
 started with, one JSON object a line after a mark. Tested code never has that descriptor: its own output goes
 into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `runs` (files of each process), `write` (files and
-their text, made first), `from_directory`, and `each`: whether every test has a process of its own besides,
-and tells how often each site of it (`with __site__(name):`) held.
+The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, and `runs` (files of each process).
+
+With `copies` (path of a file that holds texts, and the length of each) the files are copies of tests, which
+tell how often each site of them (`with __site__(name):`) held. They are shown one at a time: a copy is
+written when the one before it is answered, goes when it is answered itself, and nothing that is said of it
+later is believed. So tested code cannot compare what they ask for, whatever it reads or keeps.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -57,6 +61,13 @@ def tell(descriptor: int, **facts: Any) -> None:
     os.write(descriptor, (json.dumps(facts) + "\n").encode())
 
 
+def tell_sites(report: int, test: str) -> None:
+    """What became of the sites since this was last told."""
+    if COUNTS:
+        tell(report, test=test, sites=COUNTS)
+        COUNTS.clear()
+
+
 def apart(report: int, work: Callable[[], None]) -> None:
     """Run `work` in a process of its own and wait for it."""
     child = os.fork()
@@ -70,6 +81,20 @@ def apart(report: int, work: Callable[[], None]) -> None:
     status = os.waitpid(child, 0)[1]
     if status != 0:
         tell(report, died=status)
+
+
+def answer_copies(report: int, orders: int, run: Callable[[str], None]) -> None:
+    """Run each copy that the parent shows, in a process of its own."""
+    with os.fdopen(orders) as shown:
+        for line in iter(shown.readline, ""):
+            path = line.rstrip("\n")
+
+            def work(path: str = path) -> None:
+                importlib.invalidate_caches()
+                run(path)
+
+            apart(report, work)
+            tell(report, answered=path)
 
 
 # --- pytest --------------------------------------------------------------------------------------
@@ -100,17 +125,26 @@ class Reporter:
             tell(self.report, test=report.nodeid, status="ERROR")
 
 
-class ReporterOfEach(Reporter):
-    def pytest_runtest_protocol(self, item: Any) -> bool:
-        from _pytest.runner import runtestprotocol
+class ReporterOfCopies(Reporter):
+    """The first copy is collected as usual, which imports the tested code. Then each of them, the first too,
+    is collected and run in a process forked from there."""
 
-        def work() -> None:
-            statuses = [pytest_status(each) for each in runtestprotocol(item, log=False, nextitem=None)]
-            told = [status for status in statuses if status]
-            tell(self.report, test=item.nodeid, status=told[-1] if told else "ERROR", sites=COUNTS)
+    def __init__(self, report: int, orders: int) -> None:
+        super().__init__(report)
+        self.orders = orders
 
-        apart(self.report, work)
+    def pytest_runtestloop(self, session: Any) -> bool:
+        def run(path: str) -> None:
+            session.perform_collect([path])
+            for at, item in enumerate(session.items):
+                following = session.items[at + 1] if at + 1 < len(session.items) else None
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+        answer_copies(self.report, self.orders, run)
         return True
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        tell_sites(self.report, nodeid)
 
 
 def configuration(workdir: str, file: str) -> str:
@@ -159,11 +193,11 @@ def plugins(workdir: str) -> list[str]:
     return found
 
 
-def run_pytest(plan: dict[str, Any], files: list[str], report: int) -> int:
+def run_pytest(plan: dict[str, Any], files: list[str], report: int, orders: int | None) -> int:
     import pytest
 
     workdir = os.getcwd()
-    reporter = (ReporterOfEach if plan["each"] else Reporter)(report)
+    reporter = Reporter(report) if orders is None else ReporterOfCopies(report, orders)
     options = [
         "-c",
         configuration(workdir, files[0]),
@@ -172,7 +206,8 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int) -> int:
         *plan["plugins"],
         *plan["options"],
     ]
-    options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q", *files]
+    options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q"]
+    options += files if orders is None else files[:1]
     return int(pytest.main(options, plugins=[reporter]))
 
 
@@ -187,46 +222,65 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield each
 
 
-def run_unittest(_: dict[str, Any], files: list[str], report: int) -> int:
-    """Each test in a process of its own, named as `file::Class::test`."""
+def run_unittest(_: dict[str, Any], files: list[str], report: int, orders: int | None) -> int:
+    """Each test in a process of its own, named as `file::Class::test`; all of a copy in one."""
     modules = {file[:-3].replace("/", "."): file for file in files}
-    for test in list(tests_of(unittest.defaultTestLoader.loadTestsFromNames(list(modules)))):
 
-        def work(test: unittest.TestCase = test) -> None:
-            result = unittest.TestResult()
-            unittest.TestSuite([test]).run(result)
-            bad = result.errors or result.failures or result.unexpectedSuccesses
-            status = "FAILED" if bad else "SKIPPED" if result.skipped else "PASSED"
-            status = "XFAIL" if result.expectedFailures else status
-            for _, said in result.errors + result.failures:
-                print(said)
-            sys.stdout.flush()
-            file = modules.get(type(test).__module__, files[0])
-            name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
-            tell(report, test=name, status=status, sites=COUNTS)
+    def load(names: list[str]) -> list[unittest.TestCase]:
+        return list(tests_of(unittest.defaultTestLoader.loadTestsFromNames(names)))
 
-        apart(report, work)
+    def run(test: unittest.TestCase) -> None:
+        result = unittest.TestResult()
+        unittest.TestSuite([test]).run(result)
+        bad = result.errors or result.failures or result.unexpectedSuccesses
+        status = "FAILED" if bad else "SKIPPED" if result.skipped else "PASSED"
+        status = "XFAIL" if result.expectedFailures else status
+        for _, said in result.errors + result.failures:
+            print(said)
+        sys.stdout.flush()
+        file = modules.get(type(test).__module__, files[0])
+        name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
+        tell(report, test=name, status=status)
+        tell_sites(report, name)
+
+    if orders is None:
+        for test in load(list(modules)):
+            apart(report, lambda test=test: run(test))  # type: ignore[misc]
+        return 0
+
+    def run_copy(path: str) -> None:
+        for test in load([name for name, file in modules.items() if file == path]):
+            run(test)
+
+    load(list(modules)[:1])
+    answer_copies(report, orders, run_copy)
     return 0
 
 
 # --- the parent ----------------------------------------------------------------------------------
 
 
-def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) -> NoReturn:
+def test_process(
+    plan: dict[str, Any], files: list[str], report: int, log: int, orders: int | None
+) -> NoReturn:
     """In the child: its own session and descriptors, then the framework; never returns."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.closerange(3, report)
-    os.closerange(report + 1, 65536)
+    first = 3
+    for kept in sorted({report, orders or report}):
+        os.closerange(first, kept)
+        first = kept + 1
+    os.closerange(first, 65536)
     code = 70
     try:
         builtins.__site__ = Site  # type: ignore[attr-defined]
         if plan["from_directory"]:
             sys.path.insert(0, os.getcwd())
         sys.argv = [plan["framework"]]
-        code = (run_pytest if plan["framework"] == "pytest" else run_unittest)(plan, files, report)
+        run = run_pytest if plan["framework"] == "pytest" else run_unittest
+        code = run(plan, files, report, orders)
         tell(report, done=code)
         atexit._run_exitfuncs()
     except SystemExit as end:
@@ -241,17 +295,88 @@ def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) 
             os._exit(code)
 
 
-def watched(plan: dict[str, Any], files: list[str]) -> tuple[bytes, bytes, int]:
+class Copies:
+    """Copies shown to one process, each after the answer to the one before.
+
+    The texts stay in a file without a name until they are shown: the process is a fork of this one, and so
+    has all that this one has read before.
+    """
+
+    def __init__(self, files: list[str], texts: Texts) -> None:
+        self.left = list(files)
+        self.texts = texts
+        self.path = ""
+        self.tests: list[Any] = []
+        self.orders, self.shown = os.pipe()
+        self.write_next()
+
+    def write_next(self) -> None:
+        self.path = self.left.pop(0)
+        with open(self.path, "wb") as opened:
+            opened.write(self.texts.next())
+
+    def show(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its other pipes tell
+            os.write(self.shown, f"{self.path}\n".encode())
+
+    def hear(self, reports: bytearray) -> None:
+        """Take the answer to the copy that is shown, if it is whole, and show the next one."""
+        end = f"{json.dumps({'answered': self.path})}\n".encode()
+        if end in reports:
+            self.close_answer(bytes(reports[: reports.index(end)]))
+            del reports[:]
+            if self.left:
+                self.write_next()
+                self.show()
+            else:
+                self.path = ""
+                os.close(self.shown)
+
+    def close_answer(self, reports: bytes) -> None:
+        self.tests += facts(reports, [self.path])[0]
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+    def end(self, reports: bytes) -> list[Any]:
+        """The process has ended: all answers that were in time. What was not shown is passed over."""
+        if self.path:
+            self.close_answer(reports)
+            os.close(self.shown)
+        for _ in self.left:
+            self.texts.skip()
+        return self.tests
+
+
+class Texts:
+    """A file of texts one after the other, whose name is gone."""
+
+    def __init__(self, path: str, sizes: list[int]) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.sizes = sizes
+        self.at = 0
+        os.unlink(path)
+
+    def next(self) -> bytes:
+        text = os.pread(self.descriptor, self.sizes[0], self.at)
+        self.skip()
+        return text
+
+    def skip(self) -> None:
+        self.at += self.sizes.pop(0)
+
+
+def watched(plan: dict[str, Any], files: list[str], copies: Copies | None) -> tuple[bytes, bytes, int]:
     """Run files in a child; what it reported, the end of its output, and its exit code."""
     report, report_end = os.pipe()
     log, log_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(report)
-        os.close(log)
-        test_process(plan, files, report_end, log_end)
+        test_process(plan, files, report_end, log_end, copies.orders if copies else None)
     os.close(report_end)
     os.close(log_end)
+    if copies:
+        os.close(copies.orders)
+        copies.show()
     taken = {report: bytearray(), log: bytearray()}
     status = None
     with selectors.DefaultSelector() as waiting:
@@ -267,6 +392,8 @@ def watched(plan: dict[str, Any], files: list[str]) -> tuple[bytes, bytes, int]:
                 taken[key.fd] += chunk
                 if key.fd == log:
                     del taken[log][:-LOG_LIMIT]
+                elif copies and copies.path:
+                    copies.hear(taken[report])
             if status is None:
                 ended, code = os.waitpid(child, os.WNOHANG)
                 if ended:
@@ -356,12 +483,13 @@ def main() -> None:
     if plan["framework"] == "pytest":
         warm(os.path.realpath(os.getcwd()))
         plan["plugins"] = plugins(os.path.realpath(os.getcwd()))
-    for path, text in plan.pop("write", {}).items():
-        with open(path, "w", encoding="utf-8") as opened:
-            opened.write(text)
+    texts = Texts(*plan["copies"]) if plan["copies"] else None
     for files in plan["runs"]:
-        raw, log, code = watched(plan, files)
+        copies = Copies(files, texts) if texts else None
+        raw, log, code = watched(plan, files, copies)
         tests, done = facts(raw, files)
+        if copies:
+            tests = copies.end(raw)
         said = {"tests": tests, "done": done, "code": code, "log": log.decode(errors="replace")}
         os.write(out, f"\n{plan['mark']} {json.dumps(said)}\n".encode())
     os.write(out, f"\n{plan['mark']} end\n".encode())

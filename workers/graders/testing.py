@@ -113,7 +113,7 @@ async def _run_tests(
     if plan is None:
         return await _by_command(task, grading, machine, checkout, limit)
     runs = [[file] for file in plan.files]
-    outcome, said = await _run(task, grading, plan.call, runs, machine, checkout, limit, each=False)
+    outcome, said = await _run(task, grading, plan.call, runs, machine, checkout, limit)
     reported: dict[str, str] = {}
     for each in said.runs:
         for test, status, _ in each["tests"]:
@@ -148,18 +148,18 @@ async def run_copies(
     checkout: Checkout,
     limit: float,
 ) -> dict[tuple[str, int], Count]:
-    """Copies of test files beside their originals, all in one process; by site and number of the copy what
+    """Copies of test files beside their originals, one at a time; by site and number of the copy what
     became of it. Sites that were not reached are not in it. Raises the machine's InfrastructureError."""
     where: dict[str, int] = {}
-    write: dict[str, str] = {}
+    shown: list[bytes] = []
     runs = []
     for file, copies in texts.items():
         path = PurePosixPath(file)
         beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
         where |= {name: number for number, name in enumerate(beside)}
-        write |= dict(zip(beside, copies, strict=True))
-        runs.append(sorted(beside))
-    _, said = await _run(task, grading, call, runs, machine, checkout, limit, write=write, each=True)
+        shown += [text.encode() for text in copies]
+        runs.append(beside)
+    _, said = await _run(task, grading, call, runs, machine, checkout, limit, copies=shown)
     counts: dict[tuple[str, int], Count] = {}
     for test, _, sites in (each for run in said.runs for each in run["tests"]):
         for site, (hits, misses) in _counts(sites):
@@ -191,22 +191,23 @@ async def _run(
     checkout: Checkout,
     limit: float,
     *,
-    each: bool,
-    write: Mapping[str, str] | None = None,
+    copies: Sequence[bytes] = (),
 ) -> tuple[CommandOutcome, _Said]:
     mark = f"orchard-{secrets.token_hex(12)}"
+    names = ("run.py", "plan.json", "run.sh", "texts")
+    runner, planned, script, texts = (f"{checkout.scratch}/{name}" for name in names)
     plan = {
         "mark": mark,
         "framework": call.framework.value,
         "options": list(call.options),
         "runs": list(runs),
-        "write": write or {},
+        "copies": [texts, [len(text) for text in copies]] if copies else None,
         "from_directory": call.from_directory,
-        "each": each,
     }
-    runner, planned, script = (f"{checkout.scratch}/{name}" for name in ("run.py", "plan.json", "run.sh"))
     await machine.write(runner, RUNNER.read_bytes())
     await machine.write(planned, json.dumps(plan).encode())
+    if copies:
+        await machine.write(texts, b"".join(copies))
     words = ["env", *call.variables, call.python, "-s", runner, planned]
     lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
     await machine.write(script, "\n".join(lines).encode())
