@@ -85,8 +85,8 @@ class Validator:
         gold: list[Reward] = []
         empty: list[Reward] = []
         try:
-            for _ in range(self.settings.runs):
-                gold.append(await self._grade(task, task.gold_patch))
+            for number in range(self.settings.runs):
+                gold.append(await self._grade(task, task.gold_patch, copies=number == 0))
                 empty.append(await self._grade(task, ""))
         except InfrastructureError as error:
             if error.cause not in UNFIT:
@@ -132,7 +132,7 @@ class Validator:
             return Validation(original=variant, task=variant, event=event)
         return None
 
-    async def _grade(self, task: Task, submission: str) -> Reward:
+    async def _grade(self, task: Task, submission: str, *, copies: bool = True) -> Reward:
         fresh = partial(
             open_sandbox,
             self._client,
@@ -150,6 +150,7 @@ class Validator:
                 timeout=self.settings.grading_seconds,
                 blobs=self._blobs,
                 pristine=fresh,
+                copies=copies,
             )
 
 

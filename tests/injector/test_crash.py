@@ -34,7 +34,7 @@ class Inventory(NamedTuple):
 def below(pid: int) -> Iterator[int]:
     """A process and all its descendants."""
     yield pid
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             yield from below(int(child))
 
@@ -85,7 +85,7 @@ async def test_everything_goes_with_a_killed_agent_and_orchestrator(
             await sandbox.exec("sleep 1071", wait=False)
         processes = {}
         for pid in below(own_service.agent_pid):
-            with contextlib.suppress(FileNotFoundError):  # of a command that is over
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a command that is over
                 processes[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
         before = inventory(state, processes, ours)
 

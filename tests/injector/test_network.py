@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,8 +169,9 @@ def translators(agent: int) -> set[int]:
     found = set()
     for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
         for pid in Path(f"/proc/{child}/task/{child}/children").read_text().split():
-            if Path(f"/proc/{pid}/comm").read_text() == "slirp4netns\n":
-                found.add(int(pid))
+            with suppress(FileNotFoundError, ProcessLookupError):  # of a command that is over
+                if Path(f"/proc/{pid}/comm").read_text() == "slirp4netns\n":
+                    found.add(int(pid))
     return found
 
 

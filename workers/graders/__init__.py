@@ -18,13 +18,15 @@ async def grade(
     blobs: BlobStore,
     pristine: Pristine,
     published: bool = False,
+    copies: bool = True,
 ) -> Reward:
     """Judge a submission by the task's own rule.
 
     `machine` is a fresh sandbox of the task's image, or the agent's own where the task is graded in place
     (`graded_in_place`); `pristine` opens another fresh one: for a control, and before a +1. `timeout`, in
     seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust what tested
-    code prints: for figures that are compared, never for training.
+    code prints: for figures that are compared, never for training. Without `copies` a +1 is not asked again
+    with other expected values: for the gold patch alone, which nobody forged.
 
     Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, INVALID_REQUEST
     for a task that cannot be judged by anyone, STORE_FAILED when the log cannot be kept.
@@ -40,6 +42,7 @@ async def grade(
                 blobs=blobs,
                 pristine=pristine,
                 published=published,
+                copies=copies,
             )
         case StateCheck() as check:
             return await grade_state(check, machine, timeout=timeout, blobs=blobs)

@@ -73,6 +73,7 @@ async def grade_swe(
     blobs: BlobStore,
     pristine: Pristine,
     published: bool = False,
+    copies: bool = True,
 ) -> Reward:
     """+1 when the submission resolves the task, -1 when not; see `grade` for what is raised."""
     if grading.parser not in PARSERS:
@@ -80,7 +81,7 @@ async def grade_swe(
     if not grading.fail_to_pass:
         raise _invalid(task, "names no test that the solution must make pass")
     started = time.monotonic()
-    grader = _Grader(task, grading, pristine, started + timeout, published=published)
+    grader = _Grader(task, grading, pristine, started + timeout, published=published, copies=copies)
     grade = await grader.grade(submission, machine)
     try:
         reference = await asyncio.to_thread(
@@ -107,13 +108,21 @@ class _Grader:
     """One grading: the task, its limits, and where more machines come from."""
 
     def __init__(
-        self, task: Task, grading: SWETests, pristine: Pristine, deadline: float, *, published: bool
+        self,
+        task: Task,
+        grading: SWETests,
+        pristine: Pristine,
+        deadline: float,
+        *,
+        published: bool,
+        copies: bool,
     ) -> None:
         self._task = task
         self._grading = grading
         self._pristine = pristine
         self._deadline = deadline
         self._published = published
+        self._copies = copies and not published
         self._ladder = PUBLISHED_LADDER if published else LADDER
 
     async def grade(self, submission: str, machine: Machine) -> Grade:
@@ -140,7 +149,7 @@ class _Grader:
         grade = Grade(verdict=self._judged(run), detail=detail, log=run.log)
         if run.out_of_memory and not grade.verdict.resolved:
             return await self._inconclusive(nothing, run)
-        if not grade.verdict.resolved or self._published:
+        if not grade.verdict.resolved or not self._copies:
             return grade
         return await self._proven(submission, run, grade)
 
@@ -268,14 +277,14 @@ class _Grader:
                         and f"{name.file}::{name.qualified}" not in sound
                     )
         grade = msgspec.structs.replace(grade, extra_sandboxes=used, without_canary=without)
+        if doubtful:
+            return _refuted(
+                grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}"
+            )
         if forged and canaries is not None:
             tests = sorted({canaries.sites[name].test for name in forged})
             return _refuted(
                 grade, FORGED, f"does not tell right answers from wrong ones in {', '.join(tests)}"
-            )
-        if doubtful:
-            return _refuted(
-                grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}"
             )
         return grade
 
