@@ -6,7 +6,8 @@ from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
-from orchard.streams.guard import Expected, Unjudged
+from orchard.streams.guard import Unjudged
+from orchard.streams.wholeness import Expected
 
 
 async def expected(store_url: str, archive: ArchiveSettings) -> Expected:

@@ -27,8 +27,8 @@ from orchard.storage.reader import open_tables
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.guard import REMEDY
 from orchard.streams.reading import bounds
+from orchard.streams.wholeness import REMEDY
 
 _FILE_BYTES = 32 * 1024 * 1024
 """Bytes of rows in memory at which a rebuild writes a file."""

@@ -9,10 +9,10 @@ from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
-from orchard.streams.guard import REMEDY
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.wholeness import REMEDY
 
 IDLE_SECONDS = 0.2
 """How long a quiet stream may keep a reader from looking at the clock and at its stop event."""

@@ -17,18 +17,17 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
 
 import msgspec
 from nats.errors import Error as NatsError
 
-from orchard.schemas.events import MalformedEvent, decode_event
 from orchard.streams import marks, names
 from orchard.streams.connection import Connection, Seen
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare_events
+from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, id_of, sentence, shorter
 
 log = logging.getLogger(__name__)
 
@@ -42,67 +41,10 @@ SETTLE_SECONDS = 10.0
 WRITER_SETTLE_SECONDS = 1.0
 """How long the writer waits before: processes that saw what is lost connect again within this time."""
 _NUMBERS = re.compile(r"[0-9]+")
-REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
 _WAITING = (
     "the NATS server was started, and nothing is claimed or published until the writer has compared the "
     "stream of events with the tables"
 )
-
-
-class Expected(NamedTuple):
-    """What the tables say of the stream."""
-
-    watermark: int = 0
-    """Sequence up to which they hold every event."""
-    sealed: int = 0
-    """Events that archiving was allowed to take out of the stream."""
-    last_id: str | None = None
-    """Id of the event at the watermark, where it is known."""
-
-
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stream holds: sequences up to `last`, `messages` of them still there, in `bytes`."""
-
-    first: int = msgspec.field(name="first_seq")
-    last: int = msgspec.field(name="last_seq")
-    messages: int
-    bytes: int
-
-    @property
-    def missing(self) -> int:
-        """Sequences up to `last` without a message."""
-        return self.last - self.messages
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the stream by which it could drop events, and its size limit."""
-
-    discard: str = "old"
-    max_msgs: int = -1
-    max_bytes: int = -1
-    max_age: int = 0
-    max_msgs_per_subject: int = -1
-    metadata: dict[str, str] = {}
-
-    @property
-    def drops(self) -> bool:
-        """Whether the server may drop an event by itself."""
-        full = self.max_bytes > 0 or self.max_msgs > 0
-        return bool(self.max_age > 0 or self.max_msgs_per_subject > 0 or (full and self.discard == "old"))
-
-
-class _Info(msgspec.Struct):
-    config: Limits = Limits()
-    state: Held | None = None
-
-
-class _AccountLimits(msgspec.Struct, frozen=True):
-    max_storage: int = -1
-
-
-class _Account(msgspec.Struct):
-    storage: int = 0
-    limits: _AccountLimits = _AccountLimits()
 
 
 class Unjudged(Exception):
@@ -113,23 +55,6 @@ Look = Callable[[], Awaitable[Expected]]
 """Reads the tables, or raises Unjudged. Workers may not know them, so the front door supplies it."""
 Room = Callable[[], Awaitable[str]]
 """Says in a sentence why there is no room for new work, empty when there is."""
-
-
-def shorter(last: int, watermark: int, newest: int) -> str:
-    """How a stream that ends at `last` lacks its end; empty when it reaches what the tables hold and the
-    newest event that the process has seen."""
-    if last < watermark:
-        return f"ends at {last} and the tables hold events up to {watermark}"
-    if last < newest:
-        return f"ends at {last}, but event {newest} was confirmed"
-    return ""
-
-
-def _sentence(found: str) -> str:
-    return (
-        f"the stream of events {found}: the NATS server has lost what it had acknowledged, so nothing is "
-        f"claimed or published; {REMEDY}"
-    )
 
 
 class Guard:
@@ -217,7 +142,7 @@ class Guard:
             if self._expected is None:
                 self._expected = await self._look()
             newest = self._connection.newest  # before the answer: it may grow meanwhile
-            info = await marks.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, _Info)
+            info = await marks.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, Info)
             held = await self._verdict(info, newest)
         except Unjudged as error:
             return (
@@ -231,7 +156,7 @@ class Guard:
             return "", _WAITING, ""
         return "", "", await self._fullness(info)
 
-    async def _verdict(self, info: _Info, newest: Seen | None) -> str:
+    async def _verdict(self, info: Info, newest: Seen | None) -> str:
         assert self._expected is not None
         seen = 0 if newest is None else newest.sequence
         if info.state is None:
@@ -252,11 +177,9 @@ class Guard:
         known = damage is not None and damage.restored == restored
         if ended and not known and self._seen_whole and not self._lost.is_set():
             # Another server's stream, to which this process was sent by mistake, it has never seen whole.
-            await marks.tell_damage(
-                self._connection, marks.Damage(reason=_sentence(ended), restored=restored)
-            )
+            await marks.tell_damage(self._connection, marks.Damage(reason=sentence(ended), restored=restored))
         if ended:
-            return _sentence(ended)
+            return sentence(ended)
         self._seen_whole = True
         if damage is not None and known:
             return damage.reason
@@ -285,7 +208,7 @@ class Guard:
             return found
         if not self._compared and self._expected.last_id is not None:
             data = await self._payload(self._expected.watermark)
-            if data is not None and _id(data) not in (None, self._expected.last_id):
+            if data is not None and id_of(data) not in (None, self._expected.last_id):
                 return f"has another event at {self._expected.watermark} than the tables"
         self._compared = True
         return ""
@@ -304,7 +227,7 @@ class Guard:
         if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
             self._expected = await self._look()
         if held.missing > self._expected.sealed:
-            return _sentence(
+            return sentence(
                 f"has no longer {held.missing - self._expected.sealed} of its events up to {held.last}"
             )
         return ""
@@ -339,28 +262,20 @@ class Guard:
             )
         return ""
 
-    async def _fullness(self, info: _Info) -> str:
+    async def _fullness(self, info: Info) -> str:
         limit, used = info.config.max_bytes, info.state.bytes if info.state else 0
         if limit > 0 and used > limit * self._settings.full_share:
             return (
                 f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
                 "nats.event_max_bytes, or make room with `orchard log archive`"
             )
-        account = await marks.ask(self._connection, "INFO", {}, _Account)
+        account = await marks.ask(self._connection, "INFO", {}, Account)
         if 0 < account.limits.max_storage * self._settings.full_share < account.storage:
             return (
                 f"the NATS account stores {account.storage} of {account.limits.max_storage} bytes, so "
                 "nothing new is claimed: raise its limit, or make room with `orchard log archive`"
             )
         return await self._room() if self._room else ""
-
-
-def _id(payload: bytes) -> str | None:
-    """Of an event; None where the bytes are none."""
-    try:
-        return decode_event(payload).id
-    except MalformedEvent:
-        return None
 
 
 @asynccontextmanager

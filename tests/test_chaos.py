@@ -13,5 +13,7 @@ async def test_quick_faults_lose_nothing_double_nothing_and_give_no_false_reward
     )
     assert report.findings == []
     assert report.finished == 30
-    assert sum(report.faults.values()) == 8
+    # A fault hits nothing where, say, every claim of a stopped worker's ended meanwhile.
+    assert set(report.faults) == {kind.name for kind in kinds}
+    assert sum(report.faults.values()) >= 6
     assert report.attempts >= 30

@@ -5,9 +5,13 @@ in it, a snapshot.
 """
 
 import difflib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.tasks import SWETests, Task
+from tests.sandbox_service import LocalService
 
 IMAGE = "tests/tiny:1"
 WORKDIR = "/testbed"
@@ -95,3 +99,15 @@ async def build_tiny_image(client: AsyncSandboxClient, count: int) -> None:
         result = await sandbox.exec(COMMIT, cwd=WORKDIR)
         assert result.succeeded, result.stderr
         await sandbox.snapshot(IMAGE)
+
+
+@asynccontextmanager
+async def tiny_service(state: Path) -> AsyncIterator[LocalService]:
+    """A sandbox service of its own that has the image, with two bugs."""
+    service = LocalService(state)
+    try:
+        async with AsyncSandboxClient(service.url) as client:
+            await build_tiny_image(client, 2)
+        yield service
+    finally:
+        service.stop()

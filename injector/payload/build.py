@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchard import injector
 from orchard.injector.payload import elf, launch, libraries
 from orchard.injector.payload.errors import PayloadError
 
@@ -86,7 +85,7 @@ def _ignored(_directory: str, names: list[str]) -> set[str]:
 def _agent(target: Path) -> None:
     """Put there, as a directory to be executed, the agent and the packages that it needs."""
     target.mkdir()
-    source = Path(injector.__file__).parent
+    source = Path(__file__).parent.parent
     copy = target / "orchard/injector"
     shutil.copytree(source / "agent", copy / "agent", ignore=_ignored, copy_function=shutil.copyfile)
     shutil.copyfile(source / "__init__.py", copy / "__init__.py")

@@ -31,7 +31,7 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
-from orchard.streams.guard import Expected, Guard
+from orchard.streams.guard import Guard
 from orchard.streams.health import reporting, reports
 from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
@@ -40,6 +40,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.streams.wholeness import Expected
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
 

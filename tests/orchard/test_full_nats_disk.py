@@ -17,13 +17,14 @@ from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import NoSpace
-from orchard.streams.guard import Expected, Guard, guarded
+from orchard.streams.guard import Guard, guarded
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.room import disk_is_full
 from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.streams.wholeness import Expected
 from tests.entries import named
 
 MIB = 1024 * 1024

@@ -31,13 +31,14 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import EventsForgotten, OutcomeRefused, StreamHeld
-from orchard.streams.guard import Expected, Guard, guarded
+from orchard.streams.guard import Guard, guarded
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.streams.wholeness import Expected
 from tests.entries import named
 
 SETTINGS = NatsSettings(patience=30.0)

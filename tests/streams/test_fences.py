@@ -13,12 +13,13 @@ from orchard.schemas.events import Event
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import LogFull, OutcomeRefused
-from orchard.streams.guard import Expected, Guard, guarded
+from orchard.streams.guard import Guard, guarded
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare, declare_events
+from orchard.streams.wholeness import Expected
 
 ROLLOUTS = [f"ab{number}" for number in range(8)]
 MADE_EARLIER = {"discard": api.DiscardPolicy.OLD, "max_bytes": 20_000, "max_age": 3600.0}

@@ -30,7 +30,7 @@ from orchard.workers.llm.client import EndpointSettings
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.sandboxes import SandboxSettings
 from tests.sandbox_service import LocalService
-from tests.tiny_tasks import build_tiny_image
+from tests.tiny_tasks import tiny_service
 from tests.trajectory_log import Author
 from tests.values.measured_world import GONE, SUBMIT, TASK, Policy, World, without_forks
 
@@ -40,13 +40,8 @@ DIFF = f"git diff > patch.txt; {SUBMIT} && cat patch.txt"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalService]:
-    service = LocalService(tmp_path_factory.mktemp("measure") / "state")
-    try:
-        async with AsyncSandboxClient(service.url) as client:
-            await build_tiny_image(client, 2)
+    async with tiny_service(tmp_path_factory.mktemp("measure") / "state") as service:
         yield service
-    finally:
-        service.stop()
 
 
 @pytest.fixture

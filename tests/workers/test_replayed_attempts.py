@@ -11,7 +11,6 @@ import pytest_asyncio
 
 from orchard.cli.reading import show_rollout
 from orchard.config import load
-from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns import Campaigns
 from orchard.reports import campaign_table
 from orchard.schemas.campaigns import Budget
@@ -28,7 +27,7 @@ from orchard.terminal import console
 from orchard.workers import retries
 from tests.attempts_world import SECONDS, SETTINGS, World, seed_of, world
 from tests.sandbox_service import LocalService
-from tests.tiny_tasks import build_tiny_image, tiny_task
+from tests.tiny_tasks import tiny_service, tiny_task
 
 COMMANDS = (
     "cat arithmetic/mod_1.py",
@@ -50,13 +49,8 @@ MESSAGES = "select node_id, role, content, turn from messages where rollout_id =
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalService]:
-    service = LocalService(tmp_path_factory.mktemp("replayed") / "state")
-    try:
-        async with AsyncSandboxClient(service.url) as client:
-            await build_tiny_image(client, 2)
+    async with tiny_service(tmp_path_factory.mktemp("replayed") / "state") as service:
         yield service
-    finally:
-        service.stop()
 
 
 @pytest.fixture

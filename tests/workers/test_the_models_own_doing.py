@@ -10,14 +10,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.tasks import SWETests
 from orchard.streams.server import EmbeddedServer
 from orchard.workers import retries
 from tests.attempts_world import SECONDS, World, world
 from tests.sandbox_service import LocalService
-from tests.tiny_tasks import build_tiny_image, tiny_task
+from tests.tiny_tasks import tiny_service, tiny_task
 
 REPAIR = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 EAT = "python3 -c 'bytearray(2**30)'"
@@ -28,13 +27,8 @@ ATTEMPTS = "select ending from attempts order by attempt"
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalService]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHARD_SANDBOX_DISK", "100Mi")
-        service = LocalService(tmp_path_factory.mktemp("own-doing") / "state")
-    try:
-        async with AsyncSandboxClient(service.url) as client:
-            await build_tiny_image(client, 2)
-        yield service
-    finally:
-        service.stop()
+        async with tiny_service(tmp_path_factory.mktemp("own-doing") / "state") as service:
+            yield service
 
 
 @pytest.fixture

@@ -452,15 +452,18 @@ def facts(raw: bytes, files: list[str]) -> tuple[list[Any], bool]:
 
 
 def protect() -> None:
-    """No process of the sandbox reads this one or takes its descriptors; orphans come to it."""
+    """No process of the sandbox reads this one or takes its descriptors; orphans come to it.
+
+    Where that cannot be had nothing is run: a verdict of an open process could be forged.
+    """
     try:
         import ctypes
 
-        library = ctypes.CDLL(None)
-        library.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-        library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError) as error:
+        raise SystemExit(f"tests cannot be judged by this Python, which has no prctl: {error}") from None
+    if prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise SystemExit("tests cannot be judged where a process cannot protect itself")
 
 
 def warm(workdir: str) -> None:
