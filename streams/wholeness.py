@@ -1,0 +1,94 @@
+"""What is known of the stream of events, and what it must hold: the facts that the guard compares."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.schemas.events import MalformedEvent, decode_event
+
+REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
+
+
+class Expected(NamedTuple):
+    """What the tables say of the stream."""
+
+    watermark: int = 0
+    """Sequence up to which they hold every event."""
+    sealed: int = 0
+    """Events that archiving was allowed to take out of the stream."""
+    last_id: str | None = None
+    """Id of the event at the watermark, where it is known."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stream holds: sequences up to `last`, `messages` of them still there, in `bytes`."""
+
+    first: int = msgspec.field(name="first_seq")
+    last: int = msgspec.field(name="last_seq")
+    messages: int
+    bytes: int
+
+    @property
+    def missing(self) -> int:
+        """Sequences up to `last` without a message."""
+        return self.last - self.messages
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the stream by which it could drop events, and its size limit."""
+
+    discard: str = "old"
+    max_msgs: int = -1
+    max_bytes: int = -1
+    max_age: int = 0
+    max_msgs_per_subject: int = -1
+    metadata: dict[str, str] = {}
+
+    @property
+    def drops(self) -> bool:
+        """Whether the server may drop an event by itself."""
+        full = self.max_bytes > 0 or self.max_msgs > 0
+        return bool(self.max_age > 0 or self.max_msgs_per_subject > 0 or (full and self.discard == "old"))
+
+
+class Info(msgspec.Struct):
+    """What the server answers about the stream; `state` is None where there is no such stream."""
+
+    config: Limits = Limits()
+    state: Held | None = None
+
+
+class _AccountLimits(msgspec.Struct, frozen=True):
+    max_storage: int = -1
+
+
+class Account(msgspec.Struct):
+    """Bytes that the NATS account stores, and may store (-1: no limit)."""
+
+    storage: int = 0
+    limits: _AccountLimits = _AccountLimits()
+
+
+def shorter(last: int, watermark: int, newest: int) -> str:
+    """How a stream that ends at `last` lacks its end; empty when it reaches what the tables hold and the
+    newest event that the process has seen."""
+    if last < watermark:
+        return f"ends at {last} and the tables hold events up to {watermark}"
+    if last < newest:
+        return f"ends at {last}, but event {newest} was confirmed"
+    return ""
+
+
+def sentence(found: str) -> str:
+    return (
+        f"the stream of events {found}: the NATS server has lost what it had acknowledged, so nothing is "
+        f"claimed or published; {REMEDY}"
+    )
+
+
+def id_of(payload: bytes) -> str | None:
+    """Of an event; None where the bytes are none."""
+    try:
+        return decode_event(payload).id
+    except MalformedEvent:
+        return None
