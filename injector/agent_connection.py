@@ -10,7 +10,7 @@ import msgspec
 from yarl import URL
 
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from orchard.injector.agent.seal import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
+from orchard.injector.agent.signing import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
 from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
 from orchard.injector.errors import (
     SandboxError,

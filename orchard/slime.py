@@ -15,13 +15,13 @@ from typing import Any
 
 from orchard.config import ConfigError, load
 from orchard.pipelines.rl.exchange import slime_samples
-from orchard.pipelines.rl.handing import Handed, Handing
+from orchard.pipelines.rl.external_trainer import ExternalTrainer, Handed
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.rl_run import enter
 from orchard.schemas.groups import GroupOutcome
 from orchard.session import Session
 
-_runs: dict[str, Handing] = {}
+_runs: dict[str, ExternalTrainer] = {}
 """By name: what this process has handed out. All of it is in the log as well."""
 
 
@@ -82,7 +82,7 @@ async def _handed(settings: RlSettings, step: int) -> list[Handed]:
     plan, start = await enter(session, settings)
     handing = _runs.get(settings.run)
     if handing is None:
-        handing = _runs[settings.run] = Handing(
+        handing = _runs[settings.run] = ExternalTrainer(
             plan,
             session.blobs,
             start,

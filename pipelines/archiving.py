@@ -44,7 +44,7 @@ LOOK_SECONDS = 600.0
 log = logging.getLogger(__name__)
 
 
-class Standing(NamedTuple):
+class CampaignProgress(NamedTuple):
     """A campaign as the tables know it."""
 
     campaign: str
@@ -85,14 +85,14 @@ order by s.campaign
 """
 
 
-def standings(store_url: str) -> list[Standing]:
+def campaigns_progress(store_url: str) -> list[CampaignProgress]:
     """Every campaign that the tables have events of."""
     with open_tables(store_url) as tables:
         rows = tables.execute(_STANDINGS).fetchall()
-    return [Standing(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
+    return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
 
 
-def open_because(standing: Standing, record: CampaignRecord | None, steps: int | None) -> str:
+def open_because(progress: CampaignProgress, record: CampaignRecord | None, steps: int | None) -> str:
     """Why a campaign is not closed, as the rest of a sentence about it; empty when it is.
 
     `steps` is how many policies the plan of a run wants.
@@ -103,11 +103,11 @@ def open_because(standing: Standing, record: CampaignRecord | None, steps: int |
         return f"was submitted up to rollout {record.offered} of {record.size}"
     if record is not None and record.resumed is not None:
         return f"is being resumed, up to rollout {record.resumed} of {record.size}"
-    if steps is not None and standing.version < steps:
-        return f"is a run that has made {standing.version} of {steps} policies"
-    size = max(standing.requested, record.size if record else 0)
-    if standing.outcomes < size:
-        return f"has {standing.outcomes} outcomes for {size} rollouts"
+    if steps is not None and progress.version < steps:
+        return f"is a run that has made {progress.version} of {steps} policies"
+    size = max(progress.requested, record.size if record else 0)
+    if progress.outcomes < size:
+        return f"has {progress.outcomes} outcomes for {size} rollouts"
     return ""
 
 
@@ -128,20 +128,20 @@ class Archiving:
         parts = await asyncio.to_thread(self.shelf.parts)
         through = {part.campaign: part.through for part in parts}
         found = []
-        for standing in await asyncio.to_thread(standings, self._store_url):
-            record, _ = book.get(standing.campaign, (None, 0))
-            reached = through.get(standing.campaign, 0)
-            if standing.newest > latest or await self._open_because(standing, record):
+        for progress in await asyncio.to_thread(campaigns_progress, self._store_url):
+            record, _ = book.get(progress.campaign, (None, 0))
+            reached = through.get(progress.campaign, 0)
+            if progress.newest > latest or await self._open_because(progress, record):
                 continue
-            if standing.last > reached or await self._left(standing, record, reached):
-                found.append(standing.campaign)
+            if progress.last > reached or await self._left(progress, record, reached):
+                found.append(progress.campaign)
         return found
 
-    async def _left(self, standing: Standing, record: CampaignRecord | None, reached: int) -> bool:
+    async def _left(self, progress: CampaignProgress, record: CampaignRecord | None, reached: int) -> bool:
         """Whether a run that was killed has left something to do for a campaign that is sealed."""
         if record is not None:
-            return record.state is not CampaignState.ARCHIVED or standing.state != CampaignState.ARCHIVED
-        own = campaign_subjects(standing.campaign)
+            return record.state is not CampaignState.ARCHIVED or progress.state != CampaignState.ARCHIVED
+        own = campaign_subjects(progress.campaign)
         first = await next_message(self._connection, names.EVENTS, 1, own)
         return first is not None and first.sequence <= reached
 
@@ -150,7 +150,7 @@ class Archiving:
 
         Raises ArchiveRefused for a campaign that is not closed or not known, and as `archive_events`.
         """
-        known = {one.campaign: one for one in await asyncio.to_thread(standings, self._store_url)}
+        known = {one.campaign: one for one in await asyncio.to_thread(campaigns_progress, self._store_url)}
         if campaign not in known:
             raise ArchiveRefused(
                 f"the tables have no events of a campaign {campaign!r}: `orchard log status` lists all"
@@ -210,13 +210,13 @@ class Archiving:
                 log.warning("archiving waits %.0f s: %s", LOOK_SECONDS, error)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _open_because(self, standing: Standing, record: CampaignRecord | None) -> str:
+    async def _open_because(self, progress: CampaignProgress, record: CampaignRecord | None) -> str:
         steps = None
-        if standing.plan_sha256 is not None:
+        if progress.plan_sha256 is not None:
             # A blob's name is its hash; its size is not in the tables.
-            raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=standing.plan_sha256, size=0))
+            raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=progress.plan_sha256, size=0))
             steps = msgspec.json.decode(raw, type=RunPlan).steps
-        return open_because(standing, record, steps)
+        return open_because(progress, record, steps)
 
     async def _move(self, campaign: str, record: CampaignRecord, revision: int, state: CampaignState) -> None:
         """Change the state by compare-and-set, and tell. Raises CampaignConflict."""

@@ -155,7 +155,7 @@ class SandboxCreated(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = ""
 
 
-class SandboxFailed(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxFailure(msgspec.Struct, frozen=True, kw_only=True):
     cause: AbortCause
     detail: str
     will_retry: bool
@@ -331,7 +331,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "rollout.requested": RolloutRequest,
     "rollout.started": RolloutStarted,
     "sandbox.created": SandboxCreated,
-    "sandbox.failed": SandboxFailed,
+    "sandbox.failed": SandboxFailure,
     "sandbox.deleted": SandboxDeleted,
     "message.appended": MessageNode,
     "llm.called": LLMCall,

@@ -30,9 +30,9 @@ from orchard.storage.merge import Merge, Outcome, Story, filler
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
-from orchard.streams.confirmed import Message, store_all
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
+from orchard.streams.publish import Message, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches

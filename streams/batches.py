@@ -13,9 +13,9 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from orchard.streams.confirmed import NobodyListens, Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost, status_of
 from orchard.streams.errors import TopologyError
+from orchard.streams.publish import NobodyListens, Trial, Unavailable
 from orchard.streams.records import StoredMessage
 
 _SUBJECTS = 256

@@ -10,9 +10,9 @@ from orchard.schemas.campaigns import CampaignRecord
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import check_name
 from orchard.streams import names
-from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict, CampaignUnreadable, WrongSequence
+from orchard.streams.publish import Message, store
 from orchard.streams.reader import Reader
 from orchard.streams.reading import last_message, subjects
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _RECORDS = msgspec.json.Decoder(CampaignRecord)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CampaignEntry(msgspec.Struct, frozen=True):
     """A campaign as the book has it."""
 
     name: str
@@ -73,7 +73,7 @@ class CampaignBook:
                 book[name] = found
         return book
 
-    async def watch(self) -> AsyncGenerator[Entry, None]:
+    async def watch(self) -> AsyncGenerator[CampaignEntry, None]:
         """Every change from the oldest that the bucket keeps, in order, then as they happen; never ends."""
         reader = Reader(self._connection, names.CAMPAIGNS_STREAM)
         try:
@@ -98,11 +98,11 @@ class CampaignBook:
             raise CampaignConflict(conflict) from refusal
 
 
-def _entry(sequence: int, subject: str, data: bytes) -> Entry | None:
+def _entry(sequence: int, subject: str, data: bytes) -> CampaignEntry | None:
     """None for a deleted record and for one that cannot be read."""
     name = subject.removeprefix(names.CAMPAIGNS_PREFIX)
     try:
-        return Entry(name, decode(_RECORDS, data), sequence) if data else None
+        return CampaignEntry(name, decode(_RECORDS, data), sequence) if data else None
     except Unreadable as error:
         log.error("revision %d of campaign %s cannot be read: %s", sequence, name, error)
         return None

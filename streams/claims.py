@@ -9,10 +9,10 @@ from nats.aio.msg import Msg
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.deadletter_codec import Dead, short_reason
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
-from orchard.streams.letters import Dead, short_reason
 from orchard.streams.placing import put_off
 from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message, message_at

@@ -31,13 +31,13 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
 from orchard.streams import names
 from orchard.streams.attempts import attempt_number, reopened
-from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
+from orchard.streams.deadletter_codec import Dead, DeadLetter, letter, read_letter
 from orchard.streams.entries import entry, place_in, rollout_entry
 from orchard.streams.errors import FAULTS, NotRequeued, OutcomeRefused
-from orchard.streams.letters import Dead, DeadLetter, letter, read_letter
 from orchard.streams.outcomes import aborted
 from orchard.streams.placing import Placed, Verdict
+from orchard.streams.publish import Message, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import delete_message, last_message, message_at, next_message, subjects

@@ -4,7 +4,7 @@ import asyncio
 
 from orchard.streams.connection import Connection
 from orchard.streams.deadletters import DeadLetters
-from orchard.streams.later import Later
+from orchard.streams.delayed import Delayed
 
 
 async def keep(connection: Connection) -> None:
@@ -15,4 +15,4 @@ async def keep(connection: Connection) -> None:
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(DeadLetters(connection).run())
-        tasks.create_task(Later(connection).run())
+        tasks.create_task(Delayed(connection).run())

@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from orchard.streams import names
-from orchard.streams.confirmed import Fate, Message, fates_of
 from orchard.streams.connection import Connection
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import NameReused, QueueFull, WrongSequence
+from orchard.streams.publish import Fate, Message, fates_of
 from orchard.streams.reading import last_message, message_at, server_time
 
 

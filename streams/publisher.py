@@ -13,11 +13,11 @@ from orchard.schemas.events import (
 )
 from orchard.streams import names
 from orchard.streams.batches import last_messages
-from orchard.streams.confirmed import Message, fates_of, store, store_all
 from orchard.streams.connection import Connection
 from orchard.streams.entries import Place, QueueEntry, place_in
 from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
 from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
+from orchard.streams.publish import Message, fates_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent, StoredMessage, stored_event
 from orchard.streams.trails import Trails

@@ -13,9 +13,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from orchard.streams.confirmed import NOBODY_GRACE, NobodyListens, Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost, status_of, within
 from orchard.streams.errors import NatsUnreachable, TopologyError
+from orchard.streams.publish import NOBODY_GRACE, NobodyListens, Trial, Unavailable
 
 log = logging.getLogger(__name__)
 

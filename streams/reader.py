@@ -15,10 +15,10 @@ from nats.errors import Error as NatsError
 from nats.js import api
 
 from orchard.streams.client import Frame, headers_of
-from orchard.streams.confirmed import Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import EVENTS, STORED_AT
+from orchard.streams.publish import Trial, Unavailable
 from orchard.streams.records import Delivery
 
 log = logging.getLogger(__name__)

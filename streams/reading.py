@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchard.streams.confirmed import NobodyListens, Trial, Unavailable
 from orchard.streams.connection import Connection, ConnectionLost, status_of
 from orchard.streams.errors import StreamsError, TopologyError
+from orchard.streams.publish import NobodyListens, Trial, Unavailable
 from orchard.streams.records import StoredMessage, parse_headers
 
 T = TypeVar("T")

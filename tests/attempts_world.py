@@ -32,7 +32,7 @@ from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
-from orchard.workers.rollout import Workplace
+from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from orchard.workers.worker import Worker, WorkerSettings
 
@@ -156,7 +156,7 @@ class World:
             )
         }
         async with ModelClient(settings) as models, Claims(self.connection, QUEUE) as claims:
-            workplace = Workplace(
+            dependencies = AttemptDependencies(
                 worker="test",
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
@@ -165,7 +165,7 @@ class World:
                 models=models,
             )
             worker = Worker(
-                workplace,
+                dependencies,
                 claims,
                 CampaignBook(self.connection),
                 WorkerSettings(slots=slots),

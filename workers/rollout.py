@@ -32,11 +32,11 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.masking import masked
+from orchard.workers.message_tree import MessageTree, Totals
 from orchard.workers.meter import metered
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
-from orchard.workers.trace import Totals, Trace
 
 NOT_GRADED = "not-graded"
 """Grader of a reward that no grader was needed for."""
@@ -45,7 +45,7 @@ _TASKS = msgspec.json.Decoder(Task)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
+class AttemptDependencies:
     """What a worker lends to every attempt it runs."""
 
     worker: str
@@ -88,7 +88,7 @@ class Attempt:
 
     def __init__(
         self,
-        workplace: Workplace,
+        dependencies: AttemptDependencies,
         request: RolloutRequest,
         *,
         number: int,
@@ -96,7 +96,7 @@ class Attempt:
         beginning: Beginning | None = None,
     ) -> None:
         self._beginning = beginning
-        self._workplace = workplace
+        self._dependencies = dependencies
         self.request = request
         self.number = number
         self._deliveries = deliveries
@@ -105,11 +105,11 @@ class Attempt:
         self._clock = time.monotonic()
         self._seconds_grading = 0.0
         self.memory = request.memory or ""
-        self._trace = Trace(self.publish, workplace.blobs)
+        self._trace = MessageTree(self.publish, dependencies.blobs)
         self._inheritance: Inheritance | None = None
         self._factory = SandboxFactory(
-            workplace.sandboxes,
-            workplace.sandbox_settings,
+            dependencies.sandboxes,
+            dependencies.sandbox_settings,
             self.publish,
             key=f"{request.rollout_id}-{number}",
             labels={"campaign": request.campaign, "rollout": request.rollout_id, "attempt": str(number)},
@@ -118,7 +118,7 @@ class Attempt:
     @classmethod
     async def begin(
         cls,
-        workplace: Workplace,
+        dependencies: AttemptDependencies,
         request: RolloutRequest,
         *,
         sequence: int,
@@ -129,12 +129,12 @@ class Attempt:
 
         `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none.
         """
-        started = RolloutStarted(worker=workplace.worker, request_sequence=sequence, deliveries=deliveries)
+        started = RolloutStarted(worker=dependencies.worker, request_sequence=sequence, deliveries=deliveries)
 
         def attempt(number: int) -> Attempt:
-            return cls(workplace, request, number=number, deliveries=deliveries, beginning=beginning)
+            return cls(dependencies, request, number=number, deliveries=deliveries, beginning=beginning)
 
-        number = await workplace.publisher.start(
+        number = await dependencies.publisher.start(
             request.rollout_id,
             attempt_number(request.attempt_base, deliveries),
             lambda number: attempt(number).event(started, "started"),
@@ -144,7 +144,7 @@ class Attempt:
     async def publish(self, data: msgspec.Struct) -> None:
         """Publish one fact of this attempt; returns when the stream has stored it."""
         self._published += 1
-        sequence = await self._workplace.publisher.event(self.event(data, f"{self._published:05d}"))
+        sequence = await self._dependencies.publisher.event(self.event(data, f"{self._published:05d}"))
         if self._inheritance is not None:
             await self._inheritance.note(data, sequence)
 
@@ -154,7 +154,7 @@ class Attempt:
         return make_event(
             data,
             id=f"{request.rollout_id}.{self.number}.{name}",
-            source=f"orchard/worker/{self._workplace.worker}",
+            source=f"orchard/worker/{self._dependencies.worker}",
             campaign=request.campaign,
             rollout_id=request.rollout_id,
             attempt=self.number,
@@ -201,7 +201,7 @@ class Attempt:
 
     async def _load_task(self) -> Task:
         try:
-            raw = await asyncio.to_thread(self._workplace.blobs.get, self.request.task.blob)
+            raw = await asyncio.to_thread(self._dependencies.blobs.get, self.request.task.blob)
         except StorageError as error:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
@@ -247,7 +247,7 @@ class Attempt:
         episode = Episode(
             task=task,
             machine=machine,
-            model=self._workplace.models,
+            model=self._dependencies.models,
             spec=request.model,
             trace=self._trace,
             budget=within(request.budget, request.timeouts, time.monotonic() - self._clock),
@@ -272,10 +272,12 @@ class Attempt:
 
     async def _inherit(self, harness: Harness) -> None:
         """Replay what a dead attempt has recorded, and leave a trail for the next."""
-        request, workplace = self.request, self._workplace
-        key = replay_key(request, fingerprint(harness), workplace.models.extra_body(request.model.endpoint))
-        self._inheritance = Inheritance(workplace.publisher.trails, request.rollout_id, self.number, key)
-        if self.number > 1 and (record := await self._inheritance.claim(workplace.blobs)) is not None:
+        request, dependencies = self.request, self._dependencies
+        key = replay_key(
+            request, fingerprint(harness), dependencies.models.extra_body(request.model.endpoint)
+        )
+        self._inheritance = Inheritance(dependencies.publisher.trails, request.rollout_id, self.number, key)
+        if self.number > 1 and (record := await self._inheritance.claim(dependencies.blobs)) is not None:
             self._trace.replay(record)
 
     async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
@@ -289,7 +291,7 @@ class Attempt:
                     result.submission,
                     machine,
                     timeout=limit,
-                    blobs=self._workplace.blobs,
+                    blobs=self._dependencies.blobs,
                     pristine=lambda: self._open(task, f"control-{next(controls)}"),
                     published=self.request.published_rules,
                 )
@@ -323,7 +325,7 @@ class Attempt:
 
     async def _put(self, text: str) -> BlobRef:
         try:
-            return await asyncio.to_thread(self._workplace.blobs.put, text.encode(), "text/x-diff")
+            return await asyncio.to_thread(self._dependencies.blobs.put, text.encode(), "text/x-diff")
         except StorageError as error:
             raise InfrastructureError(AbortCause.STORE_FAILED, f"submission not stored: {error}") from error
 
@@ -345,7 +347,7 @@ class Attempt:
             "model": request.model.name,
             "model_kind": totals.model_kind or request.model.kind,
             "sample": request.sample,
-            "worker": self._workplace.worker,
+            "worker": self._dependencies.worker,
             "started_at": self._started_at,
             "seconds": time.monotonic() - self._clock,
             "turns": totals.turns,

@@ -23,8 +23,7 @@ from orchard.injector.errors import (
     SandboxUnsupported,
     SandboxWaitTimeout,
 )
-from orchard.schemas.events import SandboxCreated, SandboxDeleted
-from orchard.schemas.events import SandboxFailed as SandboxFailedEvent
+from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
@@ -245,7 +244,7 @@ class SandboxFactory:
                     raise error.__cause__ from None
                 again = error.retryable and number < self._settings.creation_tries and left > 1
                 await self._publish(
-                    SandboxFailedEvent(
+                    SandboxFailure(
                         cause=error.cause,
                         detail=error.detail,
                         will_retry=again,
@@ -293,7 +292,7 @@ class SandboxFactory:
                 await sandbox.delete()
         except (SandboxError, TimeoutError) as error:
             await self._publish(
-                SandboxFailedEvent(
+                SandboxFailure(
                     cause=AbortCause.SANDBOX_UNAVAILABLE,
                     detail=f"not deleted, left to its time-to-live: {error}",
                     will_retry=False,

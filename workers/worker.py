@@ -25,7 +25,7 @@ from orchard.streams.errors import FAULTS, OutcomeRefused
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import UnknownHarness, get_harness
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
-from orchard.workers.rollout import Attempt, Workplace
+from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.settings import WorkerSettings as WorkerSettings
 
 log = logging.getLogger("orchard.worker")
@@ -40,7 +40,7 @@ class Worker:
 
     def __init__(
         self,
-        workplace: Workplace,
+        dependencies: AttemptDependencies,
         claims: Claims,
         campaigns: CampaignBook,
         settings: WorkerSettings,
@@ -48,7 +48,7 @@ class Worker:
         max_deliver: int,
         shutdown_seconds: float,
     ) -> None:
-        self._workplace = workplace
+        self._dependencies = dependencies
         self._claims = claims
         self._campaigns = campaigns
         self._settings = settings
@@ -138,7 +138,7 @@ class Worker:
             await claim.complete()
             return
         attempt = await Attempt.begin(
-            self._workplace, request, sequence=claim.sequence, deliveries=claim.deliveries
+            self._dependencies, request, sequence=claim.sequence, deliveries=claim.deliveries
         )
         known = await self._campaigns.get(request.campaign)
         state = known[0].state if known else CampaignState.RUNNING
@@ -151,7 +151,7 @@ class Worker:
 
     async def _stale(self, request: RolloutRequest) -> bool:
         """Whether this delivery is a leftover: its rollout has an outcome, or was reopened since."""
-        last = await self._workplace.publisher.outcome(request.rollout_id)
+        last = await self._dependencies.publisher.outcome(request.rollout_id)
         return last is not None and last.sequence != request.fence
 
     async def _attempt(self, claim: Claim, attempt: Attempt) -> None:
@@ -184,7 +184,7 @@ class Worker:
         """Publish the terminal event under its fence, then acknowledge: in this order, always."""
         event = attempt.event(data, "done")
         try:
-            await self._workplace.publisher.terminal(event, fence=attempt.request.fence)
+            await self._dependencies.publisher.terminal(event, fence=attempt.request.fence)
         except OutcomeRefused as refused:
             await attempt.publish(
                 AttemptSuperseded(
@@ -194,7 +194,7 @@ class Worker:
                 )
             )
         if isinstance(data, RolloutFinished):
-            await self._workplace.publisher.trails.forget(attempt.request.rollout_id)
+            await self._dependencies.publisher.trails.forget(attempt.request.rollout_id)
         await claim.complete()
 
     async def _failed(self, claim: Claim, attempt: Attempt, error: InfrastructureError) -> None:
@@ -206,7 +206,7 @@ class Worker:
             max_tries=request.max_tries,
             memory=attempt.memory or "1Gi",
             override=request.memory,
-            max_memory=self._workplace.sandbox_settings.max_memory,
+            max_memory=self._dependencies.sandbox_settings.max_memory,
         )
         if isinstance(step, Abort):
             await self._end(claim, attempt, attempt.aborted(step.cause, error.detail, failures))
@@ -257,7 +257,7 @@ class Worker:
         if known is not None and known[0].state is CampaignState.RUNNING:
             request = renewed(attempt.request, claim.deliveries, self._max_deliver)
             entry = rollout_entry(request, after_attempt(attempt.number))
-            await self._workplace.publisher.offer(entry, delay=FIRST_DELAY)
+            await self._dependencies.publisher.offer(entry, delay=FIRST_DELAY)
 
     async def _drain_when_told(self) -> None:
         await self._draining.wait()

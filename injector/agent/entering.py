@@ -1,4 +1,4 @@
-"""What a process does on its way into a sandbox until it is the command, as a tape of system calls."""
+"""What a process does on its way into a sandbox until it is the command, as a program of system calls."""
 
 import os
 import resource
@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from orchard.injector.agent import kernel, seccomp
-from orchard.injector.agent.tape import NOT_FOUND, Tape
+from orchard.injector.agent.syscall_program import NOT_FOUND, SyscallProgram
 
 TARGET, TOLD = 4, 5
-"""Descriptors besides the tape: the pidfd of the sandbox's first process; a pipe that gets a byte when the
+"""Descriptors besides the calls: the pidfd of the sandbox's first process; a pipe that gets a byte when the
 terminal is the command's."""
 _FREE = 6
 _CLOSE_RANGE_CLOEXEC = 4
@@ -57,8 +57,8 @@ def privileges(descriptors: tuple[int, int]) -> Privileges:
     return Privileges(dropped, seccomp.program(os.uname().machine), descriptors)
 
 
-def entry(request: Mapping[str, Any], given_up: Privileges) -> Tape:
-    """The tape for the spawner's request `enter`.
+def entry(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
+    """The calls for the spawner's request `enter`.
 
     A process of the sandbox's pid namespace is seen there from its birth, can be stopped at once, and shows
     its mounts, network and command line to whoever asks. So it is born when all these are the sandbox's.
@@ -67,32 +67,32 @@ def entry(request: Mapping[str, Any], given_up: Privileges) -> Tape:
     in a group that is full nobody is born, but whoever comes is let in. Raises OSError when a text contains a
     zero byte.
     """
-    tape = Tape(os.uname().machine)
+    calls = SyscallProgram(os.uname().machine)
     inside = bool(request["namespaces"])
-    groups = tape.open_files(request["cgroups"], _FREE)
+    groups = calls.open_files(request["cgroups"], _FREE)
     if inside:
-        tape.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE + len(groups))
-        tape.call("setns", TARGET, _JOINED)
-        tape.call("prctl", kernel.PR_SET_DUMPABLE, 0)
-        tape.bear()
+        calls.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE + len(groups))
+        calls.call("setns", TARGET, _JOINED)
+        calls.call("prctl", kernel.PR_SET_DUMPABLE, 0)
+        calls.bear()
     for group in groups:
-        tape.write(group, b"0")
-    tape.call("setsid")
+        calls.write(group, b"0")
+    calls.call("setsid")
     if request["terminal"]:
-        tape.call("ioctl", 0, termios.TIOCSCTTY, 0)
-    tape.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
-    tape.call("umask", 0o022)
+        calls.call("ioctl", 0, termios.TIOCSCTTY, 0)
+    calls.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    calls.call("umask", 0o022)
     limits = [(resource.RLIMIT_CORE, _NO_CORE), (resource.RLIMIT_NOFILE, given_up.descriptors)]
     limits += [(limit, (value, value)) for limit, value in request["rlimits"]]
     for limit, values in limits:
-        tape.call("prlimit64", 0, limit, tape.put(_rlimit(*values)), 0)
-    tape.call("chdir", tape.text(request["cwd"]), step=_DIRECTORY)
+        calls.call("prlimit64", 0, limit, calls.put(_rlimit(*values)), 0)
+    calls.call("chdir", calls.text(request["cwd"]), step=_DIRECTORY)
     if inside:
-        _give_up(tape, given_up)
+        _give_up(calls, given_up)
     if request["terminal"]:
-        tape.call("write", TOLD, tape.put(b"1"), 1)
-    _execute(tape, request)
-    return tape
+        calls.call("write", TOLD, calls.put(b"1"), 1)
+    _execute(calls, request)
+    return calls
 
 
 def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
@@ -110,26 +110,26 @@ def _rlimit(soft: int, hard: int) -> bytes:
     return b"".join(value.to_bytes(8, "little", signed=value < 0) for value in (soft, hard))
 
 
-def _give_up(tape: Tape, given_up: Privileges) -> None:
-    tape.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, step=_PRIVILEGES)
+def _give_up(calls: SyscallProgram, given_up: Privileges) -> None:
+    calls.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, step=_PRIVILEGES)
     for capability in given_up.dropped:
-        tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_PRIVILEGES)
-    seccomp.load(tape, given_up.filter, step=_PRIVILEGES)
+        calls.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_PRIVILEGES)
+    seccomp.load(calls, given_up.filter, step=_PRIVILEGES)
 
 
-def _execute(tape: Tape, request: Mapping[str, Any]) -> None:
+def _execute(calls: SyscallProgram, request: Mapping[str, Any]) -> None:
     """The words as they are, looked up on the PATH of the command's environment; or the image's shell."""
-    environment = tape.texts(f"{name}={value}" for name, value in request["env"].items())
+    environment = calls.texts(f"{name}={value}" for name, value in request["env"].items())
     words = request["argv"]
     if words:
-        argv = tape.texts(words)
+        argv = calls.texts(words)
         paths = [words[0]]
         if "/" not in words[0]:
             directories = request["env"].get("PATH", os.defpath).split(os.pathsep)
             paths = [os.path.join(directory, words[0]) for directory in directories]  # noqa: PTH118
-        tape.search([(path, argv) for path in paths], environment, step=EXECUTE)
+        calls.search([(path, argv) for path in paths], environment, step=EXECUTE)
         return
     for program in SHELLS:
-        argv = tape.texts([PurePath(program).name, *request["shell"]])
+        argv = calls.texts([PurePath(program).name, *request["shell"]])
         passed = NOT_FOUND if program != SHELLS[-1] else ()
-        tape.call("execve", tape.text(program), argv, environment, step=EXECUTE, passing_over=passed)
+        calls.call("execve", calls.text(program), argv, environment, step=EXECUTE, passing_over=passed)

@@ -10,7 +10,7 @@ import struct
 from functools import cache
 
 from orchard.injector.agent import kernel
-from orchard.injector.agent.tape import Tape
+from orchard.injector.agent.syscall_program import SyscallProgram
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
@@ -59,11 +59,11 @@ _DONE_NOTHING = 0x00050000
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
 
 
-def load(tape: Tape, instructions: bytes, *, step: int) -> None:
+def load(calls: SyscallProgram, instructions: bytes, *, step: int) -> None:
     """Append loading a filter, for good."""
-    tape.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=step)
-    what = struct.pack("<H6xQ", len(instructions) // 8, tape.put(instructions))
-    tape.call("prctl", kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, tape.put(what), step=step)
+    calls.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=step)
+    what = struct.pack("<H6xQ", len(instructions) // 8, calls.put(instructions))
+    calls.call("prctl", kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, calls.put(what), step=step)
 
 
 @cache

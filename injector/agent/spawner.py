@@ -3,9 +3,9 @@
 It takes requests on a stream socket, with file descriptors attached, and reports on a datagram-like one:
 
     launch  a program of the host (slirp4netns), by posix_spawn
-    begin   the first process of a sandbox, which plays a tape that the agent wrote (`local.building`)
+    begin   the first process of a sandbox, which makes calls that the agent wrote (`local.building`)
     enter   a command, in the namespaces and cgroups of a sandbox, with nothing left of the host's privileges
-            (`entering` says how, as a tape of system calls)
+            (`entering` says how, as a program of system calls)
     kill    a process group that it started
 
 Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": why it never ran}`; a command
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from orchard.injector.agent import entering, kernel, tape
+from orchard.injector.agent import entering, kernel, syscall_program
 
 HEADER = struct.Struct("!II")
 """Length of the JSON that follows; number of file descriptors attached."""
@@ -75,10 +75,10 @@ def start(
 
 
 class _Command(NamedTuple):
-    """A process that runs; one that plays a tape has that and the request it came from."""
+    """A process that runs; one that makes system calls of a list has that and the request it came from."""
 
     name: str
-    tape: int = -1
+    calls: int = -1
     request: Mapping[str, Any] = {}
 
 
@@ -88,15 +88,15 @@ class _Spawner:
         self._reports = reports
         self._running: dict[int, _Command] = {}
         self._bearing: dict[int, _Command] = {}
-        """Processes that play the first part of a tape, whose second part a child of theirs plays."""
+        """Processes that make the first part of their calls; a child of theirs makes the second."""
         self._pids: dict[str, int] = {}
         self._told: dict[int, str] = {}
         """Pipes of commands whose terminal is not yet their own."""
         _occupy(LOW_DESCRIPTORS)
         self._nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))  # a tape for each command
-        self._program = tape.open_program(os.uname().machine)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))  # one list of calls for each command
+        self._program = syscall_program.open_program(os.uname().machine)
         self._given_up = entering.privileges(limit)
         self._ready = select.epoll()
 
@@ -176,7 +176,7 @@ class _Spawner:
             self._report({"id": command.name, "exit": status})
 
     def _borne(self, parent: int, status: int) -> None:
-        """The first part of a tape has ended: with a child, or with what kept it from having one."""
+        """The first part of the calls has ended: with a child, or with what kept it from having one."""
         child = self._child(parent)
         if not child:
             self._ended(self._bearing.pop(parent), status)
@@ -186,7 +186,7 @@ class _Spawner:
             os.kill(child, signal.SIGKILL)
 
     def _child(self, parent: int) -> int:
-        return tape.child(self._bearing[parent].tape)
+        return syscall_program.child(self._bearing[parent].calls)
 
     def _hand_over(self, parent: int, child: int) -> None:
         command = self._bearing.pop(parent)
@@ -195,10 +195,10 @@ class _Spawner:
             self._report({"id": command.name, "started": child, "inner": 1})
 
     def _report_failure(self, command: _Command) -> None:
-        if command.tape < 0:
+        if command.calls < 0:
             return
-        failed = tape.failure(command.tape)
-        os.close(command.tape)
+        failed = syscall_program.failure(command.calls)
+        os.close(command.calls)
         if failed is not None:
             number, step = failed
             if "steps" in command.request:
@@ -261,7 +261,7 @@ class _Spawner:
     def _begin(self, request: dict[str, Any], descriptors: list[int]) -> None:
         out, written, program = descriptors
         places = [(self._nothing, 0), (out, 1), (self._nothing, 2)]
-        places += [(written, tape.DESCRIPTOR), (program, request["program"])]
+        places += [(written, syscall_program.DESCRIPTOR), (program, request["program"])]
         try:
             pid = self._play(places)
         except OSError as error:
@@ -278,7 +278,7 @@ class _Spawner:
             written = entering.entry(request, self._given_up).open()
             if request["terminal"]:
                 told, tells = os.pipe2(os.O_CLOEXEC)
-            places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, tape.DESCRIPTOR)]
+            places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, syscall_program.DESCRIPTOR)]
             places += [(self._nothing if target is None else target, entering.TARGET), (tells, entering.TOLD)]
             pid = self._play(places)
         except OSError as error:

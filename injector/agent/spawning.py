@@ -90,10 +90,10 @@ class Spawner:
         ended: asyncio.Event,
         started: Callable[[int, int], None],
     ) -> None:
-        """Start the first process of a sandbox, in a pid namespace of its own, on the tape `written`.
+        """Start the first process of a sandbox, in a pid namespace of its own, with the calls `written`.
 
         `out` becomes its stdout; `program` is a descriptor and what it is there; `steps` says for each step
-        of the tape what its failure means. `ended` as for `launch`; `started` is told the process id.
+        of the calls what its failure means. `ended` as for `launch`; `started` is told the process id.
         """
         self._expect(name, report, ended)
         self._starting[name] = started

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AGENT_REPLACED, AgentConnection, AgentUnreachable
 from orchard.injector.errors import (
     SandboxConflict,

@@ -26,7 +26,7 @@ from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.caretaker import Caretaker
 from orchard.injector.kubernetes.creation import Creation
-from orchard.injector.kubernetes.introductions import Introductions
+from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.leadership import Leadership
 from orchard.injector.kubernetes.objects import NodeList, Pod, PodList
 from orchard.injector.kubernetes.reservations import Reservations
@@ -84,7 +84,7 @@ class KubernetesBackend:
         self._resources.push_async_callback(activity.close)
         agents = Agents(api, cache, activity, settings, self._secret)
         self._resources.push_async_callback(agents.close)
-        introductions = Introductions(api, cache, agents, settings, self._identity)
+        introductions = KeyExchange(api, cache, agents, settings, self._identity)
         self._resources.push_async_callback(introductions.close)
         leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
         self._resources.push_async_callback(leadership.close)
@@ -361,7 +361,7 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     cache: PodCache
     agents: Agents
     activity: Activity
-    introductions: Introductions
+    introductions: KeyExchange
     creation: Creation
     reservations: Reservations
 

@@ -33,7 +33,7 @@ from orchard.streams.topology import declare
 from orchard.terminal import console, progress
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.rollout import Workplace
+from orchard.workers.rollout import AttemptDependencies
 
 _WORST = 20
 _AGREEMENT = [
@@ -134,7 +134,7 @@ async def measure_rollout(session: Session, wanted: Wanted) -> int:
             recorded = read_recorded(tables, session.blobs, wanted.rollout)
         models = ModelClient(session.endpoints())
         stack.push_async_callback(models.close)
-        workplace = Workplace(
+        dependencies = AttemptDependencies(
             worker=f"{socket.gethostname()}-{os.getpid()}",
             publisher=Publisher(connection),
             blobs=session.blobs,
@@ -154,7 +154,7 @@ async def measure_rollout(session: Session, wanted: Wanted) -> int:
             )
             try:
                 found = await measure_point(
-                    point, workplace, slots=wanted.slots, told=lambda _point, _outcome: bar.advance(line)
+                    point, dependencies, slots=wanted.slots, told=lambda _point, _outcome: bar.advance(line)
                 )
             except (PointRefused, InfrastructureError) as error:
                 failed += 1

@@ -40,7 +40,7 @@ from orchard.up import Supervisor
 from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.server import OracleServer
-from orchard.workers.rollout import Workplace
+from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.worker import Worker
 
 HELD_SECONDS = 0.5
@@ -211,7 +211,7 @@ async def run_worker(session: Session, name: str | None) -> None:
         await stack.enter_async_context(session.guard(connection, hold=True))
         models = ModelClient(config.endpoints)
         stack.push_async_callback(models.close)
-        workplace = Workplace(
+        dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
             blobs=session.blobs,
@@ -221,7 +221,7 @@ async def run_worker(session: Session, name: str | None) -> None:
         )
         claims = await stack.enter_async_context(Claims(connection, queue))
         worker = Worker(
-            workplace,
+            dependencies,
             claims,
             CampaignBook(connection),
             config.worker,

@@ -27,9 +27,9 @@ from orchard.pipelines.datasets.manifest import (
 from orchard.pipelines.datasets.rows import rows_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings, config_hash
 from orchard.pipelines.datasets.shards import (
-    Job,
     ShardMaker,
     ShardReport,
+    ShardWork,
     make_shard,
     shard_path,
     start_process,
@@ -77,12 +77,12 @@ def build(
     counts: Counter[str] = Counter()
     with open_tables(store, as_of=state.as_of) as tables:
         taken = candidates(tables, settings, counts)
-    job = Job(store=store, as_of=state.as_of, out=out, settings=settings)
+    work = ShardWork(store=store, as_of=state.as_of, out=out, settings=settings)
     size = state.shard_trajectories
     shards = [taken[start : start + size] for start in range(0, len(taken), size)]
     reports: list[ShardReport] = []
     done = 0
-    for report in _reports(job, shards, processes):
+    for report in _reports(work, shards, processes):
         reports.append(report)
         done += len(shards[report.index])
         if progress is not None:
@@ -136,31 +136,31 @@ def _enter(
     return state
 
 
-def _reports(job: Job, shards: list[list[Candidate]], processes: int) -> Iterator[ShardReport]:
+def _reports(work: ShardWork, shards: list[list[Candidate]], processes: int) -> Iterator[ShardReport]:
     """Reports of all shards as they come, first of those that were there already."""
     todo = []
     for index in range(len(shards)):
-        path = _report_path(job.out, index)
+        path = _report_path(work.out, index)
         if path.exists():
             yield msgspec.json.decode(path.read_bytes(), type=ShardReport)
         else:
             todo.append(index)
     if processes == 1 or len(todo) == 1:
-        maker = ShardMaker(job) if todo else None
+        maker = ShardMaker(work) if todo else None
         for index in todo:
             assert maker is not None
-            yield _kept(job.out, maker.make(index, shards[index]))
+            yield _kept(work.out, maker.make(index, shards[index]))
         return
     with ProcessPoolExecutor(
         min(processes, max(len(todo), 1)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=start_process,
-        initargs=(job,),
+        initargs=(work,),
     ) as pool:
         pending: list[Future[ShardReport]] = [pool.submit(make_shard, index, shards[index]) for index in todo]
         try:
             for future in as_completed(pending):
-                yield _kept(job.out, future.result())
+                yield _kept(work.out, future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

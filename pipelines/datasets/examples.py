@@ -20,7 +20,7 @@ from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.trace import chat_messages
+from orchard.workers.message_tree import chat_messages
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

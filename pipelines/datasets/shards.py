@@ -24,7 +24,7 @@ MEMORY_LIMIT = "700MB"
 """Of DuckDB, in each process."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ShardWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a process must know to make any shard of a build."""
 
     store: str
@@ -49,23 +49,23 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 class ShardMaker:
     """Makes shards; opens the store and the tokenizer once."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._tables: duckdb.DuckDBPyConnection = open_tables(job.store, as_of=job.as_of)
-        spill = job.out / f".spill-{os.getpid()}"
+    def __init__(self, work: ShardWork) -> None:
+        self._work = work
+        self._tables: duckdb.DuckDBPyConnection = open_tables(work.store, as_of=work.as_of)
+        spill = work.out / f".spill-{os.getpid()}"
         self._tables.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
         self._tables.execute("set threads = 1")
         self._tables.execute("set parquet_metadata_cache = true")  # else all footers are read for each shard
         self._tables.execute("set enable_progress_bar = false")  # it takes a process like this for a notebook
         self._tables.execute(f"set temp_directory = '{str(spill).replace(chr(39), chr(39) * 2)}'")
-        self._blobs = BlobStore(job.store)
-        self._tokenizer = ChatTokenizer.load(job.settings.tokenizer)
+        self._blobs = BlobStore(work.store)
+        self._tokenizer = ChatTokenizer.load(work.settings.tokenizer)
 
     def make(self, index: int, candidates: list[Candidate]) -> ShardReport:
         """Write shard `index`. Raises DatasetError, MaskError and the store's errors."""
         counts: Counter[str] = Counter()
         rows = self._rows(candidates, counts)
-        write_rows(shard_path(self._job.out, index), rows)
+        write_rows(shard_path(self._work.out, index), rows)
         return ShardReport(
             index=index,
             rows=len(rows),
@@ -77,7 +77,7 @@ class ShardMaker:
         )
 
     def _rows(self, candidates: list[Candidate], counts: Counter[str]) -> list[Row]:
-        settings = self._job.settings
+        settings = self._work.settings
         places = [
             Place(one.rollout_id, one.attempt, one.leaf, one.start_sequence, one.done_sequence)
             for one in candidates
@@ -107,13 +107,13 @@ class ShardMaker:
 _maker: ShardMaker | None = None
 
 
-def start_process(job: Job) -> None:
+def start_process(work: ShardWork) -> None:
     """Initializer of a pool's process."""
     global _maker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs in parallel
     gc.disable()  # it would walk through all remembered texts again and again: a quarter of the time
-    _maker = ShardMaker(job)
+    _maker = ShardMaker(work)
     gc.freeze()  # the modules need not be walked through after each shard
     atexit.register(gc.unfreeze)
 

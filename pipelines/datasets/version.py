@@ -7,7 +7,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _SOURCES = ("pipelines/datasets/*.py", "pipelines/values/curves.py", "pipelines/trajectories.py")
-_MORE = ("workers/trace.py", "workers/harnesses/*_prompts.py", "schemas/*.py", "storage/views.py")
+_MORE = ("workers/message_tree.py", "workers/harnesses/*_prompts.py", "schemas/*.py", "storage/views.py")
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchard.pipelines.rl.losses import advantages
-from orchard.pipelines.rl.sequences import Sequence as TokenSequence
+from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.schemas.groups import GroupAssembled
 from orchard.schemas.outcomes import RolloutStatus
 

@@ -12,7 +12,7 @@ import msgspec
 from orchard.pipelines.rl.coordinator import subjects
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import Progress
-from orchard.pipelines.rl.sequences import NotSampled, Sequence, sequences
+from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import EVENTS_PREFIX, Event, payload
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
@@ -85,7 +85,7 @@ class Feed:
         keep = self.progress.plan.keep_degenerate
         return [group for group in self.progress.ready if keep or not group.degenerate]
 
-    async def sampled(self, group: GroupAssembled) -> list[list[Sequence]]:
+    async def sampled(self, group: GroupAssembled) -> list[list[TokenSequence]]:
         """The sequences of each member. Raises NotSampled where a member lacks the tokens it was sampled as,
         StorageError where a blob cannot be read."""
         found = []
@@ -120,7 +120,7 @@ class Feed:
 
 def refusal(
     group: GroupAssembled,
-    rows: list[list[Sequence]],
+    rows: list[list[TokenSequence]],
     *,
     size: int,
     version: int,
@@ -148,7 +148,7 @@ def refusal(
     return None
 
 
-def oldest_version(rows: list[list[Sequence]]) -> int:
+def oldest_version(rows: list[list[TokenSequence]]) -> int:
     """The oldest policy version that sampled a token of a group; -1 where a token names none."""
     return min(
         version

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, get_loss, rollout_weights
-from orchard.pipelines.rl.sequences import Sequence
+from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import packs_examples, use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack
@@ -27,7 +27,7 @@ class Trained:
     rollout_id: str
     group: str
     reward: float
-    sequences: Rows[Sequence]
+    sequences: Rows[TokenSequence]
 
     @property
     def tokens(self) -> int:

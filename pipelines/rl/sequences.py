@@ -15,7 +15,7 @@ class NotSampled(ValueError):
 
 
 @dataclass
-class Sequence:
+class TokenSequence:
     """One row. All lists have one entry for each token; those of the context are 0, 0.0 and -1."""
 
     ids: list[int]
@@ -45,12 +45,12 @@ class Sequence:
         self.versions.append(version)
 
 
-def sequences(records: Iterable[TokenRecord]) -> list[Sequence]:
+def sequences(records: Iterable[TokenRecord]) -> list[TokenSequence]:
     """The sequences of one rollout from its sampled messages, in the order in which they were sampled.
 
     Raises NotSampled for a message whose record lacks its prompt or log-probabilities.
     """
-    found: list[Sequence] = []
+    found: list[TokenSequence] = []
     for number, record in enumerate(records):
         if not record.ids or len(record.logprobs) != len(record.ids) or not record.prompt_ids:
             raise NotSampled(
@@ -62,7 +62,7 @@ def sequences(records: Iterable[TokenRecord]) -> list[Sequence]:
             if sequence.ids == prompt[: len(sequence.ids)]:
                 break
         else:
-            sequence = Sequence([])
+            sequence = TokenSequence([])
             found.append(sequence)
         sequence.context(prompt[len(sequence.ids) :])
         sequence.sampled(record)

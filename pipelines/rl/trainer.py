@@ -41,7 +41,7 @@ RELOAD_SECONDS = 60.0
 log = logging.getLogger("orchard.rl.trainer")
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stands, in its checkpoints."""
 
     settings_hash: str
@@ -80,9 +80,9 @@ class Trainer:
         self._tokenizer = load_tokenizer(settings.model)
         self._learner = Learner(settings, load_model(settings.model), processes)
         self._checkpoints = Checkpoints(
-            self._out / "checkpoints", processes, settings.keep_checkpoints, Standing
+            self._out / "checkpoints", processes, settings.keep_checkpoints, TrainerState
         )
-        self._standing = Standing(settings_hash=settings_hash(settings))
+        self._state = TrainerState(settings_hash=settings_hash(settings))
         self._dropped = 0
         self._idle_since = time.monotonic()
 
@@ -99,9 +99,9 @@ class Trainer:
         await self._announce()
         async for batch in self._batches(start, last):
             self._feed.take(batch)
-            while self._standing.step < self.plan.steps and (ready := await self._batch()):
+            while self._state.step < self.plan.steps and (ready := await self._batch()):
                 await self._step(ready)
-            if self._standing.step >= self.plan.steps:
+            if self._state.step >= self.plan.steps:
                 return
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
@@ -118,19 +118,19 @@ class Trainer:
         newest = self._checkpoints.newest()
         version = self._feed.progress.version
         if newest is not None:
-            if newest.settings_hash != self._standing.settings_hash:
+            if newest.settings_hash != self._state.settings_hash:
                 raise RunError(
                     f"the checkpoint in {self._out} is of another configuration: choose another `out`, or "
                     "delete that directory"
                 )
             await asyncio.to_thread(self._checkpoints.load, self._learner.model, [self._learner.optimizer])
-            self._standing = newest
-        if version > self._standing.step:
+            self._state = newest
+        if version > self._state.step:
             raise RunError(
                 f"the log has policy version {version} of run {self.plan.name!r}, the newest checkpoint in "
-                f"{self._out} is of step {self._standing.step}: restore it, or choose another name"
+                f"{self._out} is of step {self._state.step}: restore it, or choose another name"
             )
-        if version < self._standing.step:
+        if version < self._state.step:
             await self._publish_step()
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
             self._feed.done_with(name)
@@ -158,7 +158,7 @@ class Trainer:
                 group,
                 rows,
                 size=self.plan.bar.size,
-                version=self._standing.step,
+                version=self._state.step,
                 oldest=oldest_version(rows),
                 staleness=self.settings.staleness,
                 context=self.settings.context,
@@ -179,10 +179,10 @@ class Trainer:
         waited = time.monotonic() - self._idle_since
         groups = [group for group, _ in batch]
         rollouts = [rollout for _, members in batch for rollout in members]
-        version = self._standing.step
+        version = self._state.step
         figures = await asyncio.to_thread(self._learner.step, version, rollouts)
-        self._standing = msgspec.structs.replace(
-            self._standing,
+        self._state = msgspec.structs.replace(
+            self._state,
             step=version + 1,
             position=max(self._feed.sequences_of[group.group_id] for group in groups),
             groups=tuple(group.group_id for group in groups),
@@ -198,13 +198,13 @@ class Trainer:
 
     def _save(self) -> None:
         """The checkpoint first: what the log says of a policy must be there."""
-        version = self._standing.step
+        version = self._state.step
         state = whole_weights(self._learner.model, self._processes)
         if self._processes.first:
             place = policy_directory(self._out, version)
             place.parent.mkdir(parents=True, exist_ok=True)
             save_model(self._learner.model, place, tokenizer=self._tokenizer, state=state)
-        self._checkpoints.save(self._learner.model, [self._learner.optimizer], self._standing)
+        self._checkpoints.save(self._learner.model, [self._learner.optimizer], self._state)
 
     def _fact(
         self,
@@ -242,7 +242,7 @@ class Trainer:
 
     async def _publish_step(self) -> None:
         """Figures first: where the log has the update, it has these too."""
-        standing = self._standing
+        standing = self._state
         assert standing.fact is not None
         await self._publish(standing.fact, f"{self.plan.name}.step.{standing.step}")
         update = PolicyUpdated(
@@ -272,7 +272,7 @@ class Trainer:
 
     async def _announce(self) -> None:
         """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
-        version = self._standing.step
+        version = self._state.step
         if not version or not self._processes.first:
             return
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))

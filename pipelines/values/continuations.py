@@ -36,7 +36,7 @@ from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.retries import Abort, after_failure
-from orchard.workers.rollout import Attempt, Beginning, Workplace
+from orchard.workers.rollout import Attempt, AttemptDependencies, Beginning
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 Outcome = RolloutFinished | RolloutAborted
@@ -91,13 +91,15 @@ class Point:
         ]
 
 
-async def continuation(point: Point, sample: int, workplace: Workplace, machines: Machines) -> Outcome:
+async def continuation(
+    point: Point, sample: int, dependencies: AttemptDependencies, machines: Machines
+) -> Outcome:
     """The outcome of one continuation: that of the log where it has one, else by running it now.
 
     One that infrastructure aborted runs again. Raises StreamsError.
     """
     request = point.request(sample)
-    publisher = workplace.publisher
+    publisher = dependencies.publisher
     known = await publisher.outcome(request.rollout_id)
     if known is not None:
         data = outcome_in(known.event)
@@ -110,13 +112,13 @@ async def continuation(point: Point, sample: int, workplace: Workplace, machines
     else:
         await publisher.event(requested_event(request))
     beginning = Beginning(history=point.history, spent=point.recorded.spent(point.at), machine=machines)
-    return await _run(request, workplace, beginning)
+    return await _run(request, dependencies, beginning)
 
 
-async def _run(request: RolloutRequest, workplace: Workplace, beginning: Beginning) -> Outcome:
+async def _run(request: RolloutRequest, dependencies: AttemptDependencies, beginning: Beginning) -> Outcome:
     """Attempts, until one has an outcome or infrastructure has cost as many as the request may have."""
     while True:
-        attempt = await Attempt.begin(workplace, request, sequence=0, deliveries=1, beginning=beginning)
+        attempt = await Attempt.begin(dependencies, request, sequence=0, deliveries=1, beginning=beginning)
         outcome: Outcome
         try:
             outcome = await attempt.run()
@@ -128,7 +130,7 @@ async def _run(request: RolloutRequest, workplace: Workplace, beginning: Beginni
                 max_tries=request.max_tries,
                 memory=attempt.memory,
                 override=request.memory,
-                max_memory=workplace.sandbox_settings.max_memory,
+                max_memory=dependencies.sandbox_settings.max_memory,
             )
             if not isinstance(step, Abort):
                 await attempt.publish(
@@ -144,7 +146,7 @@ async def _run(request: RolloutRequest, workplace: Workplace, beginning: Beginni
                 continue
             outcome = attempt.aborted(step.cause, error.detail, failures)
         try:
-            await workplace.publisher.terminal(attempt.event(outcome, "done"), fence=request.fence)
+            await dependencies.publisher.terminal(attempt.event(outcome, "done"), fence=request.fence)
         except OutcomeRefused as refused:
             # Another process measures the same; what it had accepted is the outcome.
             accepted = outcome_in(refused.event)

@@ -28,7 +28,7 @@ from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.workers.comparing import Divergence
 from orchard.workers.harnesses import get_harness
 from orchard.workers.preparation import prepare
-from orchard.workers.rollout import Workplace
+from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 COUNT_SECONDS = 20.0
@@ -62,14 +62,14 @@ def check_step(point: Point) -> None:
         )
 
 
-async def measure(point: Point, workplace: Workplace, *, slots: int, told: Told) -> Measurement:
+async def measure(point: Point, dependencies: AttemptDependencies, *, slots: int, told: Told) -> Measurement:
     """Measure one point and publish its value, or find it in the log.
 
     Of the continuations, `slots` run at once; `told` hears of each that has its outcome. Raises PointRefused,
     StreamsError, and InfrastructureError when the state could not be made.
     """
     check_step(point)
-    stored = await workplace.publisher.annotation(point.event_id)
+    stored = await dependencies.publisher.annotation(point.event_id)
     if stored is not None and stored.event is not None:
         data = payload(stored.event)
         if isinstance(data, ValueMeasured):
@@ -77,11 +77,11 @@ async def measure(point: Point, workplace: Workplace, *, slots: int, told: Told)
     began = time.monotonic()
     places = Semaphore(slots)
     outcomes: dict[int, Outcome] = {}
-    async with _state(point, workplace) as state:
+    async with _state(point, dependencies) as state:
 
         async def run(sample: int) -> None:
             async with places:
-                outcomes[sample] = await continuation(point, sample, workplace, state.machine)
+                outcomes[sample] = await continuation(point, sample, dependencies, state.machine)
             told(point, outcomes[sample])
 
         try:
@@ -91,7 +91,7 @@ async def measure(point: Point, workplace: Workplace, *, slots: int, told: Told)
         except ExceptionGroup as several:
             raise several.exceptions[0] from several
     value = _value(point, [outcomes[sample] for sample in sorted(outcomes)], state, time.monotonic() - began)
-    await workplace.publisher.event(
+    await dependencies.publisher.event(
         make_event(
             value,
             id=point.event_id,
@@ -183,7 +183,7 @@ class _State:
 
 
 @asynccontextmanager
-async def _state(point: Point, workplace: Workplace) -> AsyncIterator[_State]:
+async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterator[_State]:
     """The point's state, made in a sandbox of its own. Raises PointRefused, InfrastructureError."""
     recorded, run = point.recorded, f"{point.event_id}.{os.getpid()}-{uuid4().hex[:8]}"
     published = 0
@@ -191,7 +191,7 @@ async def _state(point: Point, workplace: Workplace) -> AsyncIterator[_State]:
     async def publish(data: msgspec.Struct) -> None:
         nonlocal published
         published += 1
-        await workplace.publisher.event(
+        await dependencies.publisher.event(
             make_event(
                 data,
                 id=f"{run}.{published}",
@@ -202,8 +202,8 @@ async def _state(point: Point, workplace: Workplace) -> AsyncIterator[_State]:
         )
 
     factory = SandboxFactory(
-        workplace.sandboxes,
-        workplace.sandbox_settings,
+        dependencies.sandboxes,
+        dependencies.sandbox_settings,
         publish,
         key=run,
         labels={"campaign": MEASURED_CAMPAIGN, "rollout": recorded.request.rollout_id},

@@ -28,7 +28,7 @@ from orchard.workers.harnesses.mini_swe_agent import SUBMIT_LINE, MiniSweAgent
 from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.machine import CommandOutcome
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 ROUNDS = 7
 TURNS = 100
@@ -117,7 +117,7 @@ async def harness_round(url: str, store: str) -> tuple[tuple[float, float], list
     async def publish(_: msgspec.Struct) -> None:
         """Nothing: the stream has its own benchmark."""
 
-    trace = Trace(publish, BlobStore(store))
+    trace = MessageTree(publish, BlobStore(store))
     async with ModelClient({"default": EndpointSettings(base_url=url)}) as models:
         episode = Episode(
             task=TASK,

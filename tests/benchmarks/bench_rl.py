@@ -29,7 +29,7 @@ from orchard.pipelines.rl.coordinator import Coordinator, begin
 from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, Trained
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.sequences import Sequence
+from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.processes import Processes
 from orchard.schemas.campaigns import RolloutRequest
@@ -69,7 +69,7 @@ def rollouts() -> list[Trained]:
         length = int(random.integers(150, 600))
         mask = [int(at >= 100 and (at - 100) % 90 < 30) for at in range(length)]
         noise = random.normal(-np.log(VOCABULARY), 0.1, length).tolist()
-        sequence = Sequence(
+        sequence = TokenSequence(
             random.integers(0, VOCABULARY, length).tolist(),
             mask,
             [value if trains else 0.0 for value, trains in zip(noise, mask, strict=True)],

@@ -48,9 +48,9 @@ from orchard.storage.log import log_batch
 from orchard.storage.tables import EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
-from orchard.streams.confirmed import fate_in
 from orchard.streams.connection import Connection, Pending, connect
 from orchard.streams.entries import FIRST, QueueEntry, after_attempt, rollout_entry
+from orchard.streams.publish import fate_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, stored_event

@@ -21,8 +21,8 @@ from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import EVENTS_PREFIX, SandboxDeleted, encode_event, make_event
 from orchard.schemas.identity import rollout_id
 from orchard.streams import names
-from orchard.streams.confirmed import Message, store_all
 from orchard.streams.deadletters import read_request
+from orchard.streams.publish import Message, store_all
 from orchard.streams.settings import Queue
 from tests.chaos.world import ACK_WAIT, World, until
 from tests.mutations import mutants

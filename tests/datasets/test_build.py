@@ -15,7 +15,7 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows, row_digest, rows_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Selection, Source, Values
-from orchard.pipelines.datasets.shards import Job, ShardMaker
+from orchard.pipelines.datasets.shards import ShardMaker, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import TokenRecord
@@ -242,7 +242,7 @@ async def test_a_row_leads_back_to_its_events(keep, author, tokenizer: str, tmp_
 
 async def test_a_shard_maker_needs_nothing_but_its_job(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(a_campaign(author, 3))
-    job = Job(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
+    job = ShardWork(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
     report = ShardMaker(job).make(0, [])
     assert (report.rows, report.digests) == (0, [])
 
@@ -251,10 +251,10 @@ BUILDER = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
 import msgspec
-from orchard.pipelines.datasets.shards import Job, start_process
+from orchard.pipelines.datasets.shards import ShardWork, start_process
 
 if __name__ == "__main__":
-    job = msgspec.json.decode(sys.argv[1], type=Job, dec_hook=lambda kind, value: kind(value))
+    job = msgspec.json.decode(sys.argv[1], type=ShardWork, dec_hook=lambda kind, value: kind(value))
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=start_process, initargs=(job,))
     print(pool.submit(os.getpid).result(), flush=True)
@@ -264,7 +264,7 @@ if __name__ == "__main__":
 
 async def test_a_build_that_is_killed_leaves_no_process(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(a_campaign(author, 3))
-    job = Job(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
+    job = ShardWork(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))
     script = tmp_path / "builder.py"
     script.write_text(BUILDER)
     command = [sys.executable, str(script), msgspec.json.encode(job, enc_hook=str).decode()]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import connect
 from orchard.streams.errors import StoreRefused
+from orchard.streams.publish import Message, store
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
@@ -57,8 +57,8 @@ def probe(built: dict[str, Manifests], tmp_path: Path) -> Probe:
 async def test_a_stuck_server_is_restarted_when_there_is_space_again(
     small_disk: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchard.streams.confirmed.ACK_TIMEOUT", 0.3)
-    monkeypatch.setattr("orchard.streams.confirmed.STALL_GRACE", 0.5)
+    monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.3)
+    monkeypatch.setattr("orchard.streams.publish.STALL_GRACE", 0.5)
     ballast = small_disk / "ballast"
     async with EmbeddedServer(small_disk / "nats", monitoring=True) as server:
         assert probe(server, small_disk) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.payload import launch
 from orchard.schemas.sandboxes import Job, JobQueued

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 
-from orchard.injector.agent.seal import BODY_HEADER, NONCE_HEADER, SEAL_HEADER, TIME_HEADER, Seal, sandbox_key
+from orchard.injector.agent.signing import (
+    BODY_HEADER,
+    NONCE_HEADER,
+    SEAL_HEADER,
+    TIME_HEADER,
+    Seal,
+    sandbox_key,
+)
 from orchard.injector.agent_connection import AGENT_REPLACED, AgentUnreachable
 from orchard.injector.errors import (
     SandboxFailed,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from orchard.injector.agent.seal import sandbox_key
+from orchard.injector.agent.signing import sandbox_key
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.kubernetes.marks import AGENT
 from tests.injector import intruder

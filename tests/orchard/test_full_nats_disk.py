@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from orchard.keeper import ServerKeeper
-from orchard.schemas.events import Event, SandboxFailed, make_event
+from orchard.schemas.events import Event, SandboxFailure, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
 from orchard.streams.claims import Claims
@@ -33,7 +33,7 @@ SETTINGS = NatsSettings(reserve_bytes=6 * MIB, patience=60.0)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchard.streams.confirmed.ACK_TIMEOUT", 0.5)
+    monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.5)
     monkeypatch.setattr("orchard.streams.guard.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("orchard.streams.guard.HELD_LOOK_SECONDS", 0.2)
     monkeypatch.setattr("orchard.keeper.LOOK_SECONDS", 0.2)
@@ -51,7 +51,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fact(number: int) -> Event:
     """An event of 100 kB."""
-    data = SandboxFailed(cause=AbortCause.INTERNAL_ERROR, detail="x" * 100_000, will_retry=False)
+    data = SandboxFailure(cause=AbortCause.INTERNAL_ERROR, detail="x" * 100_000, will_retry=False)
     return make_event(data, id=f"fact-{number}", source="orchard/test", campaign="demo", rollout_id="ab12")
 
 

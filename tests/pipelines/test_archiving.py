@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchard.pipelines.archiving import Standing, open_because
+from orchard.pipelines.archiving import CampaignProgress, open_because
 from orchard.pipelines.rl.coordinator import RunError, refuse_archived
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
@@ -17,8 +17,8 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 
-def _standing(requested: int = 4, outcomes: int = 4, version: int = 0) -> Standing:
-    return Standing("c", datetime(2026, 1, 1, tzinfo=UTC), 99, requested, outcomes, None, version, "")
+def _progress(requested: int = 4, outcomes: int = 4, version: int = 0) -> CampaignProgress:
+    return CampaignProgress("c", datetime(2026, 1, 1, tzinfo=UTC), 99, requested, outcomes, None, version, "")
 
 
 def _record(state: CampaignState = CampaignState.RUNNING, **values: int) -> CampaignRecord:
@@ -31,26 +31,26 @@ def _record(state: CampaignState = CampaignState.RUNNING, **values: int) -> Camp
 
 
 @pytest.mark.parametrize(
-    ("standing", "record", "steps", "reason"),
+    ("progress", "record", "steps", "reason"),
     [
-        (_standing(), _record(), None, ""),
-        (_standing(), None, None, ""),
-        (_standing(requested=0, outcomes=0), None, None, ""),
-        (_standing(outcomes=3), _record(), None, "has 3 outcomes for 4 rollouts"),
-        (_standing(outcomes=3), None, None, "has 3 outcomes for 4 rollouts"),
-        (_standing(outcomes=3), _record(CampaignState.PAUSED), None, "has 3 outcomes for 4 rollouts"),
-        (_standing(outcomes=3), _record(CampaignState.CANCELLED), None, ""),
-        (_standing(3, 3), _record(offered=3), None, "was submitted up to rollout 3 of 4"),
-        (_standing(), _record(resumed=2), None, "is being resumed, up to rollout 2 of 4"),
-        (_standing(version=6), None, 8, "is a run that has made 6 of 8 policies"),
-        (_standing(version=8), None, 8, ""),
-        (_standing(outcomes=3, version=8), None, 8, "has 3 outcomes for 4 rollouts"),
+        (_progress(), _record(), None, ""),
+        (_progress(), None, None, ""),
+        (_progress(requested=0, outcomes=0), None, None, ""),
+        (_progress(outcomes=3), _record(), None, "has 3 outcomes for 4 rollouts"),
+        (_progress(outcomes=3), None, None, "has 3 outcomes for 4 rollouts"),
+        (_progress(outcomes=3), _record(CampaignState.PAUSED), None, "has 3 outcomes for 4 rollouts"),
+        (_progress(outcomes=3), _record(CampaignState.CANCELLED), None, ""),
+        (_progress(3, 3), _record(offered=3), None, "was submitted up to rollout 3 of 4"),
+        (_progress(), _record(resumed=2), None, "is being resumed, up to rollout 2 of 4"),
+        (_progress(version=6), None, 8, "is a run that has made 6 of 8 policies"),
+        (_progress(version=8), None, 8, ""),
+        (_progress(outcomes=3, version=8), None, 8, "has 3 outcomes for 4 rollouts"),
     ],
 )
 def test_a_campaign_is_closed_when_nothing_will_happen_by_itself(
-    standing: Standing, record: CampaignRecord | None, steps: int | None, reason: str
+    progress: CampaignProgress, record: CampaignRecord | None, steps: int | None, reason: str
 ) -> None:
-    assert open_because(standing, record, steps) == reason
+    assert open_because(progress, record, steps) == reason
 
 
 async def test_an_archived_run_does_not_begin_again(nats_server: EmbeddedServer) -> None:

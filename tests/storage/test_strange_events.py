@@ -16,8 +16,8 @@ from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import BASE64, TABLES
 from orchard.storage.views import VIEWS
-from orchard.streams.confirmed import Message, store_all
 from orchard.streams.connection import Connection
+from orchard.streams.publish import Message, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import stored_event
 from tests.mutations import DEEP, mutants

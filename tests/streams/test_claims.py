@@ -13,8 +13,8 @@ from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
+from orchard.streams.delayed import Delayed
 from orchard.streams.errors import OutcomeRefused
-from orchard.streams.later import Later
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
@@ -190,7 +190,7 @@ async def test_retry_later_is_invisible_until_due_and_survives_a_killed_server(
     assert (await bounds(connection, names.LATER)).messages == 1
     await kill_server(server)
     await server.start()
-    forwarding = asyncio.create_task(Later(connection).run())
+    forwarding = asyncio.create_task(Delayed(connection).run())
     again = await claimed(claims, 20.0)
     assert (again.body, again.deliveries, again.message_id) == (b"again", 1, "r1-again")
 
@@ -208,7 +208,7 @@ async def test_a_delayed_request_waits_for_room_on_a_full_queue(
     publisher = Publisher(connection)
     await publisher.offer(named(queue, "r1", b"first"))
     await publisher.offer(named(queue, "r2", b"second"), delay=0.1)
-    forwarding = asyncio.create_task(Later(connection).run())
+    forwarding = asyncio.create_task(Delayed(connection).run())
 
     async def tried() -> bool:
         info = await connection.jetstream.consumer_info(names.LATER, names.DUE_CONSUMER)

@@ -10,8 +10,8 @@ from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event
 from orchard.streams import names, placing
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.confirmed import Fate, Message
 from orchard.streams.connection import Connection
+from orchard.streams.delayed import Delayed
 from orchard.streams.entries import (
     FIRST,
     Place,
@@ -24,8 +24,8 @@ from orchard.streams.entries import (
     work_subject,
 )
 from orchard.streams.errors import NameReused
-from orchard.streams.later import Later
 from orchard.streams.placing import Placed, Verdict, put_off
+from orchard.streams.publish import Fate, Message
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, subjects
 from orchard.streams.settings import Queue
@@ -42,7 +42,7 @@ async def claims(connection: Connection, queue: Queue) -> AsyncIterator[Claims]:
 
 @pytest.fixture
 async def forwarding(connection: Connection) -> AsyncIterator[None]:
-    task = asyncio.create_task(Later(connection).run())
+    task = asyncio.create_task(Delayed(connection).run())
     yield
     task.cancel()
     await asyncio.wait({task})
@@ -190,7 +190,7 @@ async def test_an_entry_of_the_version_before_is_forwarded_and_claimed(
     """It delayed requests under a digest of their name, and let all be due on one subject."""
     due = Message(queue.due_subject, b"old", "x", extra={names.ORIGINAL_ID: "r1"})
     await connection.nats.publish(due.subject, due.payload, headers=due.headers)
-    task = asyncio.create_task(Later(connection).run())
+    task = asyncio.create_task(Delayed(connection).run())
 
     claim = await claimed(claims)
 

@@ -141,7 +141,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(
 async def test_a_missing_topology_is_one_clear_sentence(
     server: EmbeddedServer, make_fact: Callable[[int], Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchard.streams.confirmed.NOBODY_GRACE", 0.1)
+    monkeypatch.setattr("orchard.streams.publish.NOBODY_GRACE", 0.1)
 
     async with connect(NatsSettings(), name="test", url=server.url) as connection:
         with pytest.raises(TopologyError, match="declare the topology"):
@@ -173,8 +173,8 @@ async def test_a_server_that_stores_nothing_any_more_is_one_clear_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stopped process stands for one whose disk is full: connected, and no answer."""
-    monkeypatch.setattr("orchard.streams.confirmed.ACK_TIMEOUT", 0.1)
-    monkeypatch.setattr("orchard.streams.confirmed.STALL_GRACE", 0.3)
+    monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.1)
+    monkeypatch.setattr("orchard.streams.publish.STALL_GRACE", 0.3)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreRefused, match="look for a full disk"):

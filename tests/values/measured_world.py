@@ -19,7 +19,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.tasks import Task
 from orchard.storage.reader import open_tables
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.rollout import Attempt, Workplace
+from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from tests.tiny_tasks import tiny_task
 
@@ -116,12 +116,12 @@ class World:
     oracle_url: str
 
     @asynccontextmanager
-    async def workplace(self, **urls: str) -> AsyncIterator[Workplace]:
+    async def dependencies(self, **urls: str) -> AsyncIterator[AttemptDependencies]:
         """What attempts run with; endpoints `oracle` and `script`, and others by their URL."""
         named = {"oracle": self.oracle_url, "script": self.policy.url, **urls}
         settings = {name: EndpointSettings(base_url=url, max_tries=1) for name, url in named.items()}
         async with ModelClient(settings) as models:
-            yield Workplace(
+            yield AttemptDependencies(
                 worker="test",
                 publisher=self.pipeline.publisher,
                 blobs=self.pipeline.blobs,
@@ -148,11 +148,11 @@ class World:
             timeouts=Timeouts(command=20.0, creation=60.0, grading=60.0, rollout=200.0),
             max_tries=1,
         )
-        async with self.workplace() as workplace:
-            await workplace.publisher.event(requested_event(request))
-            attempt = await Attempt.begin(workplace, request, sequence=1, deliveries=1)
+        async with self.dependencies() as dependencies:
+            await dependencies.publisher.event(requested_event(request))
+            attempt = await Attempt.begin(dependencies, request, sequence=1, deliveries=1)
             outcome = await attempt.run()
-            await workplace.publisher.terminal(attempt.event(outcome, "done"))
+            await dependencies.publisher.terminal(attempt.event(outcome, "done"))
         return await self.read(name)
 
     async def play(self, *commands: str, **options: Any) -> Recorded:

@@ -57,9 +57,9 @@ async def world(pipeline: Any, service: LocalService) -> AsyncIterator[World]:
 
 
 async def measured(world: World, point: Point, **urls: str) -> Measurement:
-    async with world.workplace(**urls) as workplace, asyncio.timeout(120):
+    async with world.dependencies(**urls) as dependencies, asyncio.timeout(120):
         told: list[Any] = []
-        found = await measure(point, workplace, slots=2, told=lambda *outcome: told.append(outcome))
+        found = await measure(point, dependencies, slots=2, told=lambda *outcome: told.append(outcome))
         assert len(told) == (0 if found.known else point.samples)
         return found
 
@@ -177,12 +177,12 @@ async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: Wor
         await measured(world, point, mine=GONE)
     assert await world.rows("select count(*) from measurements") == [(0,)]
 
-    async with world.workplace(mine=world.policy.url) as workplace:  # one of the two has an outcome now
+    async with world.dependencies(mine=world.policy.url) as dependencies:  # one of the two has an outcome now
 
         def fresh(factory: Any, task: Any, memory: str) -> Any:
             return factory.open(task.image, purpose="rollout", cpu=task.cpu, memory=memory, timeout=60)
 
-        await continuation(point, 0, workplace, fresh)
+        await continuation(point, 0, dependencies, fresh)
     half = await measured(world, point, mine=GONE)
     assert (half.value.samples, half.value.aborted) == (1, 1)
     whole = await measured(

@@ -24,7 +24,7 @@ from orchard.storage.reader import open_tables
 from orchard.workers.comparing import Divergence, Executed, compare, output_sha256, timeless
 from orchard.workers.harnesses.mini_swe_agent import format_errors_at_end
 from orchard.workers.machine import CommandOutcome
-from orchard.workers.trace import Totals
+from orchard.workers.message_tree import Totals
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
 

@@ -17,8 +17,8 @@ from orchard.workers.graders import patches
 from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.mini_swe_agent import CALLS_PER_MESSAGE, LONGEST_COMMAND, MiniSweAgent
 from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.message_tree import MessageTree
 from orchard.workers.rollout import within
-from orchard.workers.trace import Trace
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -41,7 +41,7 @@ def run(task, machine, models, blobs):
             machine=machine,
             model=models,
             spec=MODEL,
-            trace=Trace(publish, blobs),
+            trace=MessageTree(publish, blobs),
             budget=budget or Budget(),
             timeouts=Timeouts(),
             seed=1,

@@ -13,7 +13,7 @@ from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.mini_swe_agent import submitted
 from orchard.workers.harnesses.mini_swe_agent_prompts import OBSERVATION_LIMIT, observation
 from orchard.workers.machine import CommandOutcome
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -35,7 +35,7 @@ def run(task, machine, models, blobs):
                 machine=machine,
                 model=models,
                 spec=ModelSpec(name="m"),
-                trace=Trace(publish, blobs),
+                trace=MessageTree(publish, blobs),
                 budget=budget or Budget(),
                 timeouts=timeouts or Timeouts(),
                 seed=1,

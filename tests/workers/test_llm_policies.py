@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.workers.llm.concurrency import Gate, Window, grown, shrunk
+from orchard.workers.llm.concurrency import ConcurrencyLimit, Window, grown, shrunk
 from orchard.workers.llm.refusals import (
     LONGEST_PAUSE,
     ErrorBody,
@@ -64,20 +64,20 @@ def test_a_steady_endpoint_is_found_by_growing_and_cutting():
 
 
 async def test_a_cancelled_waiter_leaves_its_turn_to_others():
-    gate = Gate(1)
+    limit = ConcurrencyLimit(1)
     passed = []
 
     async def enter(name):
-        async with gate.place():
+        async with limit.place():
             passed.append(name)
 
-    async with gate.place():
+    async with limit.place():
         first, second = asyncio.create_task(enter("first")), asyncio.create_task(enter("second"))
         await asyncio.sleep(0)
         first.cancel()
     await second
     assert passed == ["second"]
-    assert gate.busy == 0
+    assert limit.busy == 0
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))

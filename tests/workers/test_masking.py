@@ -13,7 +13,7 @@ from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.storage.blobs import BlobStore
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.masking import masked
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 LETTERS, HEX, BASE32 = (
     string.ascii_letters + string.digits,
@@ -130,7 +130,7 @@ async def test_a_trace_stores_and_shows_the_mask(tmp_path: Path) -> None:
     async def publish(data: msgspec.Struct) -> None:
         published.append(data)
 
-    trace = Trace(publish, BlobStore(tmp_path))
+    trace = MessageTree(publish, BlobStore(tmp_path))
     key, large = KEYS["anthropic-key"], "x" * 300_000
     root = await trace.system("be good")
     call = ToolCall(id="1", name="bash", arguments='{"command":"cat .env"}')

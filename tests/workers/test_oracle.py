@@ -27,7 +27,7 @@ from orchard.workers.llm.oracle.edits import COMMAND_LIMIT, edit_commands, hered
 from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from orchard.workers.llm.oracle.script import play
 from orchard.workers.llm.oracle.server import OracleServer
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def play_out(oracle, task, machine, blobs):
                     machine=machine,
                     model=models,
                     spec=ModelSpec(name=model, endpoint="oracle"),
-                    trace=Trace(publish, blobs),
+                    trace=MessageTree(publish, blobs),
                     budget=budget or Budget(steps=30),
                     timeouts=Timeouts(),
                     seed=seed,

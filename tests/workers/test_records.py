@@ -17,8 +17,8 @@ from orchard.streams.records import StoredEvent, stored_event
 from orchard.workers.harnesses import MiniSweAgent, fingerprint, get_harness
 from orchard.workers.llm.answers import Completion
 from orchard.workers.machine import CommandOutcome
+from orchard.workers.message_tree import MessageTree, Totals
 from orchard.workers.records import record_of, replay_key
-from orchard.workers.trace import Totals, Trace
 
 LS = ToolCall(id="1", name="bash", arguments='{"command":"ls"}')
 TOKENS = TokenRecord(ids=(5, 6), logprobs=(-0.5, -0.25), versions=(VersionRun(start=0, version=3),))
@@ -40,7 +40,7 @@ class Log:
         self.stored: list[StoredEvent] = []
         self.published: list[msgspec.Struct] = []
 
-    def trace(self) -> Trace:
+    def trace(self) -> MessageTree:
         """Of one more attempt."""
         self.published = []
 
@@ -50,9 +50,9 @@ class Log:
             event = make_event(data, id=str(number), source="t", campaign="demo", rollout_id="0" * 24)
             self.stored.append(stored_event(number, "s", event.time, encode_event(event)))
 
-        return Trace(publish, self.blobs)
+        return MessageTree(publish, self.blobs)
 
-    def replaying(self, attempt: int = 1, rollout: str = "0" * 24) -> Trace:
+    def replaying(self, attempt: int = 1, rollout: str = "0" * 24) -> MessageTree:
         """Of an attempt that has the record of all that was published so far."""
         trail = Trail(attempt=attempt, replay_key="k", events=())
         record = record_of(rollout, trail, list(self.stored), self.blobs)
@@ -81,7 +81,7 @@ def said(text: str, *calls: ToolCall, **more: Any) -> Completion:
     return Completion(text=text, tool_calls=calls, usage=usage, cost_usd=0.5, seconds=2.0, **more)
 
 
-async def begun(trace: Trace) -> str:
+async def begun(trace: MessageTree) -> str:
     return await trace.user(await trace.system("be good"), "do it")
 
 

@@ -17,17 +17,17 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
-from orchard.streams.confirmed import Message, store_all
 from orchard.streams.connection import Connection, connect
 from orchard.streams.deadletters import DeadLetters
 from orchard.streams.keeper import keep
+from orchard.streams.publish import Message, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.rollout import Attempt, Workplace
+from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from orchard.workers.worker import Worker, WorkerSettings
 from tests.mutations import mutants
@@ -72,7 +72,7 @@ async def drain(connection: Connection, blobs: BlobStore):
             Claims(connection, QUEUE) as claims,
             AsyncSandboxClient(base_url="http://127.0.0.1:9") as sandboxes,
         ):
-            workplace = Workplace(
+            dependencies = AttemptDependencies(
                 worker="w",
                 publisher=Publisher(connection),
                 blobs=blobs,
@@ -81,7 +81,7 @@ async def drain(connection: Connection, blobs: BlobStore):
                 models=models,
             )
             worker = Worker(
-                workplace,
+                dependencies,
                 claims,
                 CampaignBook(connection),
                 WorkerSettings(slots=4),

@@ -10,7 +10,7 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.workers.llm.client import Completion, ModelClient
 from orchard.workers.machine import CommandOutcome, Machine
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Episode:
     machine: Machine
     model: ModelClient
     spec: ModelSpec
-    trace: Trace
+    trace: MessageTree
     budget: Budget
     timeouts: Timeouts
     seed: int

@@ -19,7 +19,7 @@ from orchard.workers.harnesses.interface import Episode, HarnessResult
 from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from orchard.workers.llm.client import ContextLengthExceeded
 from orchard.workers.machine import CommandOutcome, Machine
-from orchard.workers.trace import Totals
+from orchard.workers.message_tree import Totals
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3
@@ -44,7 +44,7 @@ class FormatError(Exception):
 
 
 @dataclass(frozen=True)
-class Wording:
+class PromptSet:
     """All that the model reads beside the statement and the tool."""
 
     system: str
@@ -54,13 +54,13 @@ class Wording:
     format_error: Callable[[str, str], str]
 
 
-FULL = Wording(
+FULL = PromptSet(
     system=mini_swe_agent_prompts.SYSTEM,
     task=mini_swe_agent_prompts.TASK,
     observation=mini_swe_agent_prompts.observation,
     format_error=mini_swe_agent_prompts.format_error,
 )
-COMPACT = Wording(
+COMPACT = PromptSet(
     system=compact_prompts.SYSTEM,
     task=compact_prompts.TASK,
     observation=compact_prompts.observation,
@@ -74,23 +74,23 @@ class MiniSweAgent:
     def __init__(
         self,
         name: str = "mini-swe-agent",
-        wording: Wording = FULL,
+        prompts: PromptSet = FULL,
         calls_per_message: int = CALLS_PER_MESSAGE,
     ) -> None:
         self.name = name
         self._calls_per_message = calls_per_message
         self.tools: tuple[dict[str, Any], ...] = (BASH_TOOL,)
         self.replayable = True
-        self._wording = wording
+        self._prompts = prompts
 
     async def run(self, episode: Episode) -> HarnessResult:
         """See Harness.run. The submission of a run that did not submit is the state it left behind."""
-        task, trace, machine, wording = episode.task, episode.trace, episode.machine, self._wording
+        task, trace, machine, prompts = episode.task, episode.trace, episode.machine, self._prompts
         if episode.history:
             leaf = episode.history[-1].node_id
         else:
-            leaf = await trace.system(wording.system)
-            leaf = await trace.user(leaf, wording.task.format(statement=task.statement, workdir=task.workdir))
+            leaf = await trace.system(prompts.system)
+            leaf = await trace.user(leaf, prompts.task.format(statement=task.statement, workdir=task.workdir))
         format_errors = format_errors_at_end(episode.history)
         while (ended := spent(trace.totals, episode.budget, format_errors)) is None:
             try:
@@ -101,7 +101,7 @@ class MiniSweAgent:
             try:
                 parse(completion.tool_calls)
             except FormatError as error:
-                leaf = await trace.user(leaf, wording.format_error(str(error), completion.finish_reason))
+                leaf = await trace.user(leaf, prompts.format_error(str(error), completion.finish_reason))
                 format_errors += 1
                 continue
             format_errors = 0
@@ -115,7 +115,7 @@ class MiniSweAgent:
             else:
                 if (left_out := len(completion.tool_calls) - self._calls_per_message) > 0:
                     text = f"the message has {left_out} calls too many, which were not executed."
-                    leaf = await trace.user(leaf, wording.format_error(text, ""))
+                    leaf = await trace.user(leaf, prompts.format_error(text, ""))
         left = await state_left_behind(machine, task, timeout=episode.timeouts.shutdown)
         return HarnessResult(exit_status=ended, submission=left, leaf=leaf)
 
@@ -127,7 +127,7 @@ class MiniSweAgent:
         outcome = await machine.run(
             command, timeout=timeouts.command, cwd=task.workdir, env=ENVIRONMENT | task.environment
         )
-        return outcome, self._wording.observation(outcome, timeouts.command)
+        return outcome, self._prompts.observation(outcome, timeouts.command)
 
 
 def spent(totals: Totals, budget: Budget, format_errors: int = 0) -> ExitStatus | None:

@@ -22,7 +22,7 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion, MalformedAnswer, cut_short, read_completion
-from orchard.workers.llm.concurrency import Gate
+from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 
@@ -137,7 +137,7 @@ class _Endpoint:
                 event_hooks={"response": [bounded(settings.max_reply_bytes)]},
             ),
         )
-        self._gate = Gate(settings.concurrency)
+        self._limit = ConcurrencyLimit(settings.concurrency)
 
     async def close(self) -> None:
         await self._client.close()
@@ -152,7 +152,7 @@ class _Endpoint:
         timeout: float,
     ) -> Completion:
         body = msgspec.json.encode(self._body(spec, messages, tools, seed))
-        async with self._gate.place():
+        async with self._limit.place():
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
             while True:
@@ -163,7 +163,7 @@ class _Endpoint:
                 except _Refusal as error:
                     refusal = error
                 else:
-                    self._gate.answered()
+                    self._limit.answered()
                     return msgspec.structs.replace(
                         answer,
                         tries=tries,
@@ -178,7 +178,7 @@ class _Endpoint:
                     case Meaning.REFUSED:
                         raise InfrastructureError(AbortCause.LLM_REFUSED, refusal.detail)
                     case Meaning.THROTTLED:
-                        self._gate.throttled(started=started, now=time.monotonic())
+                        self._limit.throttled(started=started, now=time.monotonic())
                     case Meaning.TRANSIENT:
                         failures += 1
                 wait = pause(tries, refusal.asked, random.random())

@@ -1,6 +1,6 @@
 """How many calls may be under way at one endpoint: a window that grows by one and is halved by a 429.
 
-The window is a pure function of numbers (additive increase, multiplicative decrease, as in TCP); the gate
+The window is a pure function of numbers (additive increase, multiplicative decrease, as in TCP); the limit
 is the thin shell that makes callers wait for a place in it.
 """
 
@@ -41,7 +41,7 @@ def shrunk(window: Window, *, started: float, now: float) -> Window:
     return msgspec.structs.replace(window, limit=max(1.0, window.limit / 2), shrunk_at=now)
 
 
-class Gate:
+class ConcurrencyLimit:
     """Places at one endpoint."""
 
     def __init__(self, ceiling: int) -> None:

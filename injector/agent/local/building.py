@@ -1,4 +1,4 @@
-"""How the first process of a sandbox makes the sandbox around itself, as a tape of system calls.
+"""How the first process of a sandbox makes the sandbox around itself, as a program of system calls.
 
 It is born as the first of a pid namespace, takes namespaces of its own for everything else, mounts its root
 and moves into it, joins the sandbox's control groups, lets go of the machine's root and of all capabilities,
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from orchard.injector.agent import kernel, seccomp
 from orchard.injector.agent.local import overlay
-from orchard.injector.agent.tape import NOT_FOUND, Tape
+from orchard.injector.agent.syscall_program import NOT_FOUND, SyscallProgram
 
 MASKED = ("keys", "key-users", "kallsyms", "timer_list", "sched_debug", "latency_stats")
 """Files of /proc that everybody may read and nobody inside should: keys and addresses of the kernel."""
@@ -79,110 +79,115 @@ class Overlay(NamedTuple):
 
 def building(
     overlays: Sequence[Overlay], *, sandbox_id: str, resolver: Path | None, groups: Sequence[str]
-) -> Tape:
-    """The tape. The first of `overlays` is the root, others lie in it.
+) -> SyscallProgram:
+    """The calls. The first of `overlays` is the root, others lie in it.
 
-    Its process has descriptors 0 to 2, the tape, and PROGRAM. `resolver` is the /etc/resolv.conf of a sandbox
-    that will have a network; `groups` are the files that take it into the sandbox's control groups. Raises
-    OSError when a path contains a zero byte.
+    Its process has descriptors 0 to 2, the calls, and PROGRAM. `resolver` is the /etc/resolv.conf of a
+    sandbox that will have a network; `groups` are the files that take it into the sandbox's control groups.
+    Raises OSError when a path contains a zero byte.
     """
-    tape = Tape(os.uname().machine)
+    calls = SyscallProgram(os.uname().machine)
     host_name = f"sandbox-{sandbox_id}"
-    tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
-    _never_for_memory(tape)
-    tape.call("unshare", kernel.CLONE_NEWPID, step=_NAMESPACES)
-    tape.bear(step=_NAMESPACES)
-    tape.call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, step=_NAMESPACES)
-    tape.call("setsid", step=_NAMESPACES)
-    tape.call("umask", 0)
+    calls.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
+    _never_for_memory(calls)
+    calls.call("unshare", kernel.CLONE_NEWPID, step=_NAMESPACES)
+    calls.bear(step=_NAMESPACES)
+    calls.call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, step=_NAMESPACES)
+    calls.call("setsid", step=_NAMESPACES)
+    calls.call("umask", 0)
     # No user namespace: its owner, uid 0, would have every capability over the other namespaces in it,
     # whatever the bounding set of a command says.
-    tape.call("unshare", _ALL_ELSE, step=_NAMESPACES)
-    tape.call("mount", 0, tape.text("/"), 0, kernel.MS_REC | kernel.MS_SLAVE, 0, step=_NAMESPACES)
+    calls.call("unshare", _ALL_ELSE, step=_NAMESPACES)
+    calls.call("mount", 0, calls.text("/"), 0, kernel.MS_REC | kernel.MS_SLAVE, 0, step=_NAMESPACES)
     for one in overlays:
-        _mount(tape, one)
-    tape.call("sethostname", tape.text(host_name), len(host_name), step=_NAMESPACES)
-    devices = _opened(tape, [f"/dev/{name}" for name in DEVICES], _FREE)
+        _mount(calls, one)
+    calls.call("sethostname", calls.text(host_name), len(host_name), step=_NAMESPACES)
+    devices = _opened(calls, [f"/dev/{name}" for name in DEVICES], _FREE)
     last = devices[-1]
     if resolver is not None:
-        last = _opened(tape, [resolver], last + 1)[0]
-    entrances = tape.open_files(groups, last + 1, step=_GROUPS)
-    _move(tape, overlays[0].point)
-    _proc(tape)
-    _dev(tape, devices)
-    _mask(tape, f"/proc/self/fd/{devices[0]}")
+        last = _opened(calls, [resolver], last + 1)[0]
+    entrances = calls.open_files(groups, last + 1, step=_GROUPS)
+    _move(calls, overlays[0].point)
+    _proc(calls)
+    _dev(calls, devices)
+    _mask(calls, f"/proc/self/fd/{devices[0]}")
     if resolver is not None:
-        _create(tape, "/etc/resolv.conf", last + len(entrances) + 1)
-        _bind(tape, f"/proc/self/fd/{last}", "/etc/resolv.conf", _READ_ONLY)
-    tape.call("umount2", tape.text("."), kernel.MNT_DETACH, step=_ROOT)
-    tape.call("chdir", tape.text("/"), step=_ROOT)
+        _create(calls, "/etc/resolv.conf", last + len(entrances) + 1)
+        _bind(calls, f"/proc/self/fd/{last}", "/etc/resolv.conf", _READ_ONLY)
+    calls.call("umount2", calls.text("."), kernel.MNT_DETACH, step=_ROOT)
+    calls.call("chdir", calls.text("/"), step=_ROOT)
     # Only now: what was made so far is not the task's to pay for.
     for entrance in entrances:
-        tape.write(entrance, b"0", step=_GROUPS)
-    tape.call("unshare", kernel.CLONE_NEWCGROUP, step=_GROUPS)
-    tape.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_START)
-    _loopback(tape)
-    _start(tape, host_name)
-    return tape
+        calls.write(entrance, b"0", step=_GROUPS)
+    calls.call("unshare", kernel.CLONE_NEWCGROUP, step=_GROUPS)
+    calls.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_START)
+    _loopback(calls)
+    _start(calls, host_name)
+    return calls
 
 
-def _never_for_memory(tape: Tape) -> None:
+def _never_for_memory(calls: SyscallProgram) -> None:
     """In a sandbox out of memory the first process is not what is killed. Only root may say so."""
-    fd = tape.open_files(["/proc/self/oom_score_adj"], _FREE, step=_NAMESPACES)[0]
-    tape.call("write", fd, tape.put(b"-1000"), 5, step=_NAMESPACES, passing_over=(errno.EACCES, errno.EPERM))
-    tape.call("close", fd, step=_NAMESPACES)
+    fd = calls.open_files(["/proc/self/oom_score_adj"], _FREE, step=_NAMESPACES)[0]
+    calls.call(
+        "write", fd, calls.put(b"-1000"), 5, step=_NAMESPACES, passing_over=(errno.EACCES, errno.EPERM)
+    )
+    calls.call("close", fd, step=_NAMESPACES)
 
 
-def _opened(tape: Tape, paths: Sequence[str | Path], free: int) -> list[int]:
+def _opened(calls: SyscallProgram, paths: Sequence[str | Path], free: int) -> list[int]:
     """Open these; the descriptors that they will have."""
     for path in paths:
-        tape.call("openat", _AT_FDCWD, tape.text(os.fspath(path)), os.O_PATH | os.O_CLOEXEC, step=_ROOT)
+        calls.call("openat", _AT_FDCWD, calls.text(os.fspath(path)), os.O_PATH | os.O_CLOEXEC, step=_ROOT)
     return [free + number for number in range(len(paths))]
 
 
-def _mount(tape: Tape, one: Overlay) -> None:
-    descriptors = _opened(tape, [*one.layers, *one.data, one.upper, one.work], _FREE)
+def _mount(calls: SyscallProgram, one: Overlay) -> None:
+    descriptors = _opened(calls, [*one.layers, *one.data, one.upper, one.work], _FREE)
     *names, upper, work = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
     visible = len(one.layers)
-    options = tape.text(overlay.options(names[:visible], data=names[visible:], upper=upper, work=work))
-    kind = tape.text("overlay")
-    tape.call("mount", kind, tape.text(os.fspath(one.point)), kind, 0, options, step=_ROOT)
-    tape.call("close_range", _FREE, descriptors[-1], 0, step=_ROOT)
+    options = calls.text(overlay.options(names[:visible], data=names[visible:], upper=upper, work=work))
+    kind = calls.text("overlay")
+    calls.call("mount", kind, calls.text(os.fspath(one.point)), kind, 0, options, step=_ROOT)
+    calls.call("close_range", _FREE, descriptors[-1], 0, step=_ROOT)
 
 
-def _move(tape: Tape, root: Path) -> None:
+def _move(calls: SyscallProgram, root: Path) -> None:
     """Into the new root; the old one lies over it, out of every path's way, until it is unmounted.
 
     From here on what an image makes of its paths, links above all, leads nowhere but into the image.
     """
-    here = tape.text(".")
-    tape.call("chdir", tape.text(os.fspath(root)), step=_ROOT)
-    _restrict(tape, ".", _ATTR_NOSUID | _ATTR_NODEV, _AT_RECURSIVE, step=_ROOT)
-    tape.call("pivot_root", here, here, step=_ROOT)
+    here = calls.text(".")
+    calls.call("chdir", calls.text(os.fspath(root)), step=_ROOT)
+    _restrict(calls, ".", _ATTR_NOSUID | _ATTR_NODEV, _AT_RECURSIVE, step=_ROOT)
+    calls.call("pivot_root", here, here, step=_ROOT)
 
 
-def _proc(tape: Tape) -> None:
-    proc = tape.text("proc")
+def _proc(calls: SyscallProgram) -> None:
+    proc = calls.text("proc")
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-    tape.call("mount", proc, tape.text("/proc"), proc, flags, 0, step=_SYSTEM)
+    calls.call("mount", proc, calls.text("/proc"), proc, flags, 0, step=_SYSTEM)
     # Or a task could have this process killed for memory first, and with it what says how the task ended.
-    _bind(tape, "/proc/1", "/proc/1", _READ_ONLY)
+    _bind(calls, "/proc/1", "/proc/1", _READ_ONLY)
 
 
-def _dev(tape: Tape, devices: Sequence[int]) -> None:
-    memory, mode = tape.text("tmpfs"), tape.text("mode=0755")
-    tape.call("mount", memory, tape.text("/dev"), memory, _MS_NOSUID | _MS_NODEV, mode, step=_SYSTEM)
+def _dev(calls: SyscallProgram, devices: Sequence[int]) -> None:
+    memory, mode = calls.text("tmpfs"), calls.text("mode=0755")
+    calls.call("mount", memory, calls.text("/dev"), memory, _MS_NOSUID | _MS_NODEV, mode, step=_SYSTEM)
     for name, descriptor in zip(DEVICES, devices, strict=True):
-        tape.call("mknodat", _AT_FDCWD, tape.text(f"/dev/{name}"), 0o100444, 0, step=_SYSTEM)
+        calls.call("mknodat", _AT_FDCWD, calls.text(f"/dev/{name}"), 0o100444, 0, step=_SYSTEM)
         # Read-only is the machine's node, not the device: nobody inside changes its owner or mode.
-        _bind(tape, f"/proc/self/fd/{descriptor}", f"/dev/{name}", _ATTR_RDONLY | _ATTR_NOSUID)
+        _bind(calls, f"/proc/self/fd/{descriptor}", f"/dev/{name}", _ATTR_RDONLY | _ATTR_NOSUID)
     for target, link in LINKS:
-        tape.call("symlinkat", tape.text(target), _AT_FDCWD, tape.text(link), step=_SYSTEM)
+        calls.call("symlinkat", calls.text(target), _AT_FDCWD, calls.text(link), step=_SYSTEM)
     for directory in ("/dev/shm", "/dev/pts"):
-        tape.call("mkdirat", _AT_FDCWD, tape.text(directory), 0o755, step=_SYSTEM)
-    terminals, options = tape.text("devpts"), tape.text(f"newinstance,ptmxmode=0666,mode=620,max={TERMINALS}")
+        calls.call("mkdirat", _AT_FDCWD, calls.text(directory), 0o755, step=_SYSTEM)
+    terminals, options = (
+        calls.text("devpts"),
+        calls.text(f"newinstance,ptmxmode=0666,mode=620,max={TERMINALS}"),
+    )
     flags = _MS_NOSUID | _MS_NOEXEC
-    tape.call("mount", terminals, tape.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
+    calls.call("mount", terminals, calls.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
 
 
 @cache
@@ -206,52 +211,52 @@ def _of_the_machine() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
     return tuple(files), tuple(directories), tuple(shown)
 
 
-def _mask(tape: Tape, nothing: str) -> None:
+def _mask(calls: SyscallProgram, nothing: str) -> None:
     """What belongs to the machine: not to be seen, or not to be written."""
     files, directories, shown = _of_the_machine()
     for number, path in enumerate(files):
         if number == 0:
-            _bind(tape, nothing, path, _READ_ONLY)
+            _bind(calls, nothing, path, _READ_ONLY)
         else:  # a bind mount is as its source is: read-only
-            tape.call("mount", tape.text(files[0]), tape.text(path), 0, _MS_BIND, 0, step=_SYSTEM)
-    memory = tape.text("tmpfs")
+            calls.call("mount", calls.text(files[0]), calls.text(path), 0, _MS_BIND, 0, step=_SYSTEM)
+    memory = calls.text("tmpfs")
     for path in directories:
         flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-        tape.call("mount", memory, tape.text(path), memory, flags, 0, step=_SYSTEM)
+        calls.call("mount", memory, calls.text(path), memory, flags, 0, step=_SYSTEM)
     for path in shown:
-        _bind(tape, path, path, _READ_ONLY)
+        _bind(calls, path, path, _READ_ONLY)
 
 
-def _bind(tape: Tape, source: str, target: str, attributes: int) -> None:
-    tape.call("mount", tape.text(source), tape.text(target), 0, _MS_BIND, 0, step=_SYSTEM)
-    _restrict(tape, target, attributes, 0, step=_SYSTEM)
+def _bind(calls: SyscallProgram, source: str, target: str, attributes: int) -> None:
+    calls.call("mount", calls.text(source), calls.text(target), 0, _MS_BIND, 0, step=_SYSTEM)
+    _restrict(calls, target, attributes, 0, step=_SYSTEM)
 
 
-def _restrict(tape: Tape, path: str, attributes: int, flags: int, *, step: int) -> None:
-    what = tape.put(_ATTRIBUTES.pack(attributes, 0, 0, 0))
-    tape.call("mount_setattr", _AT_FDCWD, tape.text(path), flags, what, _ATTRIBUTES.size, step=step)
+def _restrict(calls: SyscallProgram, path: str, attributes: int, flags: int, *, step: int) -> None:
+    what = calls.put(_ATTRIBUTES.pack(attributes, 0, 0, 0))
+    calls.call("mount_setattr", _AT_FDCWD, calls.text(path), flags, what, _ATTRIBUTES.size, step=step)
 
 
-def _create(tape: Tape, path: str, free: int) -> None:
+def _create(calls: SyscallProgram, path: str, free: int) -> None:
     """An empty file where there is none. `free` is the lowest descriptor that is not in use."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-    tape.call("openat", _AT_FDCWD, tape.text(path), flags, 0o444, step=_ROOT, passing_over=NOT_FOUND)
-    tape.call("close", free, step=_ROOT, passing_over=(errno.EBADF,))
+    calls.call("openat", _AT_FDCWD, calls.text(path), flags, 0o444, step=_ROOT, passing_over=NOT_FOUND)
+    calls.call("close", free, step=_ROOT, passing_over=(errno.EBADF,))
 
 
-def _loopback(tape: Tape) -> None:
+def _loopback(calls: SyscallProgram) -> None:
     """The kernel gives `lo` its addresses as it goes up."""
     request = struct.pack("<16sH22x", b"lo", _IFF_UP)
-    tape.call("socket", _AF_INET, _SOCK_DGRAM, 0, step=_NETWORK)
-    tape.call("ioctl", _FREE, _SIOCSIFFLAGS, tape.put(request), step=_NETWORK)
-    tape.call("close", _FREE, step=_NETWORK)
+    calls.call("socket", _AF_INET, _SOCK_DGRAM, 0, step=_NETWORK)
+    calls.call("ioctl", _FREE, _SIOCSIFFLAGS, calls.put(request), step=_NETWORK)
+    calls.call("close", _FREE, step=_NETWORK)
 
 
-def _start(tape: Tape, host_name: str) -> None:
+def _start(calls: SyscallProgram, host_name: str) -> None:
     for capability in range(kernel.last_capability() + 1):
-        tape.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_START)
-    seccomp.load(tape, seccomp.program(os.uname().machine), step=_START)
-    nobody = tape.put(struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)), tape.put(bytes(24))
-    tape.call("capset", *nobody, step=_START)
-    nothing, words = tape.texts([]), tape.texts([NAME, host_name])
-    tape.call("execveat", PROGRAM, tape.text(""), words, nothing, _AT_EMPTY_PATH, step=_START)
+        calls.call("prctl", kernel.PR_CAPBSET_DROP, capability, step=_START)
+    seccomp.load(calls, seccomp.program(os.uname().machine), step=_START)
+    nobody = calls.put(struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)), calls.put(bytes(24))
+    calls.call("capset", *nobody, step=_START)
+    nothing, words = calls.texts([]), calls.texts([NAME, host_name])
+    calls.call("execveat", PROGRAM, calls.text(""), words, nothing, _AT_EMPTY_PATH, step=_START)

@@ -54,7 +54,7 @@ class LocalHost:
         self.resolver.write_text(f"nameserver {RESOLVER}\n")
         self.store.clean()
         if not self.store.layer(FOUNDATION).is_dir():
-            with self.store.workplace() as work:
+            with self.store.dependencies() as work:
                 _build_foundation(work / "foundation")
                 self.store.publish(work / "foundation", FOUNDATION)
 

@@ -150,7 +150,7 @@ class LocalMachine:
             self._store.release(self._image.layers)
 
     async def _begin(self, overlays: list[Overlay], program: int) -> None:
-        tape = building(
+        calls = building(
             overlays,
             sandbox_id=self._spec.sandbox_id,
             resolver=None if self._spec.block_network else self._host.resolver,
@@ -171,7 +171,7 @@ class LocalMachine:
                 self._died("died", "its first process ended, and with it all others")
 
         ready = Reading()
-        written = tape.open()
+        written = calls.open()
         try:
             self._begun = True  # whatever happens to us, the start goes on and is reported
             await asyncio.shield(

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
-from orchard.injector.agent.seal import (
+from orchard.injector.agent.signing import (
     KEY_SIZE,
     LINE,
     REASON_HEADER,

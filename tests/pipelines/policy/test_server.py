@@ -12,7 +12,7 @@ from orchard.schemas.messages import VersionRun
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 from tests.pipelines.policy.small_models import BASH
 
 HELLO = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix add.py"}]
@@ -50,7 +50,7 @@ async def test_a_turn_is_recorded_with_all_its_tokens(serve, model_directory, tm
     async def publish(fact):
         published.append(fact)
 
-    trace = Trace(publish, BlobStore(str(tmp_path)))
+    trace = MessageTree(publish, BlobStore(str(tmp_path)))
     leaf = await trace.user(await trace.system("You mend code."), "Fix add.py")
     async with client_of(server) as client:
         completion = await client.complete(SPEC, trace.messages(leaf), [BASH], seed=5, timeout=60)

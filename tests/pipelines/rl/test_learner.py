@@ -15,7 +15,7 @@ from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl import learner as learner_module
 from orchard.pipelines.rl.learner import Learner, StepFigures, Trained
 from orchard.pipelines.rl.losses import LossSettings, Ratio, Reduction, policy_loss
-from orchard.pipelines.rl.sequences import Sequence, sequences
+from orchard.pipelines.rl.sequences import TokenSequence, sequences
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.processes import Processes
@@ -43,7 +43,7 @@ def rollouts(seed=0) -> list[Trained]:
             mask = [0, 0, *(random.random(length - 2) < 0.5).astype(int).tolist()]
             mask[-1] = 1
             rows.append(
-                Sequence(
+                TokenSequence(
                     random.integers(0, VOCABULARY, length).tolist(),
                     mask,
                     [float(-4 + random.normal()) if trains else 0.0 for trains in mask],

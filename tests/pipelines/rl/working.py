@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.rollout import Workplace
+from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from orchard.workers.worker import Worker, WorkerSettings
 
@@ -27,7 +27,7 @@ async def one_worker(
 ) -> AsyncIterator[None]:
     """Rollouts that are requested are done; at the end it finishes those that it has, after an error none."""
     async with ModelClient(endpoints) as models, Claims(connection, Queue()) as claims:
-        workplace = Workplace(
+        dependencies = AttemptDependencies(
             worker="w",
             publisher=Publisher(connection),
             blobs=blobs,
@@ -36,7 +36,7 @@ async def one_worker(
             models=models,
         )
         worker = Worker(
-            workplace,
+            dependencies,
             claims,
             CampaignBook(connection),
             WorkerSettings(slots=slots),

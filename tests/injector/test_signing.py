@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.injector.agent import seal
-from orchard.injector.agent.seal import (
+from orchard.injector.agent import signing
+from orchard.injector.agent.signing import (
     Admitted,
     Guard,
     Seal,
@@ -67,7 +67,7 @@ class TestKeys:
     def test_every_sandbox_and_every_pod_has_its_own(self) -> None:
         keys = {sandbox_key(b"m", "a", "u"), sandbox_key(b"m", "b", "u"), sandbox_key(b"m", "a", "v")}
         assert len(keys) == 3
-        assert {len(key) for key in keys} == {seal.KEY_SIZE}
+        assert {len(key) for key in keys} == {signing.KEY_SIZE}
         assert sandbox_key(b"m", "ab", "c") != sandbox_key(b"m", "a", "bc")
 
     def test_the_same_for_every_replica(self) -> None:
@@ -80,7 +80,7 @@ class TestRequests:
     def test_what_was_sealed_passes(self, method: str, target: str, body: bytes, key: str | None) -> None:
         caller, agent = ends()
         request = caller.request(method, target, body=body, idempotency_key=key)
-        headers = request.headers | ({} if key is None else {seal.KEY_HEADER: key})
+        headers = request.headers | ({} if key is None else {signing.KEY_HEADER: key})
 
         admitted = agent.admit(method, target, headers)
 
@@ -92,7 +92,7 @@ class TestRequests:
     def test_no_part_can_be_changed(self, data: st.DataObject) -> None:
         caller, agent = ends()
         request = caller.request("POST", "/x?a=b", body=b"body", idempotency_key="k")
-        parts = {"method": "POST", "target": "/x?a=b", **request.headers, seal.KEY_HEADER: "k"}
+        parts = {"method": "POST", "target": "/x?a=b", **request.headers, signing.KEY_HEADER: "k"}
         name = data.draw(st.sampled_from(sorted(parts)))
         parts[name] = data.draw(st.text().filter(lambda other: other != parts[name]))
         method, target = parts.pop("method"), parts.pop("target")
@@ -100,7 +100,11 @@ class TestRequests:
         with pytest.raises(SealBroken):
             agent.admit(method, target, parts)
 
-    @given(name=st.sampled_from([seal.TIME_HEADER, seal.NONCE_HEADER, seal.BODY_HEADER, seal.SEAL_HEADER]))
+    @given(
+        name=st.sampled_from(
+            [signing.TIME_HEADER, signing.NONCE_HEADER, signing.BODY_HEADER, signing.SEAL_HEADER]
+        )
+    )
     def test_no_part_can_be_left_out(self, name: str) -> None:
         caller, agent = ends()
         headers = caller.request("GET", "/").headers
@@ -144,8 +148,8 @@ class TestReplays:
     ) -> None:
         """Whatever time a replay claims, it is the time that was sealed: the pair repeats, or is new."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(seal, "REMEMBERED", remembered)
-            seen, passed = seal._Seen(), set()
+            patch.setattr(signing, "REMEMBERED", remembered)
+            seen, passed = signing._Seen(), set()
             for sent, number in asked:
                 nonce = f"{sent} {number}".encode()
                 if seen.refusal(NOW + sent, nonce, NOW) is None:
@@ -157,7 +161,7 @@ class TestReplays:
         caller, agent = Seal(KEY, lambda: now), Guard(KEY, lambda: now)
         tracemalloc.start()
         try:
-            for number in range(3 * seal.REMEMBERED):
+            for number in range(3 * signing.REMEMBERED):
                 now = NOW + number / 1000
                 agent.admit("GET", "/", caller.request("GET", "/").headers).insist()
             taken, _ = tracemalloc.get_traced_memory()
@@ -170,12 +174,12 @@ class TestAnswers:
     @given(status=st.integers(100, 599), body=st.binary(), reason=texts)
     def test_the_agents_answer_passes(self, status: int, body: bytes, reason: str) -> None:
         request, admitted = exchange()
-        headers = admitted.answer(status, body, reason) | {seal.REASON_HEADER: reason}
+        headers = admitted.answer(status, body, reason) | {signing.REASON_HEADER: reason}
         request.check_whole(status, headers, body)
 
     def test_no_part_can_be_changed(self) -> None:
         request, admitted = exchange()
-        headers = admitted.answer(410, b"body", "died") | {seal.REASON_HEADER: "died"}
+        headers = admitted.answer(410, b"body", "died") | {signing.REASON_HEADER: "died"}
         with pytest.raises(SealBroken):
             request.check_whole(200, headers, b"body")
         with pytest.raises(SealBroken):
@@ -217,10 +221,10 @@ class TestStreams:
         assert opened(request, sent) == b"".join(pieces)
 
     def test_large_pieces_are_cut_into_frames(self) -> None:
-        piece = bytes(range(256)) * (seal.FRAME // 100)
+        piece = bytes(range(256)) * (signing.FRAME // 100)
         request, admitted = exchange(body=None)
         frames = framed(request, [piece])
-        assert max(map(len, frames)) <= seal.FRAME + 36
+        assert max(map(len, frames)) <= signing.FRAME + 36
         assert opened(admitted, b"".join(frames)) == piece
         sent = b"".join([*admitted.frames(piece), *admitted.frames(b"")])
         assert opened(request, sent) == piece

@@ -6,7 +6,7 @@ import pytest
 
 from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.coordinator import RunError, begin
-from orchard.pipelines.rl.handing import Handing
+from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.sequences import sequences
 from orchard.schemas.events import payload
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
@@ -43,7 +43,9 @@ async def make(connection, tmp_path):
     start = await begin(connection, blobs, PLAN)
 
     def made(staleness=2, one_sequence=True):
-        return Handing(PLAN, blobs, start, staleness=staleness, context=512, one_sequence=one_sequence)
+        return ExternalTrainer(
+            PLAN, blobs, start, staleness=staleness, context=512, one_sequence=one_sequence
+        )
 
     return made
 

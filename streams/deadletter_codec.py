@@ -7,7 +7,7 @@ import msgspec
 
 from orchard.schemas.identity import digest
 from orchard.streams import names
-from orchard.streams.confirmed import Message
+from orchard.streams.publish import Message
 from orchard.streams.records import StoredMessage
 
 _STREAM = "Orchard-Stream"

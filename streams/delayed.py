@@ -1,8 +1,8 @@
 """Delayed requests: durable on the server, invisible to the work queue and to KEDA until they are due.
 
 A delayed request is a message schedule (nats-server 2.12) on a subject of its own in LATER. At its time the
-server itself moves it to a `due` subject of the same stream, which survives any restart; `Later` then puts it
-on the work queue under its own id. Schedules cannot live in WORK itself: see `names.LATER`.
+server itself moves it to a `due` subject of the same stream, which survives any restart; `Delayed` then puts
+it on the work queue under its own id. Schedules cannot live in WORK itself: see `names.LATER`.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import logging
 from nats.aio.msg import Msg
 
 from orchard.streams import names
-from orchard.streams.confirmed import Message, store
 from orchard.streams.connection import Connection
+from orchard.streams.deadletter_codec import Dead, letter
 from orchard.streams.entries import Place, place_in, work_subject
-from orchard.streams.letters import Dead, letter
 from orchard.streams.placing import Verdict, place
+from orchard.streams.publish import Message, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, nak_for, settle
 from orchard.streams.records import Delivery
@@ -30,7 +30,7 @@ _FULL_WAIT = 2.0
 _PULL_SECONDS = 30.0
 
 
-class Later:
+class Delayed:
     """Puts requests on the work queue when they are due. Any number of these may run."""
 
     def __init__(self, connection: Connection) -> None:

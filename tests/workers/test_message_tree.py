@@ -12,7 +12,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion
 from orchard.workers.machine import CommandOutcome
-from orchard.workers.trace import Trace
+from orchard.workers.message_tree import MessageTree
 
 LS = ToolCall(id="1", name="bash", arguments='{"command":"ls"}')
 
@@ -27,7 +27,7 @@ def trace(published, blobs):
     async def publish(data):
         published.append(data)
 
-    return Trace(publish, blobs)
+    return MessageTree(publish, blobs)
 
 
 def outcome(output="", returncode=0, seconds=0.5):
@@ -141,6 +141,6 @@ async def test_a_blob_that_cannot_be_stored_is_our_failure(tmp_path, published):
     store = tmp_path / "file"
     store.write_text("not a directory")
     with pytest.raises(InfrastructureError) as caught:
-        await Trace(publish, BlobStore(store)).user(None, "x" * (INLINE_LIMIT + 1))
+        await MessageTree(publish, BlobStore(store)).user(None, "x" * (INLINE_LIMIT + 1))
     assert caught.value.cause is AbortCause.STORE_FAILED
     assert published == []

@@ -10,16 +10,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orchard.injector.agent.pod.sealing import Sealing
-from orchard.injector.agent.seal import Seal, sandbox_key
+from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxFailed
-from orchard.injector.kubernetes import introductions as module
+from orchard.injector.kubernetes import key_exchange as module
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.introductions import Introductions
+from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import Health
@@ -47,7 +47,7 @@ class Side:
         settings = KubernetesSettings(agent_image="x", namespace="sandboxes", port=port)
         self.cache = PodCache(api, "sandboxes")
         self.agents = Agents(api, self.cache, Activity(api, self.cache), settings, secret)
-        self.introductions = Introductions(api, self.cache, self.agents, settings, identity)
+        self.introductions = KeyExchange(api, self.cache, self.agents, settings, identity)
 
     async def settles(self) -> None:
         """Follow the cluster; return when there is nothing left to be introduced."""

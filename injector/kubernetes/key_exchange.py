@@ -41,7 +41,7 @@ PAUSE = 0.2
 log = logging.getLogger(__name__)
 
 
-class Introductions:
+class KeyExchange:
     """Follows the cache, and introduces what has started."""
 
     def __init__(

@@ -5,13 +5,13 @@ in Python that takes a fork of the interpreter, whose pages are copied as they a
 of processor time. This program is started without a copy of anything and needs a tenth of that. It also has
 nothing in its memory but the command it will be.
 
-The tape is an in-memory file at descriptor 3. It begins with where the program says what failed, then come
+The list is an in-memory file at descriptor 3. It begins with where the program says what failed, then come
 the calls, 64 bytes each: number, five arguments, the errors that are passed over (a bit for each errno; the
 lowest bit: a result other than zero is the end), the step that the call belongs to. The last call must be one
 that does not return.
 
 A process enters a pid namespace by `bear`: what was prepared outside, unseen by anybody inside, goes to a
-child that appears there complete. The child is one of the starter's own, and its id stands in the tape.
+child that appears there complete. The child is one of the starter's own, and its id stands in the list.
 """
 
 import errno
@@ -25,7 +25,7 @@ from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
 
 DESCRIPTOR = 3
-"""Where the program expects the tape."""
+"""Where the program expects the list."""
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 ANY_ERROR = tuple(range(1, 64))
 
@@ -98,7 +98,7 @@ def open_program(machine: str) -> int:
     return sealed_file("sandbox-entry", elf(machine, _CODE[machine]), executable=True)
 
 
-class Tape:
+class SyscallProgram:
     """Calls and the data they point to, for a machine as `os.uname` names it."""
 
     def __init__(self, machine: str) -> None:
@@ -167,11 +167,11 @@ class Tape:
         self.call("execve", *paths[-1], environment, step=step)
 
     def open(self) -> int:
-        """Descriptor of a new file with the tape. Raises OSError (E2BIG) when there is too much on it."""
+        """Descriptor of a new file with the calls. Raises OSError (E2BIG) when there is too much on it."""
         head = _HEADER.pack(0, 0, _ADDRESS + _CALLS, 0)
         if _CALLS + len(self._calls) > _DATA or _DATA + len(self._data) > _SIZE:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-        descriptor = os.memfd_create("tape", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("calls", os.MFD_CLOEXEC)
         view, place = memoryview(self._data), _DATA
         os.pwrite(descriptor, head + bytes(_CALLS - len(head)) + self._calls, 0)
         while view:
@@ -180,12 +180,12 @@ class Tape:
         return descriptor
 
 
-def failure(tape: int) -> tuple[int, int] | None:
+def failure(calls: int) -> tuple[int, int] | None:
     """The errno and the step of the call that failed, when one did."""
-    number, step, _, _ = _HEADER.unpack(os.pread(tape, _HEADER.size, 0))
+    number, step, _, _ = _HEADER.unpack(os.pread(calls, _HEADER.size, 0))
     return (number, step) if number else None
 
 
-def child(tape: int) -> int:
+def child(calls: int) -> int:
     """The process id of the child that was born, as its starter sees it; 0 before."""
-    return int(_HEADER.unpack(os.pread(tape, _HEADER.size, 0))[3])
+    return int(_HEADER.unpack(os.pread(calls, _HEADER.size, 0))[3])

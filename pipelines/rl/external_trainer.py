@@ -10,7 +10,7 @@ from contextlib import aclosing
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.feed import Feed, feed_subjects, refusal
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.sequences import NotSampled, Sequence
+from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.schemas.events import make_event, payload
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
 from orchard.storage.blobs import BlobStore
@@ -23,11 +23,11 @@ from orchard.streams.replay import replay_batches
 
 SOURCE = "orchard/rl/handing"
 
-Handed = tuple[GroupAssembled, list[list[Sequence]]]
+Handed = tuple[GroupAssembled, list[list[TokenSequence]]]
 """A group with the sequences of each member."""
 
 
-class Handing:
+class ExternalTrainer:
     """What one run hands out. `start` is the sequence of the run's first event."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Handing:
 
     async def _usable(
         self, publisher: Publisher, group: GroupAssembled, number: int
-    ) -> list[list[Sequence]] | None:
+    ) -> list[list[TokenSequence]] | None:
         """The sequences of a group's members; None for a group that is dropped, with a reason in the log."""
         try:
             rows = await self._feed.sampled(group)
@@ -162,7 +162,7 @@ class Handing:
             self._updates.setdefault(data.version, (sequence, data))
 
 
-def _split(group: GroupAssembled, rows: list[list[Sequence]]) -> str | None:
+def _split(group: GroupAssembled, rows: list[list[TokenSequence]]) -> str | None:
     """The first member that is not one sequence."""
     return next(
         (member.rollout_id for member, own in zip(group.members, rows, strict=True) if len(own) != 1), None

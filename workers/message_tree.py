@@ -69,7 +69,7 @@ class Totals(msgspec.Struct, kw_only=True):
         )
 
 
-class Trace:
+class MessageTree:
     """Append-only tree of messages. A parent and a content make an id, so an equal node is the same node.
 
     Keys of known vendors are masked before a node is made: what is stored, what a model is shown next and
