@@ -1,0 +1,115 @@
+"""What users do on a store and a stream of a million rollouts: time, processor time and memory of each.
+
+`python -m tests.benchmarks.bench_million [ROLLOUTS]`. The history is that of `million`, on a real server; the
+commands are processes of the real command line, as a user starts them, and nothing else of the pipeline runs.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.reconciling import Reconciler
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.topology import declare
+from tests.benchmarks.million import Plan, fill_store, fill_stream
+
+QUERIES = {
+    "resolved by model": "select model, avg(resolved::int), count(*) from rollouts group by 1 order by 1",
+    "cost by campaign": "select campaign, sum(cost_usd), sum(prompt_tokens) from llm_calls group by 1",
+    "messages of one rollout": "select role, content from messages where rollout_id = "
+    "(select rollout_id from rollouts order by rollout_id limit 1)",
+}
+
+
+class Cost(NamedTuple):
+    """Of one command."""
+
+    seconds: float
+    processor: float
+    """Seconds, of the command alone."""
+    peak: float
+    """MiB of resident memory."""
+
+
+def tell(name: str, value: float, unit: str, **more: object) -> None:
+    """One figure, as a line of JSON."""
+    sys.stdout.write(json.dumps({"name": name, "value": round(value, 2), "unit": unit, **more}) + "\n")
+    sys.stdout.flush()
+
+
+def orchard(environment: dict[str, str], *words: str) -> Cost:
+    """One command of the command line. Raises RuntimeError with what it said where it fails."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-m", "orchard", *words]
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        took = time.perf_counter() - began
+        if status:
+            said.seek(0)
+            raise RuntimeError(f"orchard {' '.join(words)}: {said.read().decode()[-2000:]}")
+    return Cost(took, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+async def measured(environment: dict[str, str], name: str, *words: str) -> None:
+    """Tells what a command costs."""
+    cost = await asyncio.to_thread(orchard, environment, *words)
+    tell(name, cost.seconds, "s", processor_seconds=round(cost.processor, 2), peak_mib=round(cost.peak))
+
+
+async def main(rollouts: int) -> None:
+    """Tells every figure."""
+    plan = Plan(rollouts=rollouts)
+    with tempfile.TemporaryDirectory() as directory:
+        store = f"{directory}/store"
+        settings = NatsSettings(work_max_messages=3 * rollouts)
+        async with (
+            EmbeddedServer(Path(directory) / "nats") as server,
+            connect(settings, name="bench", url=server.url) as connection,
+        ):
+            await declare(connection, settings, [Queue()])
+            environment = {"ORCHARD_NATS__URL": server.url, "ORCHARD_STORE": store}
+            began = time.perf_counter()
+            events = await fill_stream(plan, connection, store)
+            tell("events of the history", events, "events", seconds=round(time.perf_counter() - began))
+            await asyncio.to_thread(fill_store, plan, store)
+            last = f"million-{plan.campaigns - 1}"
+            await measured(environment, "status", "status")
+            for name, query in QUERIES.items():
+                await measured(environment, f"sql: {name}", "sql", query)
+            await measured(environment, "resume with nothing to offer", "resume", last)
+            reconciler = Reconciler(connection, BlobStore(store))
+            for name in ("reconcile, first pass", "reconcile, second pass"):
+                began, own = time.perf_counter(), time.process_time()
+                offered = await reconciler.look()
+                own = time.process_time() - own
+                tell(name, time.perf_counter() - began, "s", processor_seconds=round(own, 2), offered=offered)
+            await measured(
+                environment, f"archive of {plan.size(0):,} rollouts", "log", "archive", "million-0"
+            )
+            spec = msgspec.structs.replace(
+                plan.spec(0), name="submitted", samples=plan.samples * plan.campaigns
+            )
+            began, own = time.perf_counter(), time.process_time()
+            async for _ in Campaigns(connection, BlobStore(store)).submit(spec):
+                pass
+            took, own = time.perf_counter() - began, time.process_time() - own
+            rate = round(spec.size / took)
+            tell(f"submit of {spec.size:,}", took, "s", processor_seconds=round(own, 2), a_second=rate)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000))
