@@ -38,8 +38,8 @@ class Refuted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Proven | Refuted:
-    """The verdict over the runs: rewards of the known solution, and of nothing. There is at least one of each;
-    only a task that is not graded by tests may have no known solution, and then no `gold`."""
+    """The verdict over the runs: rewards of the known solution, and of nothing, one or more of each. Only a
+    task that is not graded by tests may have no known solution, and then `gold` is empty."""
     if isinstance(task.grading, SWETests):
         return _by_tests(task, task.grading, gold, empty)
     for rewards, when in ((empty, "without a solution"), (gold, "with the known solution")):

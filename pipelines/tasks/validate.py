@@ -1,4 +1,4 @@
-"""Proving tasks: the known solution must resolve a task and nothing at all must not, each time it is tried."""
+"""Proving tasks: the known solution must resolve a task and nothing at all must not, each time."""
 
 import itertools
 import time
