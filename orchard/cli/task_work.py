@@ -1,24 +1,31 @@
 """What the `tasks` commands do: register, make, prove; each with a progress bar where it takes long."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.config import ConfigError
+from orchard.injector.agent.local.images import ImageStore
 from orchard.pipelines.tasks.catalogue import catalogue
+from orchard.pipelines.tasks.directories import Directory, directories, directory_task, read_directory
+from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.environments import Environments, SynthesisSettings
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.packages import PackageCache
 from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
 from orchard.pipelines.tasks.releases import Pair, choose_pairs
 from orchard.pipelines.tasks.repositories import Change, Wanted, make_task
+from orchard.pipelines.tasks.swe_files import Reader, check_rows
 from orchard.pipelines.tasks.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.pipelines.tasks.workshop import as_ready
+from orchard.running import UNSAFE_HOST
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
 from orchard.session import Session
@@ -42,6 +49,20 @@ async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
     async with registry(session) as kept:
         known = await asyncio.to_thread(known_hashes, session.config.store)
         return len(await kept.register(tasks, known))
+
+
+def import_rows(session: Session, file: Path, read: Reader, skip_malformed: bool) -> None:
+    """Import the tasks of a file's rows, all of which are checked before."""
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
+    rows = check_rows(file, read, skip_malformed=skip_malformed)
+    for problem in rows.problems:
+        console.print(f"[yellow]left out:[/] {escape(str(problem))}", highlight=False)
+    new = asyncio.run(register_tasks(session, rows.tasks()))
+    console.print(
+        f"[bold green]imported[/] {new} new tasks of {rows.good} in {escape(file.name)}. "
+        "Prove them with: orchard tasks validate"
+    )
 
 
 async def synthesize_tasks(
@@ -126,6 +147,36 @@ async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: in
         f"[bold green]proven[/] {fixed} tests must come to pass, {kept} must stay{dropped}: "
         f"`orchard tasks show {escape(task.task_id)}`"
     )
+
+
+async def harbor_tasks(session: Session, root: Path, image: str) -> None:
+    """Import the task directories at `root`, in their own images, built where need be, or in `image`."""
+    found = [read_directory(path) for path in directories(root)]
+    twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
+    if twice:
+        raise TaskError(f"{root} has several tasks with the name {twice[0]!r}: names must be unique")
+    tasks = [await asyncio.to_thread(_directory_task, session, each, image) for each in found]
+    new = await register_tasks(session, tasks)
+    console.print(
+        f"[bold green]imported[/] {new} new tasks of {len(tasks)}. Prove them with: orchard tasks validate"
+    )
+
+
+def _directory_task(session: Session, directory: Directory, image: str) -> Task:
+    name = image or directory.image_name
+    local = ImageStore(session.directory / "sandboxes")
+    if name not in local.names() and not image and not directory.image:
+        if session.config.sandbox.url not in (None, UNSAFE_HOST):
+            raise TaskError(
+                f"{directory.path}: sandboxes are made at {session.config.sandbox.url}, so build "
+                f"{directory.dockerfile} there and pass --image"
+            )
+        console.print(f"building {escape(name)}", style="dim", highlight=False)
+        build_image(session.directory / "sandboxes", directory.context, name)
+    if name not in ("host", *local.names()):
+        return directory_task(directory, name)
+    known = local.find(name)
+    return directory_task(directory, name, known.working_directory, known.environment)
 
 
 async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, concurrency: int) -> int:

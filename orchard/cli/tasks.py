@@ -1,6 +1,7 @@
 """`tasks import|synthesize|validate|list`: where tasks come from and whether they can be trusted."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,17 @@ import typer
 from rich.table import Table
 
 from orchard.cli import own_tasks
-from orchard.cli.task_work import impossible_tasks, register_tasks, synthesize_tasks, validate_tasks
+from orchard.cli.task_work import (
+    import_rows,
+    impossible_tasks,
+    register_tasks,
+    synthesize_tasks,
+    validate_tasks,
+)
 from orchard.config import ConfigError
 from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
-from orchard.pipelines.tasks.swe_files import check_rows
-from orchard.pipelines.tasks.swe_rows import Family
+from orchard.pipelines.tasks.swe_rows import Family, Given, task_from_row
 from orchard.schemas.plugins import GUIDE, Kind, names, need
 from orchard.session import Session
 from orchard.storage.reader import open_tables
@@ -29,21 +35,29 @@ def import_(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="SWE-bench family rows: .parquet or .jsonl.")],
     family: Annotated[Family | None, typer.Option(help="Found by the columns unless given.")] = None,
+    test_command: Annotated[
+        str, typer.Option(help="Runs the tests, for rows with no column test_command; {tests}: their files.")
+    ] = "",
+    parser: Annotated[
+        str, typer.Option(help="Reads its output, for rows with no column log_parser.", show_default="pytest")
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="For rows with no column image_name; {instance_id}: the row's.")
+    ] = "",
+    workdir: Annotated[str, typer.Option(help="The repository in the image.", show_default="/testbed")] = "",
     skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Import the good rows.")] = False,
 ) -> None:
     """Import rows of SWE-bench, SWE-rebench, SWE-rebench V2 or Scale-SWE.
 
-    All rows are checked before the first one is imported; importing again adds nothing twice.
-    """
-    session: Session = context.obj
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
-    rows = check_rows(file, family=family, skip_malformed=skip_malformed)
-    for problem in rows.problems:
-        console.print(f"[yellow]left out:[/] {problem}", highlight=False)
+    All rows are checked before the first one is imported; importing again adds nothing twice. Rows with the
+    columns of SWE-bench may be of any repository, where its test command is given. For example:
 
-    new = asyncio.run(register_tasks(session, rows.tasks()))
-    console.print(f"[bold green]imported[/] {new} new tasks of {rows.good} in {file.name}")
+        orchard tasks import verified.parquet
+        orchard tasks import ours.jsonl --image "ours/{instance_id}:1" --test-command "pytest -q {tests}"
+        orchard tasks import theirs.jsonl --test-command "make check" --parser junit --workdir /src
+    """
+    given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir)
+    import_rows(context.obj, file, partial(task_from_row, family=family, given=given), skip_malformed)
 
 
 @app.command("from-source")

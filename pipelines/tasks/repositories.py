@@ -20,7 +20,7 @@ from orchard.pipelines.tasks.environments import Environments, done, snapshot
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.releases import Kind, conceal, kind_of
 from orchard.pipelines.tasks.trees import pack
-from orchard.pipelines.tasks.trial import Trial, tried
+from orchard.pipelines.tasks.trial import Trial, reporting, tried
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.commands import Framework, recognised
@@ -142,16 +142,6 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
         memory=wanted.memory,
         labels={"base": change.base, "gold": change.gold},
     )
-
-
-def reporting(command: str, parser: str = "") -> tuple[str, str]:
-    """The command, made to name each test and its result, and the parser of what it prints."""
-    call = recognised(command)
-    if call is None:
-        return command, parser or "pytest"
-    if call.framework is Framework.UNITTEST:
-        return (command if " -v" in command else f"{command} -v"), parser or "unittest"
-    return f"{command} -rA -p no:cacheprovider --continue-on-collection-errors", parser or "pytest"
 
 
 def _statement(change: Change) -> str:

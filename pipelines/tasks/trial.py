@@ -6,6 +6,7 @@ import msgspec
 
 from orchard.pipelines.tasks import outcomes
 from orchard.pipelines.tasks.errors import NotATask
+from orchard.workers.graders.commands import Framework, recognised
 from orchard.workers.graders.parsers import parse
 from orchard.workers.sandboxes import SandboxMachine
 
@@ -32,6 +33,16 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     pass_to_pass: tuple[str, ...]
     messages: dict[str, str]
     """For each test that fails before, its line in pytest's summary."""
+
+
+def reporting(command: str, parser: str = "") -> tuple[str, str]:
+    """The command, made to name each test and its result, and the parser of what it prints."""
+    call = recognised(command)
+    if call is None:
+        return command, parser or "pytest"
+    if call.framework is Framework.UNITTEST:
+        return (command if " -v" in command else f"{command} -v"), parser or "unittest"
+    return f"{command} -rA -p no:cacheprovider --continue-on-collection-errors", parser or "pytest"
 
 
 async def tried(trial: Trial, machine: SandboxMachine, test_patch: str, gold_patch: str) -> Found:

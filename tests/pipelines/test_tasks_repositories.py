@@ -9,7 +9,8 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.environments import Environments, SynthesisSettings
 from orchard.pipelines.tasks.errors import NotATask, TaskError
 from orchard.pipelines.tasks.packages import PackageCache
-from orchard.pipelines.tasks.repositories import Wanted, make_task, read_change, reporting
+from orchard.pipelines.tasks.repositories import Wanted, make_task, read_change
+from orchard.pipelines.tasks.trial import reporting
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.tasks import SWETests
