@@ -175,7 +175,11 @@ def test_installation_configuration_may_be_json_text() -> None:
         ({**SWE_BENCH, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS", "names no test"),
         ({**SWE_BENCH, "PASS_TO_PASS": [1]}, "PASS_TO_PASS", "must be a list of test names"),
         ({**SWE_BENCH, "repo": "requests"}, "repo", "must be `owner/name`"),
-        ({**SWE_BENCH, "repo": "owner/unheard-of"}, "repo", "give it in a column `test_command`, or pass --test-command"),
+        (
+            {**SWE_BENCH, "repo": "owner/unheard-of"},
+            "repo",
+            "give it in a column `test_command`, or pass --test-command",
+        ),
         ({**SWE_BENCH, "test_patch": _patch("data/a.json")}, "test_patch", "touches no test file"),
         ({**SWE_REBENCH, "install_config": "{"}, "install_config", "is text that is not a JSON object"),
         ({**SWE_REBENCH, "install_config": {}}, "install_config", "must hold a shell command"),
