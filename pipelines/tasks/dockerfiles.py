@@ -62,5 +62,6 @@ def _run(command: list[str]) -> None:
     except subprocess.TimeoutExpired:
         raise TaskError(f"`{' '.join(command)}` did not end within {BUILD_SECONDS:g} s") from None
     if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip().splitlines()[-5:]
-        raise TaskError(f"`{' '.join(command)}` failed with {done.returncode}: {' / '.join(said)}")
+        lines = (line.strip() for line in done.stdout.decode(errors="replace").splitlines())
+        said = [line for line in lines if line][-3:]
+        raise TaskError(f"`{' '.join(command)}` failed with {done.returncode}: {'; '.join(said)}")
