@@ -15,7 +15,7 @@ import msgspec
 from orchard.cli.datasets import announce
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
-from orchard.cli.tasks import registry
+from orchard.cli.task_work import registry
 from orchard.cli.values import annotate_campaign
 from orchard.demonstrations import (
     ANSWER_TOKENS,

@@ -117,7 +117,7 @@ class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
-    """The gold patch resolved and the empty patch did not, `runs` times each."""
+    """The known solution resolved and nothing at all did not, `runs` times each."""
 
     task_id: str
     task_hash: str
@@ -126,6 +126,8 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
     without_canary: tuple[str, ...] | None = None
     """Tests of `fail_to_pass` that could not be asked for wrong answers: they assert no constant, or the gold
     patch does not tell theirs apart. None in events that are older."""
+    detail: str | None = None
+    """What the runs could not show: that it can be solved, where no solution is known."""
 
 
 class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):

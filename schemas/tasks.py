@@ -84,7 +84,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     """Variables for every command in the image: `BASH_ENV` where a startup file activates what it needs."""
     gold_patch: str = ""
-    """The known solution, never shown to a model; empty when there is none."""
+    """The known solution, never shown to a model; empty when there is none. A diff, or for a task that is
+    graded in place a shell script, run in `workdir`."""
     hints: str = ""
     version: str = ""
     cpu: str = "1"

@@ -1,14 +1,16 @@
-"""`images import|list`: what local sandboxes can be made from."""
+"""`images import|build|list`: what local sandboxes can be made from."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from orchard.config import ConfigError
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local.archives import import_image
 from orchard.injector.agent.local.images import ImageStore
+from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.session import Session
 from orchard.terminal import console
 
@@ -37,6 +39,26 @@ def import_(
     except AgentError as error:
         raise ConfigError(error.detail) from error
     console.print(f"[bold green]imported[/] {image.name}, {len(image.layers)} layers")
+
+
+@app.command()
+def build(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Build context, with a Dockerfile.")],
+    name: Annotated[str, typer.Option(help="Its name here, as repository:tag.")],
+    file: Annotated[
+        Path | None, typer.Option(help="Another Dockerfile.", show_default="DIRECTORY/Dockerfile")
+    ] = None,
+) -> None:
+    """Build a Dockerfile by buildah or docker, whichever is installed, and import the image.
+
+    For example:
+
+        orchard images build ./desk --name ours/desk:1
+    """
+    session: Session = context.obj
+    image = build_image(session.directory / "sandboxes", directory, name, file)
+    console.print(f"[bold green]built[/] {escape(image.name)}, {len(image.layers)} layers")
 
 
 @app.command("list")

@@ -13,7 +13,7 @@ import uvloop
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, stop_on_signals, up_environment, with_endpoint
 from orchard.cli.reading import rows_table
-from orchard.cli.tasks import synthesize_tasks, validate_tasks
+from orchard.cli.task_work import synthesize_tasks, validate_tasks
 from orchard.config import Config, ConfigError
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.reports import duration

@@ -1,37 +1,29 @@
 """`tasks import|synthesize|validate|list`: where tasks come from and whether they can be trusted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from orchard.cli import own_tasks
+from orchard.cli.task_work import (
+    import_rows,
+    impossible_tasks,
+    register_tasks,
+    synthesize_tasks,
+    validate_tasks,
+)
 from orchard.config import ConfigError
-from orchard.pipelines.tasks.catalogue import catalogue
-from orchard.pipelines.tasks.packages import PackageCache
-from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
-from orchard.pipelines.tasks.releases import Pair, choose_pairs
+from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
-from orchard.pipelines.tasks.swe_files import check_rows
-from orchard.pipelines.tasks.swe_rows import Family
-from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
-from orchard.pipelines.tasks.workshop import as_ready
-from orchard.schemas.events import TaskValidated
+from orchard.pipelines.tasks.swe_rows import Family, Given, task_from_row
 from orchard.schemas.plugins import GUIDE, Kind, names, need
-from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
 from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.streams.publisher import Publisher
 from orchard.terminal import console
-
-RECENT_PAIRS = 30
-"""Neighbouring releases of a package that --any-release tries, newest first."""
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
 
@@ -43,21 +35,29 @@ def import_(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="SWE-bench family rows: .parquet or .jsonl.")],
     family: Annotated[Family | None, typer.Option(help="Found by the columns unless given.")] = None,
+    test_command: Annotated[
+        str, typer.Option(help="Runs the tests, for rows with no column test_command; {tests}: their files.")
+    ] = "",
+    parser: Annotated[
+        str, typer.Option(help="Reads its output, for rows with no column log_parser.", show_default="pytest")
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="For rows with no column image_name; {instance_id}: the row's.")
+    ] = "",
+    workdir: Annotated[str, typer.Option(help="The repository in the image.", show_default="/testbed")] = "",
     skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Import the good rows.")] = False,
 ) -> None:
     """Import rows of SWE-bench, SWE-rebench, SWE-rebench V2 or Scale-SWE.
 
-    All rows are checked before the first one is imported; importing again adds nothing twice.
-    """
-    session: Session = context.obj
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
-    rows = check_rows(file, family=family, skip_malformed=skip_malformed)
-    for problem in rows.problems:
-        console.print(f"[yellow]left out:[/] {problem}", highlight=False)
+    All rows are checked before the first one is imported; importing again adds nothing twice. Rows with the
+    columns of SWE-bench may be of any repository, where its test command is given. For example:
 
-    new = asyncio.run(register_tasks(session, rows.tasks()))
-    console.print(f"[bold green]imported[/] {new} new tasks of {rows.good} in {file.name}")
+        orchard tasks import verified.parquet
+        orchard tasks import ours.jsonl --image "ours/{instance_id}:1" --test-command "pytest -q {tests}"
+        orchard tasks import theirs.jsonl --test-command "make check" --parser junit --workdir /src
+    """
+    given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir)
+    import_rows(context.obj, file, partial(task_from_row, family=family, given=given), skip_malformed)
 
 
 @app.command("from-source")
@@ -87,13 +87,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise ConfigError(f"--option {text!r} must be KEY=VALUE")
     return key, value
-
-
-async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
-    """Import tasks; returns how many are new."""
-    async with registry(session) as kept:
-        known = await asyncio.to_thread(known_hashes, session.config.store)
-        return len(await kept.register(tasks, known))
 
 
 @app.command()
@@ -200,106 +193,4 @@ def list_(
     console.print(table)
 
 
-@asynccontextmanager
-async def registry(session: Session) -> AsyncIterator[TaskRegistry]:
-    """A registry; when the block ends, what it published is in the tables that other commands read."""
-    async with session.connection("tasks") as connection:
-        yield TaskRegistry(Publisher(connection), session.blobs)
-        await session.committed(connection)
-
-
-async def synthesize_tasks(
-    session: Session, *, packages: Sequence[str], limit: int, concurrency: int, uncatalogued: bool = False
-) -> int:
-    """Make up to `limit` tasks, with a progress bar; returns how many are new. Goes on where it was."""
-    settings = SynthesisSettings(concurrency=concurrency)
-    cache = PackageCache(session.directory / "packages")
-    pairs = await _recent_pairs(cache, packages) if uncatalogued else catalogue(packages)
-    async with registry(session) as tasks, session.sandboxes() as client:
-        known = await asyncio.to_thread(known_hashes, session.config.store)
-        made = 0
-        with _bar() as bar:
-            row = bar.add_task("synthesizing", total=limit)
-            bar.update(row, completed=min(limit, sum(pair.task_id in known for pair in pairs)))
-            synthesizer = Synthesizer(client, cache, settings)
-            async for result in synthesizer.many(pairs, known=known, limit=limit):
-                if isinstance(result, Rejection):
-                    name = f"{result.pair.package} {result.pair.old} to {result.pair.new}"
-                    bar.console.print(f"  no task from {name}: {result.reason}", style="dim", highlight=False)
-                    continue
-                await tasks.register([result])
-                made += 1
-                bar.advance(row)
-    return made
-
-
-async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pair]:
-    if not packages:
-        raise ConfigError("--any-release needs package names: orchard tasks synthesize NAME --any-release")
-    return [
-        pair
-        for package in packages
-        for pair in choose_pairs(package, await cache.versions(package), limit=RECENT_PAIRS)
-    ]
-
-
-async def validate_tasks(
-    session: Session, *, ids: Sequence[str], runs: int, concurrency: int
-) -> tuple[int, int]:
-    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected)."""
-    chosen = await asyncio.to_thread(_to_validate, session, ids)
-    valid = rejected = 0
-    async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
-        with _bar() as bar:
-            row = bar.add_task("validating", total=len(chosen))
-            async for verdict in validator.many(chosen):
-                await tasks.record(verdict)
-                bar.advance(row)
-                if isinstance(verdict.event, TaskValidated):
-                    valid += 1
-                    continue
-                rejected += 1
-                bar.console.print(
-                    f"  {verdict.original.task_id}: {verdict.event.reason}, {verdict.event.detail[:150]}",
-                    style="dim",
-                    highlight=False,
-                )
-    return valid, rejected
-
-
-async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, concurrency: int) -> int:
-    """Make up to `limit` impossible variants of proven tasks, with a progress bar; how many are new."""
-    store = session.config.store
-    every = await asyncio.to_thread(partial(read_tasks, store, ids=ids, only_valid=True))
-    known = {each.labels.get("impossible_of") for each in every}
-    chosen = [task for task in every if task.source != IMPOSSIBLE and task.task_id not in known]
-    made = 0
-    async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(concurrency=concurrency))
-        with _bar() as bar:
-            row = bar.add_task("contradicting", total=min(limit, len(chosen)))
-            async for variant in as_ready(chosen, validator.impossible, concurrency=concurrency):
-                if variant is None:
-                    continue
-                await tasks.register([variant.task])
-                await tasks.record(variant)
-                made += 1
-                bar.advance(row)
-                if made == limit:
-                    break
-    return made
-
-
-def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
-    store = session.config.store
-    every = read_tasks(store, ids=ids)
-    if ids:
-        return every
-    unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    return [task for task in every if task_hash(task) in unproven]
-
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+own_tasks.register(app)

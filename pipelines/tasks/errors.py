@@ -6,10 +6,10 @@ class TaskError(ValueError):
 
 
 class MalformedRow(TaskError):
-    """A row that is not a task: names the row, the column and what is wrong."""
+    """A row that is not a task: names the row, the column where it is one's fault, and what is wrong."""
 
     def __init__(self, row: int, column: str, problem: str) -> None:
-        super().__init__(f"row {row}, column {column}: {problem}")
+        super().__init__(f"row {row}, column {column}: {problem}" if column else f"line {row}: {problem}")
         self.row = row
         self.column = column
 

@@ -27,6 +27,19 @@ _DATE = "2000-01-01T00:00:00+0000"
 _IGNORED = ("__pycache__/", "*.py[co]", ".pytest_cache/", ".hypothesis/", ".mypy_cache/", "*.egg-info/")
 
 
+_WHO = " ".join(
+    f"GIT_{role}_{key}='{value}'"
+    for role in ("AUTHOR", "COMMITTER")
+    for key, value in (("NAME", _IDENTITY), ("EMAIL", f"{_IDENTITY}@localhost"), ("DATE", _DATE))
+)
+_NEW_REPOSITORY = (
+    f"cd {WORKDIR}\n"
+    "git init -q .\n"
+    f"git config user.name {_IDENTITY}\ngit config user.email {_IDENTITY}@localhost\n"
+    f"git config core.autocrlf false\n{STAT_CACHE}"
+    "printf '" + "\\n".join(_IGNORED) + "\\n' > .git/info/exclude\n"
+)
+
 _REMOVE = """\
 import importlib.metadata, pathlib, shutil, sys, sysconfig
 site = pathlib.Path(sysconfig.get_paths()["purelib"])
@@ -69,32 +82,49 @@ def environment_script(interpreter: str, archive: str) -> str:
 def repository_script(name: str, source: str, metadata: str) -> str:
     """Shell: a git repository of one commit at WORKDIR from the tar `source`, `metadata` installed.
 
-    Where the test runner or a dependency brought another release of `name`, it is removed: it may hold the
-    solution. Prints the commit last, which depends on the files alone.
+    Prints the commit last, which depends on the files alone.
     """
-    ignored = "\\n".join(_IGNORED)
-    who = " ".join(
-        f"GIT_{role}_{key}='{value}'"
-        for role in ("AUTHOR", "COMMITTER")
-        for key, value in (("NAME", _IDENTITY), ("EMAIL", f"{_IDENTITY}@localhost"), ("DATE", _DATE))
+    return (
+        metadata_script(name, metadata) + f"mkdir -p {WORKDIR}\n"
+        f"{PYTHON} -m tarfile -e {source} {WORKDIR}\n"
+        f"rm {source}\n"
+        f"{_NEW_REPOSITORY}"
+        "git add -Af .\n"
+        f"{_WHO} git -c commit.gpgsign=false commit -q -m 'The release as published'\n"
+        f"{PYTHON} -m compileall -qq . || true\n"  # some tests are files that do not compile
+        "git rev-parse HEAD\n"
     )
+
+
+def metadata_script(name: str, metadata: str) -> str:
+    """Shell: the tar `metadata` in site-packages. Another release of `name`, that a dependency
+    brought, is removed: it may hold the solution."""
     return (
         "set -e\n"
         f"site=$({PYTHON} -c 'import sysconfig; print(sysconfig.get_paths()[\"purelib\"])')\n"
         f"{PYTHON} -c {shlex.quote(_REMOVE)} {shlex.quote(name)}\n"
-        f"mkdir -p {WORKDIR}\n"
-        f'{PYTHON} -m tarfile -e {source} {WORKDIR}\n{PYTHON} -m tarfile -e {metadata} "$site"\n'
-        f"rm {source} {metadata}\n"
-        f"cd {WORKDIR}\n"
-        "git init -q .\n"
-        f"git config user.name {_IDENTITY}\ngit config user.email {_IDENTITY}@localhost\n"
-        f"git config core.autocrlf false\n{STAT_CACHE}"
-        f"printf '{ignored}\\n' > .git/info/exclude\n"
-        "git add -Af .\n"
-        f"{who} git -c commit.gpgsign=false commit -q -m 'The release as published'\n"
-        f"{PYTHON} -m compileall -qq . || true\n"  # some tests are files that do not compile
+        f'{PYTHON} -m tarfile -e {metadata} "$site"\n'
+        f"rm {metadata}\n"
+    )
+
+
+def checkout_script(objects: str, tree: str) -> str:
+    """Shell: a git repository of one commit at WORKDIR with the files of `tree`, all in the pack `objects`.
+    Prints the commit last, which depends on the files alone."""
+    return (
+        f"set -e\nmkdir -p {WORKDIR}\n{_NEW_REPOSITORY}"
+        f"git index-pack --stdin < {objects} > /dev/null\n"
+        f"rm {objects}\n"
+        f"git reset -q --hard $({_WHO} git commit-tree {tree} -m 'The base commit')\n"
         "git rev-parse HEAD\n"
     )
+
+
+IGNORE_BUILT = (
+    "git ls-files --others --exclude-standard | sed 's|^|/|' >> .git/info/exclude\n"
+    "git update-index -q --refresh || true\n"
+)
+"""Shell: what a build left in the repository is no change of anybody's."""
 
 
 def installed_metadata(name: str, version: str, tree: Tree) -> dict[str, bytes]:

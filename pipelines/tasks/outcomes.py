@@ -15,7 +15,7 @@ def split(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[tuple[st
     Both runs have the same tests. One that passes after and was not seen before, while others of its module
     were, has a name that changes (a time, an address) or was skipped: it is in neither list.
     """
-    passing = sorted(test for test, status in after.items() if status == "PASSED" and "::" in test)
+    passing = sorted(test for test, status in after.items() if status == "PASSED")
     loaded = {test.split("::")[0] for test in before if "::" in test}
     fail_to_pass = [
         test

@@ -62,19 +62,23 @@ class PackageCache:
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         partial.mkdir(parents=True, exist_ok=True)
         try:
-            code, _, errors = await self._run(
-                *("-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:"),
-                *("--disable-pip-version-check", "--no-warn-conflicts", "--target", str(partial)),
-                *requirements,
-            )
-            if code != 0:
-                raise IndexFailed(f"pip could not install {', '.join(requirements)}: {_last_line(errors)}")
+            if requirements:
+                await self._install(requirements, partial)
             shutil.rmtree(partial / "bin", ignore_errors=True)  # scripts that name this interpreter
             if not target.is_dir():
                 partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return target
+
+    async def _install(self, requirements: Sequence[str], target: Path) -> None:
+        code, _, errors = await self._run(
+            *("-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:"),
+            *("--disable-pip-version-check", "--no-warn-conflicts", "--target", str(target)),
+            *requirements,
+        )
+        if code != 0:
+            raise IndexFailed(f"pip could not install {', '.join(requirements)}: {_last_line(errors)}")
 
     def environment_path(self, requirements: Sequence[str]) -> Path:
         """Where `environment` keeps that set of requirements."""

@@ -1,8 +1,8 @@
-"""What repeated grading of the gold patch and of no patch proves about a task. Pure.
+"""What repeated grading of the known solution and of nothing proves about a task. Pure.
 
 A test is *unsteady* when its outcome differs between runs with the same patch. Unsteady tests are dropped
 from the task's lists, which makes another task (another `task_hash`) under the same id, proven by the same
-runs.
+runs. A task that is judged as a whole, by a check or a plug-in, has nothing to drop.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,14 @@ _SHOWN = 5
 
 
 class Proven(msgspec.Struct, frozen=True, kw_only=True):
-    """The gold patch resolved `task` in every run and the empty patch in none."""
+    """The known solution resolved `task` in every run, and nothing at all in none."""
 
     task: Task
     """The task itself, or the one that is left without its unsteady tests."""
-    dropped: dict[str, str]
+    dropped: dict[str, str] = {}
     """Dropped test to why."""
+    detail: str | None = None
+    """What the runs could not show."""
 
 
 class Refuted(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +37,26 @@ class Refuted(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def prove(task: Task, grading: SWETests, gold: Sequence[Reward], empty: Sequence[Reward]) -> Proven | Refuted:
-    """The verdict over the runs; `gold` and `empty` are rewards of the same task, at least one of each."""
+def prove(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Proven | Refuted:
+    """The verdict over the runs: rewards of the known solution, and of nothing, one or more of each. Only a
+    task that is not graded by tests may have no known solution, and then `gold` is empty."""
+    if isinstance(task.grading, SWETests):
+        return _by_tests(task, task.grading, gold, empty)
+    for rewards, when in ((empty, "without a solution"), (gold, "with the known solution")):
+        if len({reward.resolved for reward in rewards}) > 1:
+            said = "; ".join(reward.detail for reward in rewards)
+            return Refuted(reason="flaky", detail=f"{when} the verdict changes between runs: {said}")
+    if empty[0].resolved:
+        return Refuted(reason="empty_resolves", detail=f"an untouched sandbox passes: {empty[0].detail}")
+    if gold and not gold[0].resolved:
+        return Refuted(reason="gold_does_not_resolve", detail=gold[0].detail)
+    unknown = f"no solution is known; an untouched sandbox does not pass: {empty[0].detail}"
+    return Proven(task=task, detail=None if gold else unknown)
+
+
+def _by_tests(
+    task: Task, grading: SWETests, gold: Sequence[Reward], empty: Sequence[Reward]
+) -> Proven | Refuted:
     dropped = {**_unsteady(empty, "without a patch"), **_unsteady(gold, "with the gold patch")}
     kept = msgspec.structs.replace(
         grading,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks import layout
+from orchard.pipelines.tasks.environments import pack_directory
 from orchard.pipelines.tasks.packages import PackageCache
 from orchard.pipelines.tasks.repairs import IMAGE, repair_files
-from orchard.pipelines.tasks.synthesize import pack_directory
 from orchard.pipelines.tasks.trees import pack
 from orchard.pipelines.tasks.workshop import open_sandbox
 from orchard.schemas.tasks import Task

@@ -1,7 +1,7 @@
-"""Files of SWE-bench family rows: read as a stream, checked whole before the first task is given out."""
+"""Files of rows that are tasks: read as a stream, checked whole before the first task is given out."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
-from orchard.pipelines.tasks.swe_rows import Family, task_from_row
 from orchard.schemas.tasks import Task
+
+Reader = Callable[[dict[str, Any], int], Task]
+"""Makes the task of a row; its number counts from 1 (for JSONL, the line). Raises MalformedRow."""
 
 BATCH_ROWS = 64
 """Rows decoded at once: a row may hold megabytes of patches and test names."""
@@ -21,7 +23,7 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file whose rows have all been looked at."""
 
     path: Path
-    family: Family | None
+    read: Reader
     good: int
     """Rows that are tasks."""
     problems: tuple[MalformedRow, ...]
@@ -31,14 +33,14 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
         bad = {problem.row for problem in self.problems}
         for number, row in read_rows(self.path):
             if number not in bad and isinstance(row, dict):
-                yield task_from_row(row, number, self.family)
+                yield self.read(row, number)
 
 
-def check_rows(path: Path, *, family: Family | None = None, skip_malformed: bool = False) -> RowFile:
+def check_rows(path: Path, read: Reader, *, skip_malformed: bool = False) -> RowFile:
     """Look at every row of a `.parquet`, `.jsonl` or `.json` (one object a line) file.
 
     Raises MalformedRows when any row is not a task, unless `skip_malformed`; TaskError when the file cannot
-    be read at all. `family` is found for each row by its columns unless given.
+    be read at all.
     """
     problems: list[MalformedRow] = []
     seen: dict[str, int] = {}
@@ -47,22 +49,22 @@ def check_rows(path: Path, *, family: Family | None = None, skip_malformed: bool
             problems.append(row)
             continue
         try:
-            task = task_from_row(row, number, family)
+            task = read(row, number)
         except MalformedRow as problem:
             problems.append(problem)
             continue
         if task.task_id in seen:
             first = seen[task.task_id]
             problems.append(
-                MalformedRow(number, "instance_id", f"{task.task_id!r} already stands in row {first}")
+                MalformedRow(number, "", f"the task {task.task_id!r} already stands in line {first}")
             )
         else:
             seen[task.task_id] = number
     if problems and not skip_malformed:
         raise MalformedRows(str(path), problems)
     if not seen:
-        raise TaskError(f"{path} holds no task: give a file with SWE-bench family rows")
-    return RowFile(path=path, family=family, good=len(seen), problems=tuple(problems))
+        raise TaskError(f"{path} holds no task")
+    return RowFile(path=path, read=read, good=len(seen), problems=tuple(problems))
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
@@ -71,7 +73,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]
     Raises TaskError for a file that is missing or of another kind.
     """
     if not path.is_file():
-        raise TaskError(f"{path} is not a file: give a .parquet or .jsonl file of SWE-bench family rows")
+        raise TaskError(f"{path} is not a file: give a .parquet or .jsonl file of rows")
     if path.suffix == ".parquet":
         yield from enumerate(_parquet_rows(path), start=1)
     elif path.suffix in (".jsonl", ".json"):
@@ -97,9 +99,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]
             try:
                 row = json.loads(line)
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                yield number, MalformedRow(number, "(whole line)", f"is not JSON: {error}")
+                yield number, MalformedRow(number, "", f"is not JSON: {error}")
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
-                yield number, MalformedRow(number, "(whole line)", "must be a JSON object")
+                yield number, MalformedRow(number, "", "must be a JSON object")

@@ -55,6 +55,11 @@ def pytest_command(command: str, paths: Sequence[str]) -> str | None:
     return f"{ACTIVATE} && {command} {shlex.join(chosen)}" if chosen else None
 
 
+def given_command(command: str, paths: Sequence[str]) -> str:
+    """A command of the user's, `{tests}` in it replaced by the test files among `paths`."""
+    return command.replace("{tests}", shlex.join(runnable(paths)))
+
+
 def runnable(paths: Sequence[str]) -> list[str]:
     """The paths without data files."""
     return [path for path in paths if not path.endswith(_NOT_RUNNABLE)]

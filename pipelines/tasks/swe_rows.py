@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from orchard.pipelines.tasks.errors import MalformedRow
-from orchard.pipelines.tasks.swe_repositories import pytest_command, repository
+from orchard.pipelines.tasks.swe_repositories import given_command, pytest_command, repository
 from orchard.pipelines.tasks.trees import diff
+from orchard.pipelines.tasks.trial import reporting
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.diffs import parse_diff
 from orchard.workers.graders.parsers import PARSERS
@@ -34,6 +37,20 @@ _PARSER_NAMES = {
 """Log parsers as the datasets name them, without `parse_log_`, where Orchard's name is another."""
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says for all rows of SWE-bench's columns that do not say it themselves."""
+
+    test_command: str = ""
+    """Shell line, run in `workdir`; `{tests}` in it stands for the test files of the row."""
+    parser: str = ""
+    image: str = ""
+    """`{instance_id}` in it stands for the row's."""
+    workdir: str = ""
+
+
+NOTHING_GIVEN = Given()
+
+
 class Family(StrEnum):
     """A dataset's set of columns; the value is the `source` of its tasks."""
 
@@ -52,18 +69,19 @@ def family_of(row: Row) -> Family:
     return Family.SWE_BENCH
 
 
-def task_from_row(row: Row, number: int, family: Family | None = None) -> Task:
+def task_from_row(row: Row, number: int, family: Family | None = None, given: Given = NOTHING_GIVEN) -> Task:
     """The task of a row; `number` counts from 1 and is for errors. Raises MalformedRow."""
-    columns = _Columns(row, number)
+    columns = _Columns(row, number, given)
     return _READERS[family or family_of(row)](columns)
 
 
 class _Columns:
     """A row's columns, checked as they are read."""
 
-    def __init__(self, row: Row, number: int) -> None:
+    def __init__(self, row: Row, number: int, given: Given) -> None:
         self.row = row
         self.number = number
+        self.given = given
 
     def fail(self, column: str, problem: str) -> MalformedRow:
         return MalformedRow(self.number, column, problem)
@@ -168,30 +186,43 @@ def _task(
 def _swe_bench(columns: _Columns) -> Task:
     repo = columns.repo()
     test_patch = columns.patch("test_patch")
+    paths = patched_paths(test_patch)
     known = repository(repo)
-    if known is None:
+    own = columns.optional("test_command") or columns.optional("test_cmd") or columns.given.test_command
+    named = columns.optional("log_parser") or columns.given.parser
+    command: str | None
+    if own:
+        command, parser = reporting(given_command(own, paths), named)
+    elif known is not None:
+        command, parser = known.test_command(paths), named or known.parser
+    else:
         raise columns.fail(
             "repo",
-            f"is {repo!r}, which has no test command here: add it to pipelines/tasks/swe_repositories.py",
+            f"is {repo!r}, whose test command is not known: give it in a column `test_command`, or pass "
+            "--test-command",
         )
-    command = known.test_command(patched_paths(test_patch))
     if command is None:
         raise columns.fail("test_patch", "touches no test file that could be run")
+    instance_id = columns.text("instance_id")
     image = columns.optional("image_name") or columns.optional("image")
+    image = image or columns.given.image.replace("{instance_id}", instance_id)
+    if known is None and not image:
+        raise columns.fail("image_name", f"is missing, and no image of {repo!r} is known: pass --image")
     return _task(
         columns,
         Family.SWE_BENCH,
         repo=repo,
-        environment=CONDA,
-        image=image or image_name(columns.text("instance_id")),
+        environment={} if known is None else CONDA,
+        image=image or image_name(instance_id),
+        workdir=columns.optional("workdir") or columns.given.workdir or "/testbed",
         base_commit=columns.text("base_commit"),
         hints=columns.optional("hints_text"),
         version=columns.optional("version"),
         grading=SWETests(
             test_patch=test_patch,
-            test_files=tuple(patched_paths(test_patch)),
+            test_files=tuple(paths),
             test_command=command,
-            parser=columns.parser("repo", known.parser),
+            parser=columns.parser("log_parser", parser),
             fail_to_pass=columns.tests("FAIL_TO_PASS", empty=False),
             pass_to_pass=columns.tests("PASS_TO_PASS", empty=True),
         ),

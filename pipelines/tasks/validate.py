@@ -1,4 +1,4 @@
-"""Proving tasks: the gold patch must resolve a task and the empty patch must not, each time it is tried."""
+"""Proving tasks: the known solution must resolve a task and nothing at all must not, each time."""
 
 import itertools
 import time
@@ -8,16 +8,17 @@ from functools import partial
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.impossible import variants
 from orchard.pipelines.tasks.proof import Proven, prove
 from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import AbortCause, Reward
-from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.schemas.tasks import SWETests, Task, graded_in_place, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
+from orchard.workers.machine import Machine
+from orchard.workers.preparation import prepare
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",
@@ -27,6 +28,8 @@ UNFIT = {
 }
 """Failures that a task causes itself, and the reason it is rejected for; any other is raised."""
 
+SOLUTION = "/tmp/orchard-solution"
+"""Where the script lies that solves a task graded in place."""
 
 MOST_VARIANTS = 8
 """Of a task, tried until one is impossible."""
@@ -36,7 +39,7 @@ class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """How tasks are proven (configuration section `[validation]`)."""
 
     runs: int = 3
-    """Gradings of the gold patch and as many of the empty one."""
+    """Gradings of the known solution, and as many of nothing."""
     concurrency: int = 3
     """Tasks at once."""
     creation_seconds: float = 120.0
@@ -71,30 +74,30 @@ class Validator:
         return as_ready(tasks, self.validate, concurrency=self.settings.concurrency, started=started)
 
     async def validate(self, task: Task) -> Validation:
-        """Prove or reject one task.
+        """Prove or reject one task, by the rule of its kind (`prove`).
 
-        Raises InfrastructureError when the machine, and not the task, is to blame, and TaskError for a task
-        that is not graded by tests.
+        Raises InfrastructureError when the machine, and not the task, is to blame.
         """
-        grading = task.grading
-        if not isinstance(grading, SWETests):
-            raise TaskError(f"task {task.task_id} is not graded by tests, so a gold patch cannot prove it")
         started = time.monotonic()
-        if not task.gold_patch.strip():
+        solution = task.gold_patch if task.gold_patch.strip() else ""
+        if isinstance(task.grading, SWETests) and not solution:
             return _rejected(task, "no_gold_patch", "without a known solution nothing can be proven")
         gold: list[Reward] = []
         empty: list[Reward] = []
         try:
             for number in range(self.settings.runs):
-                gold.append(await self._grade(task, task.gold_patch, copies=number == 0))
+                if solution:
+                    gold.append(await self._grade(task, solution, copies=number == 0))
                 empty.append(await self._grade(task, ""))
         except InfrastructureError as error:
             if error.cause not in UNFIT:
                 raise
             return _rejected(task, UNFIT[error.cause], error.detail)
-        verdict = prove(task, grading, gold, empty)
+        verdict = prove(task, gold, empty)
         if not isinstance(verdict, Proven):
-            return _rejected(task, verdict.reason, verdict.detail)
+            said = self._last_words(gold[0]) if verdict.reason == "gold_does_not_resolve" else ""
+            return _rejected(task, verdict.reason, verdict.detail + said)
+        without_canary = gold[0].without_canary if gold else None
         return Validation(
             original=task,
             task=verdict.task,
@@ -104,7 +107,8 @@ class Validator:
                 task_hash=task_hash(verdict.task),
                 runs=self.settings.runs,
                 seconds=time.monotonic() - started,
-                without_canary=gold[0].without_canary,
+                without_canary=without_canary,
+                detail=verdict.detail,
             ),
         )
 
@@ -143,6 +147,9 @@ class Validator:
             timeout=self.settings.creation_seconds,
         )
         async with fresh() as machine:
+            if graded_in_place(task.grading):
+                await self._play(task, submission, machine)
+                submission = ""
             return await grade(
                 task,
                 submission,
@@ -151,6 +158,24 @@ class Validator:
                 blobs=self._blobs,
                 pristine=fresh,
                 copies=copies,
+            )
+
+    def _last_words(self, reward: Reward) -> str:
+        """The end of the log of a check, which says in one word why; tests are named one by one instead."""
+        if reward.tests or reward.log is None:
+            return ""
+        return ": " + self._blobs.get(reward.log).decode(errors="replace").strip()[-300:]
+
+    async def _play(self, task: Task, solution: str, machine: Machine) -> None:
+        """Be the agent whose sandbox is judged: run the solution, a shell script, and leave."""
+        await prepare(task, machine, self.settings.grading_seconds)
+        if solution:
+            await machine.write(SOLUTION, solution.encode())
+            await machine.run(
+                f"bash {SOLUTION}",
+                timeout=self.settings.grading_seconds,
+                cwd=task.workdir,
+                env=task.environment,
             )
 
 

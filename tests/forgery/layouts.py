@@ -14,8 +14,8 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks import layout as image_layout
+from orchard.pipelines.tasks.environments import pack_directory
 from orchard.pipelines.tasks.repairs import Split, repair_files, repair_tasks
-from orchard.pipelines.tasks.synthesize import pack_directory
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.diffs import parse_diff

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,11 @@ from orchard.injector.local import agent_process
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
+from orchard.pipelines.tasks.environments import SynthesisSettings
+from orchard.pipelines.tasks.packages import PackageCache
+
+RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+"""The test runner and what it needs, as installed here: an environment without an index."""
 
 
 @pytest.fixture
@@ -30,3 +37,21 @@ async def sandboxes(tmp_path: Path) -> AsyncIterator[AsyncSandboxClient]:
         await runner.cleanup()
         agent.terminate()
         await agent.wait()
+
+
+@pytest.fixture
+def settings() -> SynthesisSettings:
+    return SynthesisSettings(pytest=f"pytest=={metadata.version('pytest')}", test_seconds=30.0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, settings: SynthesisSettings) -> PackageCache:
+    """Has the environment with the test runner already, so that pip is never asked."""
+    cache = PackageCache(tmp_path / "cache")
+    target = cache.environment_path([settings.pytest])
+    for name in RUNNER:
+        for file in metadata.files(name) or []:
+            if ".." not in file.parts:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file.locate(), target / file)
+    return cache

@@ -1,8 +1,10 @@
 """What repeated gradings prove: gold resolves, empty does not, unsteady tests go."""
 
+import msgspec
+
 from orchard.pipelines.tasks.proof import Proven, Refuted, prove
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.schemas.tasks import StateCheck, SWETests, Task, task_hash
 
 GRADING = SWETests(
     test_patch="", test_command="true", fail_to_pass=("fix", "fix2"), pass_to_pass=("keep", "keep2")
@@ -18,7 +20,7 @@ def _reward(**tests: str) -> Reward:
 
 
 def _prove(gold: list[Reward], empty: list[Reward]) -> Proven | Refuted:
-    return prove(TASK, GRADING, gold, empty)
+    return prove(TASK, gold, empty)
 
 
 FAILS = _reward(fix="FAILED", fix2="FAILED")
@@ -71,3 +73,17 @@ def test_a_skipped_test_is_kept_in_one_list_and_fails_in_the_other() -> None:
     failed = _prove([_reward(fix="SKIPPED")] * 2, [FAILS] * 2)
     assert isinstance(kept, Proven)
     assert isinstance(failed, Refuted)
+
+
+def _checked(resolved: bool, detail: str = "the check exited with 1") -> Reward:
+    return Reward(value=1.0 if resolved else -1.0, resolved=resolved, grader="state-check", detail=detail)
+
+
+def test_a_check_whose_verdict_changes_is_refused() -> None:
+    task = msgspec.structs.replace(TASK, grading=StateCheck(files={}, command="true"))
+    passes, fails = _checked(True), _checked(False)
+    for gold, empty in (([passes, fails], [fails, fails]), ([passes, passes], [fails, passes])):
+        verdict = prove(task, gold, empty)
+        assert isinstance(verdict, Refuted)
+        assert verdict.reason == "flaky"
+    assert prove(task, [passes] * 2, [fails] * 2) == Proven(task=task)

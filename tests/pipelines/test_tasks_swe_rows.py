@@ -10,7 +10,7 @@ import pytest
 
 from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
 from orchard.pipelines.tasks.swe_files import check_rows
-from orchard.pipelines.tasks.swe_rows import Family, family_of, task_from_row
+from orchard.pipelines.tasks.swe_rows import Family, Given, family_of, task_from_row
 from orchard.schemas.tasks import SWETests, Task
 
 
@@ -175,7 +175,11 @@ def test_installation_configuration_may_be_json_text() -> None:
         ({**SWE_BENCH, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS", "names no test"),
         ({**SWE_BENCH, "PASS_TO_PASS": [1]}, "PASS_TO_PASS", "must be a list of test names"),
         ({**SWE_BENCH, "repo": "requests"}, "repo", "must be `owner/name`"),
-        ({**SWE_BENCH, "repo": "owner/unheard-of"}, "repo", "has no test command here"),
+        (
+            {**SWE_BENCH, "repo": "owner/unheard-of"},
+            "repo",
+            "give it in a column `test_command`, or pass --test-command",
+        ),
         ({**SWE_BENCH, "test_patch": _patch("data/a.json")}, "test_patch", "touches no test file"),
         ({**SWE_REBENCH, "install_config": "{"}, "install_config", "is text that is not a JSON object"),
         ({**SWE_REBENCH, "install_config": {}}, "install_config", "must hold a shell command"),
@@ -207,15 +211,15 @@ def _jsonl(path: Path, *lines: object) -> Path:
 def test_a_file_with_a_malformed_row_gives_nothing(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", SWE_BENCH, {**SWE_BENCH, "patch": ""}, "{broken", SWE_BENCH)
     with pytest.raises(MalformedRows) as refused:
-        check_rows(path)
+        check_rows(path, task_from_row)
     assert [problem.row for problem in refused.value.problems] == [2, 3, 4]
     assert "nothing was imported" in str(refused.value)
-    assert "row 4, column instance_id: 'psf__requests-1963' already stands in row 1" in str(refused.value)
+    assert "line 4: the task 'psf__requests-1963' already stands in line 1" in str(refused.value)
 
 
 def test_malformed_rows_can_be_skipped_and_are_reported(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", {**SWE_BENCH, "patch": ""}, "[1]", SWE_BENCH)
-    checked = check_rows(path, skip_malformed=True)
+    checked = check_rows(path, task_from_row, skip_malformed=True)
     assert [task.task_id for task in checked.tasks()] == ["psf__requests-1963"]
     assert [problem.row for problem in checked.problems] == [1, 2]
 
@@ -223,8 +227,8 @@ def test_malformed_rows_can_be_skipped_and_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [SWE_BENCH, SWE_REBENCH, SWE_REBENCH_V2, SCALE_SWE])
 def test_parquet_and_jsonl_give_the_same_tasks(row: dict[str, Any], tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    from_parquet = list(check_rows(tmp_path / "rows.parquet").tasks())
-    from_jsonl = list(check_rows(_jsonl(tmp_path / "rows.jsonl", row)).tasks())
+    from_parquet = list(check_rows(tmp_path / "rows.parquet", task_from_row).tasks())
+    from_jsonl = list(check_rows(_jsonl(tmp_path / "rows.jsonl", row), task_from_row).tasks())
     assert from_parquet == from_jsonl == [task_from_row(row, 1)]
 
 
@@ -243,4 +247,27 @@ def test_a_file_that_cannot_be_read_is_one_sentence(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message):
-        check_rows(tmp_path / name)
+        check_rows(tmp_path / name, task_from_row)
+
+
+OWN = {**SWE_BENCH, "repo": "ours/tool", "image_name": "ours/tool:7", "test_patch": _patch("tests/test_a.py")}
+
+
+def test_a_row_of_any_repository_may_say_how_its_tests_run() -> None:
+    task, grading = _task({**OWN, "test_command": "make check", "log_parser": "junit", "workdir": "/src"})
+    assert (task.image, task.workdir, task.environment) == ("ours/tool:7", "/src", {})
+    assert (grading.test_command, grading.parser) == ("make check", "junit")
+
+
+def test_the_command_line_says_it_for_rows_that_do_not() -> None:
+    given = Given(test_command="pytest -q {tests}", image="ours/{instance_id}:1", workdir="/src")
+    row = {**OWN, "image_name": None}
+    task = task_from_row(row, 1, given=given)
+    assert isinstance(task.grading, SWETests)
+    assert (task.image, task.workdir) == ("ours/psf__requests-1963:1", "/src")
+    assert task.grading.test_command.startswith("pytest -q tests/test_a.py -rA")
+    assert task.grading.parser == "pytest"
+    with pytest.raises(MalformedRow, match="column image_name: is missing, and no image of 'ours/tool'"):
+        task_from_row({**row, "test_command": "make check"}, 1)
+    with pytest.raises(MalformedRow, match="column log_parser: names the log parser 'cobol'"):
+        task_from_row({**OWN, "test_command": "make check", "log_parser": "cobol"}, 1)

@@ -1,25 +1,21 @@
 """Two tiny releases become a proven task in real sandboxes, without a network."""
 
 import io
-import shutil
 import tarfile
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.environments import SynthesisSettings
 from orchard.pipelines.tasks.packages import PackageCache
 from orchard.pipelines.tasks.releases import Pair
-from orchard.pipelines.tasks.synthesize import Rejection, SynthesisSettings, Synthesizer
+from orchard.pipelines.tasks.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
-
-RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-"""The test runner and what it needs, as installed here: an environment without an index."""
 
 OLD_MODULE = '__version__ = "1.0.0"\n\n\ndef mean(values):\n    return sum(values) / len(values)\n'
 NEW_MODULE = (
@@ -54,23 +50,9 @@ def _sdist(version: str, module: str, tests: str) -> bytes:
     return buffer.getvalue()
 
 
-def _installed(distributions: tuple[str, ...], target: Path) -> None:
-    for name in distributions:
-        for file in metadata.files(name) or []:
-            if ".." not in file.parts:
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file.locate(), target / file)
-
-
 @pytest.fixture
-def settings() -> SynthesisSettings:
-    return SynthesisSettings(pytest=f"pytest=={metadata.version('pytest')}", test_seconds=30.0)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, settings: SynthesisSettings) -> PackageCache:
-    """Sdists and an environment that are there already, so that pip is never asked."""
-    cache = PackageCache(tmp_path / "cache")
+def averages(cache: PackageCache, tmp_path: Path, settings: SynthesisSettings) -> PackageCache:
+    """Sdists that are there already too."""
     releases = {
         "1.0.0": (OLD_MODULE, OLD_TESTS),
         "1.1.0": (NEW_MODULE, NEW_TESTS),
@@ -81,9 +63,7 @@ def cache(tmp_path: Path, settings: SynthesisSettings) -> PackageCache:
         (tmp_path / "cache" / "sdists" / f"averages-{version}.tar.gz").write_bytes(
             _sdist(version, module, tests)
         )
-    environment = cache.environment_path([settings.pytest])
-    _installed(RUNNER, environment)
-    _newer_release(environment)
+    _newer_release(cache.environment_path([settings.pytest]))
     return cache
 
 
@@ -100,9 +80,9 @@ def _newer_release(environment: Path) -> None:
 
 
 async def test_two_releases_become_a_task_that_proves_itself(
-    sandboxes: AsyncSandboxClient, cache: PackageCache, settings: SynthesisSettings, tmp_path: Path
+    sandboxes: AsyncSandboxClient, averages: PackageCache, settings: SynthesisSettings, tmp_path: Path
 ) -> None:
-    synthesizer = Synthesizer(sandboxes, cache, settings)
+    synthesizer = Synthesizer(sandboxes, averages, settings)
     pair = Pair(package="averages", old="1.0.0", new="1.1.0")
 
     made = [

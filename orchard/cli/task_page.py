@@ -1,0 +1,99 @@
+"""One task for `orchard tasks show`: what it asks, where, how it is judged, and what validation found."""
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from orchard.cli.reading import shown
+from orchard.pipelines.tasks.registry import read_tasks
+from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, graded_in_place
+from orchard.storage.reader import open_tables
+from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.masking import masked
+
+LISTED, CHARACTERS = 20, 4000
+"""Names in a list, and characters of a text, without --full."""
+_VERDICTS = """
+select time, state, task_hash, runs, reason, detail from tasks_all
+where task_id = ? and state <> 'imported' order by sequence
+"""
+
+
+def task_page(store: str, task_id: str, *, full: bool = False) -> RenderableType:
+    """The page. Keys are masked, and of variables and of the solution only names and sizes are on it. Raises
+    TaskError for an id that there is not."""
+    task = read_tasks(store, ids=[task_id])[0]
+    with open_tables(store) as tables:
+        verdicts = tables.execute(_VERDICTS, [task.task_id]).fetchall()
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in {**_place(task), **_grading(task, full), **_solution(task)}.items():
+        facts.add_row(name, _text(value, full))
+    found = Table("when", "task", "verdict", "runs", "why", header_style="bold")
+    for time, state, hashed, runs, reason, detail in verdicts:
+        why = ": ".join(part for part in (reason, detail) if part)
+        style = "green" if state == "valid" else "red"
+        when = f"{time:%Y-%m-%d %H:%M}"
+        found.add_row(when, hashed[:12], Text(state, style=style), str(runs or ""), _text(why, full))
+    unproven = Text("never validated: `orchard tasks validate` proves it", style="yellow")
+    statement = Panel(_text(task.statement, full), title="statement", title_align="left")
+    return Group(statement, facts, found if verdicts else unproven)
+
+
+def _place(task: Task) -> dict[str, str]:
+    return {
+        "task": f"{task.task_id}, of {task.repo} (source {task.source})",
+        "image": f"{task.image}, {task.cpu} cores, {task.memory}",
+        "workdir": task.workdir + (f" at {task.base_commit[:12]}" if task.base_commit else ""),
+        **({"set-up": "\n".join(task.setup_commands)} if task.setup_commands else {}),
+        **({"variables": ", ".join(task.environment)} if task.environment else {}),
+        **({"labels": ", ".join(f"{k}={v}" for k, v in task.labels.items())} if task.labels else {}),
+    }
+
+
+def _grading(task: Task, full: bool) -> dict[str, str]:
+    match task.grading:
+        case SWETests() as tests:
+            return {
+                "judged by": f"tests, in a fresh sandbox: {tests.test_command} (read as {tests.parser})",
+                "must pass": _listed(tests.fail_to_pass, full),
+                "must stay": _listed(tests.pass_to_pass, full),
+                "test files": _listed(tests.test_files, full),
+            }
+        case StateCheck() as check:
+            return {
+                "judged by": f"a check in the agent's sandbox, {check.timeout_seconds:g} s at most",
+                "check": check.command,
+                "its files": _listed(tuple(check.files), full),
+            }
+        case PluginGrading() as plugin:
+            where = "the agent's sandbox" if plugin.in_place else "a fresh sandbox"
+            return {
+                "judged by": f"the grader {plugin.grader}, in {where}",
+                "settings": msgspec.json.encode(plugin.settings).decode(),
+            }
+
+
+def _solution(task: Task) -> dict[str, str]:
+    if not task.gold_patch.strip():
+        return {"solution": "none is known"}
+    lines = len(task.gold_patch.splitlines())
+    if graded_in_place(task.grading):
+        return {"solution": f"known: a script of {lines} lines"}
+    return {"solution": f"known: a diff of {lines} lines in {len(parse_diff(task.gold_patch))} files"}
+
+
+def _listed(names: Sequence[str], full: bool) -> str:
+    kept = names if full else names[:LISTED]
+    more = [f"and {len(names) - len(kept)} more: --full lists them"] if len(kept) < len(names) else []
+    return "\n".join([f"{len(names)}:", *kept, *more]) if names else "none"
+
+
+def _text(value: str, full: bool) -> Text:
+    text = shown(masked(value).text)
+    return Text(text if full or len(text) <= CHARACTERS else f"{text[:CHARACTERS]} ... (--full shows all)")

@@ -1,0 +1,216 @@
+"""What the `tasks` commands do: register, make, prove; each with a progress bar where it takes long."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from orchard.config import ConfigError
+from orchard.injector.agent.local.images import ImageStore
+from orchard.pipelines.tasks.catalogue import catalogue
+from orchard.pipelines.tasks.directories import Directory, directories, directory_task, read_directory
+from orchard.pipelines.tasks.dockerfiles import build_image
+from orchard.pipelines.tasks.environments import Environments, SynthesisSettings
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
+from orchard.pipelines.tasks.releases import Pair, choose_pairs
+from orchard.pipelines.tasks.repositories import Change, Wanted, make_task
+from orchard.pipelines.tasks.swe_files import Reader, check_rows
+from orchard.pipelines.tasks.synthesize import Rejection, Synthesizer
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.workshop import as_ready
+from orchard.running import UNSAFE_HOST
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
+from orchard.session import Session
+from orchard.streams.publisher import Publisher
+from orchard.terminal import console
+
+RECENT_PAIRS = 30
+"""Neighbouring releases of a package that --any-release tries, newest first."""
+
+
+@asynccontextmanager
+async def registry(session: Session) -> AsyncIterator[TaskRegistry]:
+    """A registry; when the block ends, what it published is in the tables that other commands read."""
+    async with session.connection("tasks") as connection:
+        yield TaskRegistry(Publisher(connection), session.blobs)
+        await session.committed(connection)
+
+
+async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
+    """Import tasks; returns how many are new."""
+    async with registry(session) as kept:
+        known = await asyncio.to_thread(known_hashes, session.config.store)
+        return len(await kept.register(tasks, known))
+
+
+def import_rows(session: Session, file: Path, read: Reader, skip_malformed: bool) -> None:
+    """Import the tasks of a file's rows, all of which are checked before."""
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
+    rows = check_rows(file, read, skip_malformed=skip_malformed)
+    for problem in rows.problems:
+        console.print(f"[yellow]left out:[/] {escape(str(problem))}", highlight=False)
+    new = asyncio.run(register_tasks(session, rows.tasks()))
+    console.print(
+        f"[bold green]imported[/] {new} new tasks of {rows.good} in {escape(file.name)}. "
+        "Prove them with: orchard tasks validate"
+    )
+
+
+async def synthesize_tasks(
+    session: Session, *, packages: Sequence[str], limit: int, concurrency: int, uncatalogued: bool = False
+) -> int:
+    """Make up to `limit` tasks, with a progress bar; returns how many are new. Goes on where it was."""
+    settings = SynthesisSettings(concurrency=concurrency)
+    cache = PackageCache(session.directory / "packages")
+    pairs = await _recent_pairs(cache, packages) if uncatalogued else catalogue(packages)
+    async with registry(session) as tasks, session.sandboxes() as client:
+        known = await asyncio.to_thread(known_hashes, session.config.store)
+        made = 0
+        with _bar() as bar:
+            row = bar.add_task("synthesizing", total=limit)
+            bar.update(row, completed=min(limit, sum(pair.task_id in known for pair in pairs)))
+            synthesizer = Synthesizer(client, cache, settings)
+            async for result in synthesizer.many(pairs, known=known, limit=limit):
+                if isinstance(result, Rejection):
+                    name = f"{result.pair.package} {result.pair.old} to {result.pair.new}"
+                    bar.console.print(f"  no task from {name}: {result.reason}", style="dim", highlight=False)
+                    continue
+                await tasks.register([result])
+                made += 1
+                bar.advance(row)
+    return made
+
+
+async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pair]:
+    if not packages:
+        raise ConfigError("--any-release needs package names: orchard tasks synthesize NAME --any-release")
+    return [
+        pair
+        for package in packages
+        for pair in choose_pairs(package, await cache.versions(package), limit=RECENT_PAIRS)
+    ]
+
+
+async def validate_tasks(
+    session: Session, *, ids: Sequence[str], runs: int, concurrency: int
+) -> tuple[int, int]:
+    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected)."""
+    chosen = await asyncio.to_thread(_to_validate, session, ids)
+    valid = rejected = 0
+    async with registry(session) as tasks, session.sandboxes() as client:
+        validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
+        with _bar() as bar:
+            row = bar.add_task("validating", total=len(chosen))
+            async for verdict in validator.many(chosen):
+                await tasks.record(verdict)
+                bar.advance(row)
+                if isinstance(verdict.event, TaskValidated):
+                    valid += 1
+                    continue
+                rejected += 1
+                bar.console.print(
+                    f"  {verdict.original.task_id}: {verdict.event.reason}, {verdict.event.detail[:150]}",
+                    style="dim",
+                    highlight=False,
+                )
+    return valid, rejected
+
+
+async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: int) -> None:
+    """Make and prove the task of a repository's change; ends with exit status 1 where it is refuted."""
+    settings = SynthesisSettings(cpu=wanted.cpu, memory=wanted.memory, test_seconds=wanted.seconds)
+    async with registry(session) as tasks, session.sandboxes() as client:
+        environments = Environments(client, PackageCache(session.directory / "packages"), settings)
+        with console.status(f"running the tests of {change.name} before and after {change.gold[:12]}"):
+            task = await make_task(change, wanted, environments)
+        await tasks.register([task])
+        console.print(f"[bold green]made[/] {escape(task.task_id)} in image {escape(task.image)}")
+        with console.status("proving it"):
+            proof = ValidationSettings(runs=runs)
+            verdict = await Validator(client, session.blobs, proof).validate(task)
+        await tasks.record(verdict)
+    if isinstance(verdict.event, TaskRejected):
+        raise TaskError(f"{task.task_id} is rejected as {verdict.event.reason}: {verdict.event.detail}")
+    assert isinstance(verdict.task.grading, SWETests)
+    fixed, kept = len(verdict.task.grading.fail_to_pass), len(verdict.task.grading.pass_to_pass)
+    dropped = f", {len(verdict.dropped)} unsteady ones dropped" if verdict.dropped else ""
+    console.print(
+        f"[bold green]proven[/] {fixed} tests must come to pass, {kept} must stay{dropped}: "
+        f"`orchard tasks show {escape(task.task_id)}`"
+    )
+
+
+async def harbor_tasks(session: Session, root: Path, image: str) -> None:
+    """Import the task directories at `root`, in their own images, built where need be, or in `image`."""
+    found = [read_directory(path) for path in directories(root)]
+    twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
+    if twice:
+        raise TaskError(f"{root} has several tasks with the name {twice[0]!r}: names must be unique")
+    tasks = [await asyncio.to_thread(_directory_task, session, each, image) for each in found]
+    new = await register_tasks(session, tasks)
+    console.print(
+        f"[bold green]imported[/] {new} new tasks of {len(tasks)}. Prove them with: orchard tasks validate"
+    )
+
+
+def _directory_task(session: Session, directory: Directory, image: str) -> Task:
+    name = image or directory.image_name
+    local = ImageStore(session.directory / "sandboxes")
+    if name not in local.names() and not image and not directory.image:
+        if session.config.sandbox.url not in (None, UNSAFE_HOST):
+            raise TaskError(
+                f"{directory.path}: sandboxes are made at {session.config.sandbox.url}, so build "
+                f"{directory.dockerfile} there and pass --image"
+            )
+        console.print(f"building {escape(name)}", style="dim", highlight=False)
+        build_image(session.directory / "sandboxes", directory.context, name)
+    if name not in ("host", *local.names()):
+        return directory_task(directory, name)
+    known = local.find(name)
+    return directory_task(directory, name, known.working_directory, known.environment)
+
+
+async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, concurrency: int) -> int:
+    """Make up to `limit` impossible variants of proven tasks, with a progress bar; how many are new."""
+    store = session.config.store
+    every = await asyncio.to_thread(partial(read_tasks, store, ids=ids, only_valid=True))
+    known = {each.labels.get("impossible_of") for each in every}
+    chosen = [task for task in every if task.source != IMPOSSIBLE and task.task_id not in known]
+    made = 0
+    async with registry(session) as tasks, session.sandboxes() as client:
+        validator = Validator(client, session.blobs, ValidationSettings(concurrency=concurrency))
+        with _bar() as bar:
+            row = bar.add_task("contradicting", total=min(limit, len(chosen)))
+            async for variant in as_ready(chosen, validator.impossible, concurrency=concurrency):
+                if variant is None:
+                    continue
+                await tasks.register([variant.task])
+                await tasks.record(variant)
+                made += 1
+                bar.advance(row)
+                if made == limit:
+                    break
+    return made
+
+
+def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
+    store = session.config.store
+    every = read_tasks(store, ids=ids)
+    if ids:
+        return every
+    unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
+    return [task for task in every if task_hash(task) in unproven]
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)

@@ -1,0 +1,326 @@
+"""Task directories of Harbor (task.toml) and Terminal-Bench (task.yaml), judged by their test scripts.
+
+Harbor runs `tests/test.sh`, which writes a number to /logs/verifier/reward.txt or reward.json: 1 is solved.
+Terminal-Bench runs `run-tests.sh` with TEST_DIR: exit status 0 is solved. Both run in the agent's sandbox, in
+the image's working directory, with the image's variables.
+"""
+
+import base64
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.trees import text_of
+from orchard.schemas.identity import digest
+from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.tasks import StateCheck, Task
+
+HARBOR, TERMINAL_BENCH = "harbor", "terminal-bench"
+LARGEST = 16 * 1024 * 1024
+"""Bytes of the tests, or of the solution, of one task."""
+
+_REWARD = """\
+if [ -f /logs/verifier/reward.txt ]; then
+  cat /logs/verifier/reward.txt
+  grep -Eqx '[[:space:]]*1(\\.0*)?[[:space:]]*' /logs/verifier/reward.txt
+else
+  cat /logs/verifier/reward.json || { echo 'the tests wrote no reward'; exit 1; }
+  grep -Eq '"reward"[[:space:]]*:[[:space:]]*1(\\.0*)?[[:space:]]*(,|}|$)' /logs/verifier/reward.json
+fi
+"""
+_HOST_VARIABLE = re.compile(r"\$\{?\w+")
+
+
+class Directory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task directory says, whatever its format."""
+
+    path: Path
+    source: str
+    name: str
+    statement: str
+    tests: dict[str, bytes]
+    """Brought to /tests after the agent is done."""
+    test_command: str
+    solution: dict[str, bytes]
+    """Brought to /solution for the proof; empty when there is none."""
+    solve_command: str = "bash /solution/solve.sh"
+    variables: dict[str, str] = {}
+    """For the tests."""
+    solution_variables: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    """For every command of the agent."""
+    timeout_seconds: float
+    image: str = ""
+    """One that is published; else it is to be built from `context`."""
+    context: Path
+    """Directory of the Dockerfile."""
+    workdir: str = ""
+    cpu: str = "1"
+    memory: str = "2Gi"
+    labels: dict[str, str] = {}
+
+    @property
+    def image_name(self) -> str:
+        """The image's name, also where it is to be built: then another one for other files."""
+        files = {name: digest(data.hex(), 16) for name, data in _files(self.context, "").items()}
+        slug = re.sub(r"[^a-z0-9_.-]+", "-", self.name.lower()).strip("-.")
+        return self.image or f"{self.source}/{slug}:{digest(files, 12)}"
+
+    @property
+    def dockerfile(self) -> Path:
+        """What the image is built from."""
+        return self.context / "Dockerfile"
+
+
+def directories(root: Path) -> list[Path]:
+    """The task directories at `root`: itself, or those in it. Raises TaskError when there is none."""
+    found = [path for path in (root, *sorted(root.glob("*/"))) if _format(path)]
+    if not found:
+        raise TaskError(
+            f"{root} has no task: give a directory with a task.toml or task.yaml, or of such ones"
+        )
+    return found[:1] if found[0] == root else found
+
+
+def read_directory(path: Path) -> Directory:
+    """Raises TaskError, with the path, for what is no task or needs more than one sandbox."""
+    try:
+        read = _harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
+        parse_cores(read.cpu)
+        parse_bytes(read.memory)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, InvalidQuantity, ValueError) as error:
+        raise TaskError(f"{path}: {error}") from error
+    return read
+
+
+def directory_task(
+    directory: Directory, image: str, workdir: str = "", environment: Mapping[str, str] | None = None
+) -> Task:
+    """The task in `image`; `workdir` and `environment` are what the image says of itself, where known."""
+    workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
+    solution = directory.solution
+    return Task(
+        task_id=directory.name.replace("/", "__"),
+        source=directory.source,
+        repo=directory.source,
+        image=image,
+        statement=directory.statement,
+        grading=_check(directory, workdir, environment or {}),
+        workdir=workdir,
+        environment=directory.environment,
+        gold_patch=(
+            _placed("/solution", solution)
+            + _exports(directory.solution_variables)
+            + f"{directory.solve_command}\n"
+            if solution
+            else ""
+        ),
+        cpu=directory.cpu,
+        memory=directory.memory,
+        labels=directory.labels,
+    )
+
+
+def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -> StateCheck:
+    """The tests come to a place that no agent can guess, and from there to /tests, where it left nothing."""
+    texts = {path: text for path, data in directory.tests.items() if (text := text_of(data)) is not None}
+    binary = {path: data for path, data in directory.tests.items() if path not in texts}
+    place = f"/tmp/tests-{digest([texts, sorted(binary)], 24)}"
+    command = (
+        "rm -rf /tests /logs/verifier && mkdir -p /logs/verifier /logs/agent || exit 1\n"
+        f"mv {place} /tests || exit 1\n"
+        + _placed("/tests", binary)
+        + "chmod -R 755 /tests\n"
+        + f". {place}.variables\ncd {shlex.quote(workdir)} || exit 1\n{directory.test_command}\n"
+    )
+    variables = _exports({**environment, **directory.environment, **directory.variables})
+    files = {f"{place}/{path}": text for path, text in texts.items()}
+    return StateCheck(
+        files={f"{place}.variables": variables, **files},
+        command=command,
+        timeout_seconds=directory.timeout_seconds,
+    )
+
+
+def _placed(root: str, files: Mapping[str, bytes]) -> str:
+    """Shell that writes the files below `root`."""
+    lines = []
+    for path, data in files.items():
+        target = shlex.quote(f"{root}/{path}")
+        text = base64.encodebytes(data).decode()
+        lines.append(f"mkdir -p \"$(dirname {target})\" && base64 -d > {target} <<'END'\n{text}END\n")
+    return "".join(lines)
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def _last_workdir(dockerfile: Path) -> str:
+    """As the last WORKDIR of the last stage says; / where none does."""
+    workdir = PurePosixPath("/")
+    for line in dockerfile.read_text(encoding="utf-8").splitlines() if dockerfile.is_file() else []:
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            workdir = PurePosixPath("/")
+        elif word.upper() == "WORKDIR":
+            workdir /= rest.strip().strip("\"'")
+    return str(workdir)
+
+
+def _format(path: Path) -> str:
+    if (path / "task.toml").is_file():
+        return HARBOR
+    return TERMINAL_BENCH if (path / "task.yaml").is_file() else ""
+
+
+def _files(root: Path, without: str) -> dict[str, bytes]:
+    """The regular files below `root`, by relative path. Raises ValueError when they are too many bytes."""
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    if without and sum(path.stat().st_size for path in paths) > LARGEST:
+        raise ValueError(f"its {without} are over {LARGEST // 2**20} MiB: put large files into the image")
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def _one_service(path: Path) -> None:
+    """Raises ValueError for a compose file with more than one service."""
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (path / name).is_file():
+            services = msgspec.yaml.decode((path / name).read_bytes(), type=_Compose).services
+            if len(services) > 1:
+                raise ValueError(
+                    f"{name} has the services {', '.join(services)}, and a task here has one sandbox: "
+                    "put what it needs into one image"
+                )
+
+
+class _Compose(msgspec.Struct, frozen=True):
+    services: dict[str, Any] = {}
+
+
+# --- Harbor --------------------------------------------------------------------------------------
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Variables(msgspec.Struct, frozen=True):
+    env: dict[str, str] = {}
+
+
+class _Verifier(msgspec.Struct, frozen=True):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = {}
+    environment_mode: str = "shared"
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    docker_image: str = ""
+    cpus: float = 1
+    memory_mb: int = 2048
+    memory: str = ""
+    gpus: int = 0
+    env: dict[str, str] = {}
+    workdir: str = ""
+    mcp_servers: list[Any] = []
+
+
+class _TaskToml(msgspec.Struct, frozen=True):
+    task: _Named = _Named()
+    metadata: dict[str, Any] = {}
+    verifier: _Verifier = _Verifier()
+    environment: _Environment = _Environment()
+    solution: _Variables = _Variables()
+    steps: list[Any] = []
+
+
+def _harbor(path: Path) -> Directory:
+    given = msgspec.toml.decode((path / "task.toml").read_bytes(), type=_TaskToml)
+    environment = given.environment
+    beyond = {
+        "several steps": given.steps,
+        "a verifier in an environment of its own": given.verifier.environment_mode != "shared",
+        "GPUs": environment.gpus,
+        "MCP servers": environment.mcp_servers,
+    }
+    if missing := [name for name, needed in beyond.items() if needed]:
+        raise ValueError(f"the task needs {' and '.join(missing)}, which Orchard does not have")
+    for variables in (given.verifier.env, environment.env, given.solution.env):
+        for name, value in variables.items():
+            if _HOST_VARIABLE.search(value):
+                raise ValueError(
+                    f"variable {name} is {value!r}, taken from the machine that runs the tests: "
+                    "a task holds no secrets, so write a plain value"
+                )
+    _one_service(path / "environment")
+    if not (path / "tests" / "test.sh").is_file():
+        raise ValueError("there is no tests/test.sh, so nothing judges the task")
+    return Directory(
+        path=path,
+        source=HARBOR,
+        name=given.task.name or path.resolve().name,
+        statement=(path / "instruction.md").read_text(encoding="utf-8"),
+        tests=_files(path / "tests", "tests"),
+        test_command=f"bash /tests/test.sh\n{_REWARD}",
+        solution=_files(path / "solution", "solution files"),
+        variables=given.verifier.env,
+        solution_variables=given.solution.env,
+        environment=environment.env,
+        timeout_seconds=given.verifier.timeout_sec,
+        image=environment.docker_image,
+        context=path / "environment",
+        workdir=environment.workdir,
+        cpu=f"{environment.cpus:g}",
+        memory=environment.memory or f"{environment.memory_mb}Mi",
+        labels=_labels(given.metadata),
+    )
+
+
+# --- Terminal-Bench ------------------------------------------------------------------------------
+
+
+class _TaskYaml(msgspec.Struct, frozen=True):
+    instruction: str
+    difficulty: str = ""
+    category: str = ""
+    max_test_timeout_sec: float = 600.0
+
+
+def _terminal_bench(path: Path) -> Directory:
+    given = msgspec.yaml.decode((path / "task.yaml").read_bytes(), type=_TaskYaml)
+    _one_service(path)
+    tests = _files(path / "tests", "tests")
+    script = path / "run-tests.sh"
+    if script.is_file():
+        tests["run-tests.sh"] = script.read_bytes()
+    elif "test_outputs.py" not in tests:
+        raise ValueError(
+            "there is neither a run-tests.sh nor a tests/test_outputs.py, so nothing judges the task"
+        )
+    else:
+        tests["run-tests.sh"] = b'python3 -m pytest -rA "$TEST_DIR/test_outputs.py"\n'
+    solution = path / "solution.sh"
+    return Directory(
+        path=path,
+        source=TERMINAL_BENCH,
+        name=path.resolve().name,
+        statement=given.instruction,
+        tests=tests,
+        test_command="bash /tests/run-tests.sh",
+        solution={"solve.sh": solution.read_bytes()} if solution.is_file() else {},
+        variables={"TEST_DIR": "/tests"},
+        timeout_seconds=given.max_test_timeout_sec,
+        context=path,
+        labels=_labels({"difficulty": given.difficulty, "category": given.category}),
+    )
+
+
+def _labels(metadata: Mapping[str, Any]) -> dict[str, str]:
+    found = {key: metadata.get(key) for key in ("difficulty", "category")}
+    return {key: value for key, value in found.items() if isinstance(value, str) and value}

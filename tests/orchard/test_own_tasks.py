@@ -1,0 +1,97 @@
+"""docs/own-tasks.md, followed word by word; what it imports runs as a campaign's tasks do."""
+
+import asyncio
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchard.pipelines.tasks.registry import stored_tasks
+from tests.orchard.conftest import Command, Running
+
+GUIDE = Path(__file__).parent.parent.parent / "docs" / "own-tasks.md"
+FILE = re.compile(r"`([\w./]+)`:\n\n```(?:json|toml|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STATES = "select task_id, state, detail from tasks where task_id in ('sum', 'sorted', 'fractions', 'greet')"
+
+
+async def test_the_guide_works_word_by_word(
+    running: Running, command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = GUIDE.read_text(encoding="utf-8")
+    for name, content in FILE.findall(text):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(content, encoding="utf-8")
+    said = {}
+    for kind, block in BLOCK.findall(text):
+        if kind == "bash":
+            await asyncio.to_thread(subprocess.run, ["bash", "-ec", block], check=True)
+            continue
+        for line in block.splitlines():
+            words = shlex.split(line)[1:]
+            once = ["--runs", "1"] if words[1] in ("validate", "from-repo") else []
+            done = await asyncio.to_thread(command_line, *words, *once, store=running.store, COLUMNS="200")
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            said[" ".join(words[1:])] = done.stdout
+
+    states = {name: (state, detail) for name, state, detail in running.sql(STATES)}
+    assert {name: state for name, (state, _) in states.items()} == dict.fromkeys(
+        ("sum", "sorted", "fractions", "greet"), "valid"
+    )
+    unshown = {name: detail for name, (_, detail) in states.items() if detail is not None}
+    assert list(unshown) == ["sorted"]
+    assert "no solution is known" in str(unshown["sorted"])
+    assert "proven 2, rejected 0" in said["validate sum sorted"]
+    fractions = said["show fractions"]
+    assert "Division gives fractions" in fractions
+    assert "test_half (test_calculator.Divide.test_half)" in fractions
+    assert "a diff of" in fractions
+    assert "a / b" not in fractions
+    assert "0.5" not in fractions, "the hidden tests are named and not shown"
+    assert "echo hello" not in said["show greet"]
+    assert "a script of" in said["show greet"]
+    assert "never validated" not in said["show greet"]
+
+
+async def test_rows_of_any_repository_are_imported(
+    running: Running, command_line: Command, tmp_path: Path
+) -> None:
+    patch = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
+    row = {
+        "instance_id": "ours-1",
+        "repo": "ours/tool",
+        "base_commit": "HEAD",
+        "problem_statement": "It must be b. AKIAQWERTYUIOPASDFGH",
+        "patch": patch.format("tool.py"),
+        "test_patch": patch.format("tests/test_tool.py"),
+        "FAIL_TO_PASS": ["tests/test_tool.py::test_b"],
+        "PASS_TO_PASS": [],
+    }
+    (tmp_path / "tickets.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["--image", "ours/{instance_id}:1", "--test-command", "pytest -q {tests}"]
+    done = await asyncio.to_thread(
+        command_line, "tasks", "import", str(tmp_path / "tickets.jsonl"), *words, store=running.store
+    )
+    assert done.returncode == 0, done.stderr
+    page = await asyncio.to_thread(
+        command_line, "tasks", "show", "ours-1", store=running.store, COLUMNS="200"
+    )
+    assert "ours/ours-1:1" in page.stdout
+    assert "pytest -q tests/test_tool.py" in page.stdout
+    assert "never validated" in page.stdout
+    assert "AKIAQWERTYUIOPASDFGH" not in page.stdout, "keys are masked"
+
+
+async def test_of_a_file_with_a_bad_line_nothing_is_imported(
+    running: Running, command_line: Command, tmp_path: Path
+) -> None:
+    lines = tmp_path / "bad.jsonl"
+    lines.write_text('{"id": "half-1", "prompt": "p", "check": "true"}\n{"id": "half-2", "prompt": "p"}\n')
+    done = await asyncio.to_thread(command_line, "tasks", "from-jsonl", str(lines), store=running.store)
+    assert done.returncode == 1
+    assert "line 2: give either `check`" in done.stderr
+    assert not [each for each in stored_tasks(running.store) if each.ref.task_id.startswith("half-")]

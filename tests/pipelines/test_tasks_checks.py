@@ -1,0 +1,62 @@
+"""Tasks that are judged by the state of the sandbox are proven by a rule of their own, in real sandboxes."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import StateCheck, Task
+from orchard.storage.blobs import BlobStore
+
+TASK = Task(
+    task_id="letter",
+    source="prompts",
+    repo="letters",
+    image="host",
+    workdir="/tmp",
+    statement="Write `Dear Ada` to the file letter.",
+    setup_commands=("mkdir desk",),
+    gold_patch="cd desk && echo Dear Ada > ../letter\n",
+    grading=StateCheck(
+        files={"/tmp/expected": "Dear Ada\n"},
+        command="diff /tmp/expected /tmp/letter && echo well written",
+        timeout_seconds=20.0,
+    ),
+)
+
+
+@pytest.fixture
+def validator(sandboxes: AsyncSandboxClient, tmp_path: Path) -> Validator:
+    return Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
+
+
+async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(validator: Validator) -> None:
+    def but(name: str, **changes: object) -> Task:
+        return msgspec.structs.replace(TASK, task_id=name, **changes)
+
+    tasks = [
+        TASK,
+        but("unknown", gold_patch=""),
+        but("wrong", gold_patch="echo Dear Bob > letter"),
+        but("easy", grading=StateCheck(files={}, command="true")),
+        but("broken", setup_commands=("exit 7",)),
+    ]
+    events = {verdict.original.task_id: verdict.event async for verdict in validator.many(tasks)}
+
+    proven = events["letter"]
+    assert isinstance(proven, TaskValidated)
+    assert proven.detail is None
+    unknown = events["unknown"]
+    assert isinstance(unknown, TaskValidated)
+    assert unknown.detail is not None
+    assert "no solution is known" in unknown.detail
+    rejected = {name: event for name, event in events.items() if isinstance(event, TaskRejected)}
+    assert {name: event.reason for name, event in rejected.items()} == {
+        "wrong": "gold_does_not_resolve",
+        "easy": "empty_resolves",
+        "broken": "invalid",
+    }
+    assert "> Dear Bob" in rejected["wrong"].detail, "the end of the check's log says why"

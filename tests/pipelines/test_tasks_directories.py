@@ -1,0 +1,185 @@
+"""Task directories of Harbor and Terminal-Bench are imported and proven; what cannot be is one sentence."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.directories import directories, directory_task, read_directory
+from orchard.pipelines.tasks.dockerfiles import build_image
+from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import StateCheck
+from orchard.storage.blobs import BlobStore
+
+TASK_TOML = """
+version = "1.0"
+
+[metadata]
+author_name = "A"
+difficulty = "easy"
+tags = ["files"]
+
+[verifier]
+timeout_sec = 20.0
+env = { WANTED = "hello, it's me" }
+
+[agent]
+timeout_sec = 60.0
+
+[environment]
+build_timeout_sec = 600.0
+cpus = 1
+memory = "512M"
+"""
+HARBOR = {
+    "task.toml": TASK_TOML,
+    "instruction.md": "Write the greeting to greeting.txt.\n",
+    "environment/Dockerfile": "FROM debian:12\nWORKDIR /srv\nFROM debian:12\nWORKDIR /\nWORKDIR tmp\n",
+    "solution/solve.sh": "#!/bin/bash\ncp /solution/greeting.txt .\n",
+    "solution/greeting.txt": "hello, it's me\n",
+    "tests/test.sh": 'cmp /tests/helper.bin <(printf "\\377\\000") || exit 9\n'
+    '[ "$(cat greeting.txt)" = "$WANTED" ] && echo 1 > /logs/verifier/reward.txt\n'
+    "test -e /logs/verifier/reward.txt || echo 0.5 > /logs/verifier/reward.txt\n",
+}
+TERMINAL_BENCH = {
+    "task.yaml": "instruction: |\n  Make the file /tmp/made.\ndifficulty: easy\nparser_name: pytest\n"
+    "max_agent_timeout_sec: 60.0\nmax_test_timeout_sec: 20.0\nrun_tests_in_same_shell: false\n",
+    "Dockerfile": "FROM debian:12\nWORKDIR /tmp\n",
+    "docker-compose.yaml": "services:\n  client:\n    build: .\n",
+    "solution.sh": "touch made\n",
+    "run-tests.sh": "python3 $TEST_DIR/test_outputs.py\n",
+    "tests/test_outputs.py": "import pathlib\nassert pathlib.Path('/tmp/made').exists()\n",
+}
+
+
+def _written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+async def test_both_formats_are_proven_by_their_solutions(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    harbor = _written(tmp_path / "set" / "greet", HARBOR)
+    (harbor / "tests" / "helper.bin").write_bytes(b"\xff\x00")
+    _written(tmp_path / "set" / "make", TERMINAL_BENCH)
+    found = directories(tmp_path / "set")
+    greet, make = (directory_task(read_directory(path), "host") for path in found)
+
+    assert (greet.task_id, greet.source, greet.workdir) == ("greet", "harbor", "/tmp")
+    assert (greet.memory, greet.labels) == ("512M", {"difficulty": "easy"})
+    assert (make.task_id, make.source, make.workdir) == ("make", "terminal-bench", "/tmp")
+    assert isinstance(greet.grading, StateCheck)
+    assert greet.grading.timeout_seconds == 20.0
+    assert "it's me" not in greet.grading.command, "variables of the tests lie in a file of their own"
+
+    validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
+    nothing = directory_task(read_directory(harbor), "host")
+    (harbor / "solution" / "greeting.txt").write_text("good bye\n")
+    wrong = directory_task(read_directory(harbor), "host")
+    events = [(await validator.validate(task)).event for task in (greet, make, wrong)]
+    assert nothing == greet
+    assert [type(event) for event in events] == [TaskValidated, TaskValidated, TaskRejected]
+    assert all(event.detail is None for event in events if isinstance(event, TaskValidated))
+    assert "0.5" in (events[2].detail or ""), "half a reward is no solution, and the proof says what it was"
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"task.toml": 'version = "1.0"\n[[steps]]\nname = "one"\n'}, "needs several steps, which"),
+        ({"task.toml": "[environment]\ngpus = 1\n"}, "needs GPUs, which"),
+        ({"task.toml": '[verifier.env]\nKEY = "${OPENAI_API_KEY}"\n'}, "a task holds no secrets"),
+        ({"task.toml": "[verifier]\ntimeout_sec = 'long'\n"}, "Expected `float`"),
+        ({"task.toml": "[verifier"}, "task.toml|Expected"),
+        ({"tests/test.sh": None}, "no tests/test.sh"),
+        ({"instruction.md": None}, "instruction.md"),
+        (
+            {"environment/docker-compose.yaml": "services:\n  main: {}\n  database: {}\n"},
+            "docker-compose.yaml has the services main, database",
+        ),
+    ],
+)
+def test_what_cannot_be_a_task_is_one_sentence(
+    tmp_path: Path, files: dict[str, str | None], sentence: str
+) -> None:
+    given = {**HARBOR, **files}
+    path = _written(tmp_path / "it", {name: text for name, text in given.items() if text is not None})
+    with pytest.raises(TaskError, match=sentence) as refused:
+        read_directory(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_directory_without_tasks_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="has no task"):
+        directories(tmp_path)
+
+
+BUILDER = """#!/bin/sh
+# As buildah: builds by its first line, and writes the image as an archive.
+echo "$@" >> {log}
+case $1 in
+  build) grep -q FROM "$5" || {{ echo "Error: no FROM in $5" >&2; exit 125; }} ;;
+  push) exec {python} {maker} "${{4#docker-archive:}}" ;;
+esac
+"""
+MAKER = """
+import hashlib, io, json, sys, tarfile
+path, _, name = sys.argv[1].partition(":")
+layer = io.BytesIO()
+with tarfile.open(fileobj=layer, mode="w") as archive:
+    entry = tarfile.TarInfo("app/hello")
+    entry.size = 3
+    archive.addfile(entry, io.BytesIO(b"hi\\n"))
+digest = "sha256:" + hashlib.sha256(layer.getvalue()).hexdigest()
+config = {"config": {"WorkingDir": "/app", "Env": ["GREETING=hi"]}, "rootfs": {"diff_ids": [digest]}}
+manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+files = {"config.json": json.dumps(config).encode(), "layer.tar": layer.getvalue()}
+with tarfile.open(path, "w") as archive:
+    for file, data in {**files, "manifest.json": json.dumps(manifest).encode()}.items():
+        entry = tarfile.TarInfo(file)
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+"""
+
+
+@pytest.fixture
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program on the path that is called as buildah is; the file where its calls stand."""
+    import sys
+
+    programs, log = tmp_path / "bin", tmp_path / "calls"
+    _written(programs, {"maker.py": MAKER})
+    text = BUILDER.format(log=log, python=sys.executable, maker=programs / "maker.py")
+    (programs / "buildah").write_text(text)
+    (programs / "buildah").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return log
+
+
+def test_an_image_is_built_and_imported(tmp_path: Path, builder: Path) -> None:
+    context = _written(tmp_path / "context", {"Dockerfile": "FROM scratch\nCOPY hello /app/hello\n"})
+    image = build_image(tmp_path / "state", context, "ours/desk:1")
+    assert (image.name, image.working_directory) == ("ours/desk:1", "/app")
+    assert image.environment["GREETING"] == "hi"
+    assert builder.read_text().startswith(f"build --tag ours/desk:1 --file {context}/Dockerfile {context}\n")
+    (context / "Dockerfile").write_text("COPY hello /app/hello\n")
+    with pytest.raises(TaskError, match="failed with 125: Error: no FROM in"):
+        build_image(tmp_path / "state", context, "ours/desk:2")
+
+
+def test_without_a_builder_the_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    context = _written(tmp_path / "context", {"Dockerfile": "FROM scratch\n"})
+    with pytest.raises(TaskError, match="neither buildah nor docker is installed"):
+        build_image(tmp_path / "state", context, "ours/desk:1")
+    with pytest.raises(TaskError, match="there is no "):
+        build_image(tmp_path / "state", tmp_path, "ours/desk:1")
