@@ -24,6 +24,7 @@ from orchard.pipelines.tasks.trial import Trial, reporting, tried
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.commands import Framework, recognised
+from orchard.workers.graders.parsers import PARSERS
 from orchard.workers.sandboxes import SandboxMachine
 
 SOURCE = "repository"
@@ -111,6 +112,8 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     Raises TaskError when that cannot be done or the change makes no test pass, and InfrastructureError.
     """
     command, parser = reporting(wanted.tests, wanted.parser)
+    if parser not in PARSERS:
+        raise TaskError(f"there is no parser {parser!r} for the output of tests: use {', '.join(PARSERS)}")
     base_image = wanted.image or await _python(change, wanted, environments)
     key = [layout.RECIPE, base_image, change.base, wanted.setup]
     image = f"repository/{_slug(change.name)}:{digest(key, 16)}"
