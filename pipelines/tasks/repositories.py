@@ -209,11 +209,9 @@ def _project(text: str) -> dict[str, Any]:
 
 def _commit(path: Path, name: str) -> str:
     try:
-        return _git(
-            path, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-        ).strip()
+        return _git(path, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
     except TaskError as error:
-        raise TaskError(f"{path} has no commit {name!r}: {str(error) or 'see `git log`'}") from error
+        raise TaskError(f"{path} has no commit {name!r}: `git -C {path} log` shows them") from error
 
 
 def _diff(path: Path, base: str, gold: str, paths: Sequence[str]) -> str:
