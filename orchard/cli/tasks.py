@@ -188,7 +188,7 @@ def list_(
     table = Table("task", "source", "repo", "state", "reason", header_style="bold")
     for each in found:
         style = {"valid": "green", "rejected": "red"}.get(each.state, "yellow")
-        reason = f"{each.reason}: {each.detail}"[:120] if each.reason else ""
+        reason = ": ".join(filter(None, (each.reason, each.detail)))[:120]
         table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, f"[{style}]{each.state}[/]", reason)
     console.print(table)
 
