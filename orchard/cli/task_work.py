@@ -113,15 +113,16 @@ async def validate_tasks(
             async for verdict in validator.many(chosen):
                 await tasks.record(verdict)
                 bar.advance(row)
-                if isinstance(verdict.event, TaskValidated):
+                event = verdict.event
+                if isinstance(event, TaskValidated):
                     valid += 1
-                    continue
-                rejected += 1
-                bar.console.print(
-                    f"  {verdict.original.task_id}: {verdict.event.reason}, {verdict.event.detail[:150]}",
-                    style="dim",
-                    highlight=False,
-                )
+                    said = event.detail or ""
+                else:
+                    rejected += 1
+                    said = f"{event.reason}, {event.detail}"
+                if said:
+                    line = escape(f"  {event.task_id}: {said[:200]}")
+                    bar.console.print(line, style="dim", highlight=False)
     return valid, rejected
 
 

@@ -118,10 +118,10 @@ def synthesize(
 def validate(
     context: typer.Context,
     task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all unproven ones.")] = None,
-    runs: Annotated[int, typer.Option(help="Times that each patch is graded.", min=1)] = 3,
+    runs: Annotated[int, typer.Option(help="Times that each is graded.", min=1)] = 3,
     concurrency: Concurrency = 3,
 ) -> None:
-    """Prove tasks: the gold patch must resolve and the empty one must not, every time.
+    """Prove tasks: the known solution must resolve and nothing at all must not, every time.
 
     Tests whose result changes between runs are dropped, and the task with them if too little is left.
     """
@@ -188,7 +188,7 @@ def list_(
     table = Table("task", "source", "repo", "state", "reason", header_style="bold")
     for each in found:
         style = {"valid": "green", "rejected": "red"}.get(each.state, "yellow")
-        reason = f"{each.reason}: {each.detail}"[:120] if each.reason else ""
+        reason = ": ".join(filter(None, (each.reason, each.detail)))[:120]
         table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, f"[{style}]{each.state}[/]", reason)
     console.print(table)
 

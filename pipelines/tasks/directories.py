@@ -6,6 +6,7 @@ the image's working directory, with the image's variables.
 """
 
 import base64
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import msgspec
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
-from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import StateCheck, Task
 
 HARBOR, TERMINAL_BENCH = "harbor", "terminal-bench"
@@ -67,7 +68,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def image_name(self) -> str:
         """The image's name, also where it is to be built: then another one for other files."""
-        files = {name: digest(data.hex(), 16) for name, data in _files(self.context, "").items()}
+        files = {name: _digest(path) for name, path in _paths(self.context).items()}
         slug = re.sub(r"[^a-z0-9_.-]+", "-", self.name.lower()).strip("-.")
         return self.image or f"{self.source}/{slug}:{digest(files, 12)}"
 
@@ -93,7 +94,9 @@ def read_directory(path: Path) -> Directory:
         read = _harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
         parse_cores(read.cpu)
         parse_bytes(read.memory)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, InvalidQuantity, ValueError) as error:
+    except msgspec.DecodeError as error:
+        raise TaskError(f"a task or compose file in {path}: {error}") from error
+    except (OSError, InvalidQuantity, ValueError) as error:
         raise TaskError(f"{path}: {error}") from error
     return read
 
@@ -179,12 +182,28 @@ def _format(path: Path) -> str:
     return TERMINAL_BENCH if (path / "task.yaml").is_file() else ""
 
 
-def _files(root: Path, without: str) -> dict[str, bytes]:
-    """The regular files below `root`, by relative path. Raises ValueError when they are too many bytes."""
-    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    if without and sum(path.stat().st_size for path in paths) > LARGEST:
-        raise ValueError(f"its {without} are over {LARGEST // 2**20} MiB: put large files into the image")
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+def _paths(root: Path) -> dict[str, Path]:
+    """The regular files below `root`, by relative path. Raises ValueError for a link that leads out of it."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise ValueError(f"{path} is a link out of {root}: put a file in its place")
+            found[path.relative_to(root).as_posix()] = path
+    return found
+
+
+def _files(root: Path, what: str) -> dict[str, bytes]:
+    """What the files below `root` hold. Raises ValueError when they are too many bytes."""
+    paths = _paths(root)
+    if sum(path.stat().st_size for path in paths.values()) > LARGEST:
+        raise ValueError(f"its {what} are over {LARGEST // 2**20} MiB: put large files into the image")
+    return {name: path.read_bytes() for name, path in paths.items()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _one_service(path: Path) -> None:
@@ -215,7 +234,7 @@ class _Variables(msgspec.Struct, frozen=True):
 
 
 class _Verifier(msgspec.Struct, frozen=True):
-    timeout_sec: float = 600.0
+    timeout_sec: Duration = 600.0
     env: dict[str, str] = {}
     environment_mode: str = "shared"
 
@@ -289,7 +308,7 @@ class _TaskYaml(msgspec.Struct, frozen=True):
     instruction: str
     difficulty: str = ""
     category: str = ""
-    max_test_timeout_sec: float = 600.0
+    max_test_timeout_sec: Duration = 600.0
 
 
 def _terminal_bench(path: Path) -> Directory:

@@ -9,7 +9,7 @@ import msgspec
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.schemas.identity import digest
 from orchard.schemas.plugins import Kind, PluginError, need
-from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Grading, PluginGrading, StateCheck, Task
 from orchard.workers.graders import check_grading
 
@@ -41,7 +41,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     repo: str = SOURCE
     cpu: str = "1"
     memory: str = "2Gi"
-    timeout_seconds: float = 600.0
+    timeout_seconds: Duration = 600.0
     """Limit of the check."""
     labels: dict[str, str] = {}
 

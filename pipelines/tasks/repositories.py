@@ -24,6 +24,7 @@ from orchard.pipelines.tasks.trial import Trial, reporting, tried
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.commands import Framework, recognised
+from orchard.workers.graders.parsers import PARSERS
 from orchard.workers.sandboxes import SandboxMachine
 
 SOURCE = "repository"
@@ -111,10 +112,18 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     Raises TaskError when that cannot be done or the change makes no test pass, and InfrastructureError.
     """
     command, parser = reporting(wanted.tests, wanted.parser)
+    if parser not in PARSERS:
+        raise TaskError(f"there is no parser {parser!r} for the output of tests: use {', '.join(PARSERS)}")
     base_image = wanted.image or await _python(change, wanted, environments)
     key = [layout.RECIPE, base_image, change.base, wanted.setup]
     image = f"repository/{_slug(change.name)}:{digest(key, 16)}"
-    trial = Trial(command=command, workdir=layout.WORKDIR, seconds=wanted.seconds, parser=parser)
+    trial = Trial(
+        command=command,
+        workdir=layout.WORKDIR,
+        seconds=wanted.seconds,
+        parser=parser,
+        environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # as the grader runs them
+    )
     async with environments.open(base_image) as machine:
         commit = await _install(machine, change, wanted)
         await snapshot(machine, image)
@@ -206,11 +215,9 @@ def _project(text: str) -> dict[str, Any]:
 
 def _commit(path: Path, name: str) -> str:
     try:
-        return _git(
-            path, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-        ).strip()
+        return _git(path, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
     except TaskError as error:
-        raise TaskError(f"{path} has no commit {name!r}: {str(error) or 'see `git log`'}") from error
+        raise TaskError(f"{path} has no commit {name!r}: `git -C {path} log` shows them") from error
 
 
 def _diff(path: Path, base: str, gold: str, paths: Sequence[str]) -> str:

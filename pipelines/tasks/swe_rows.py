@@ -189,7 +189,7 @@ def _swe_bench(columns: _Columns) -> Task:
     paths = patched_paths(test_patch)
     known = repository(repo)
     own = columns.optional("test_command") or columns.optional("test_cmd") or columns.given.test_command
-    named = columns.optional("log_parser") or columns.given.parser
+    named = columns.optional("log_parser") or columns.optional("parser") or columns.given.parser
     command: str | None
     if own:
         command, parser = reporting(given_command(own, paths), named)

@@ -54,7 +54,9 @@ async def tried(trial: Trial, machine: SandboxMachine, test_patch: str, gold_pat
     fail_to_pass, pass_to_pass = outcomes.split(parse(trial.parser, before), parse(trial.parser, after))
     if not fail_to_pass and not pass_to_pass:
         raise NotATask(
-            "tests_do_not_run", f"no test passes after the change; the run ends with: {after.strip()[-300:]}"
+            "tests_do_not_run",
+            f"the {trial.parser} output of `{trial.command}` shows no test that passes after the change "
+            f"(plug-ins of pytest are loaded only by `-p NAME`); it ends with: {after.strip()[-300:]}",
         )
     if not fail_to_pass:
         raise NotATask("no_fail_to_pass", "no test fails before the change and passes after it")

@@ -88,8 +88,9 @@ async def test_the_guide_works_word_by_word(tmp_path: Path, endpoint: str) -> No
             output, _ = await process.communicate()
             assert process.returncode == 0, f"{line}\n{output.decode()}"
             said.append(output.decode())
-    imported, listed, submitted, _, counted, layouts = said
+    imported, validated, listed, submitted, _, counted, layouts = said
     assert "3 new tasks" in imported
+    assert "proven 3, rejected 0" in validated
     assert all(f"letter-{name}" in listed for name in ("ada", "grace", "joan"))
     assert "6 rollouts of 3 tasks" in submitted
     rows = [re.findall(r"[\w-]+", line) for line in counted.splitlines() if "letter-" in line]

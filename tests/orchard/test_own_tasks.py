@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchard.pipelines.tasks.registry import stored_tasks
+from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
+from tests.chaos.world import until
 from tests.orchard.conftest import Command, Running
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "own-tasks.md"
@@ -45,6 +48,18 @@ async def test_the_guide_works_word_by_word(
     unshown = {name: detail for name, (_, detail) in states.items() if detail is not None}
     assert list(unshown) == ["sorted"]
     assert "no solution is known" in str(unshown["sorted"])
+    refs = read_task_refs(running.store, ids=list(states))
+    oracle = ModelSpec(name="oracle/resolves", endpoint="oracle", kind=ModelKind.ORACLE)
+    await running.submit(running.spec("own", tasks=tuple(refs), models=(oracle,)))
+    await until(lambda: len(running.outcomes("own")) == len(refs), "the outcomes of the campaign")
+    outcomes = "select task_id, status, resolved from rollouts where campaign = 'own' order by task_id"
+    assert running.sql(outcomes) == [
+        ("fractions", "completed", True),
+        ("greet", "completed", True),
+        ("sorted", "completed", False),
+        ("sum", "completed", True),
+    ]
+
     assert "proven 2, rejected 0" in said["validate sum sorted"]
     fractions = said["show fractions"]
     assert "Division gives fractions" in fractions

@@ -97,7 +97,8 @@ async def test_both_formats_are_proven_by_their_solutions(
         ({"task.toml": "[environment]\ngpus = 1\n"}, "needs GPUs, which"),
         ({"task.toml": '[verifier.env]\nKEY = "${OPENAI_API_KEY}"\n'}, "a task holds no secrets"),
         ({"task.toml": "[verifier]\ntimeout_sec = 'long'\n"}, "Expected `float`"),
-        ({"task.toml": "[verifier"}, "task.toml|Expected"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan\n"}, "Expected `float` > 0"),
+        ({"task.toml": "[verifier"}, "a task or compose file in .*: Expected"),
         ({"tests/test.sh": None}, "no tests/test.sh"),
         ({"instruction.md": None}, "instruction.md"),
         (
@@ -114,6 +115,14 @@ def test_what_cannot_be_a_task_is_one_sentence(
     with pytest.raises(TaskError, match=sentence) as refused:
         read_directory(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", HARBOR)
+    (tmp_path / "secret").write_text("key")
+    (path / "tests" / "data").symlink_to(tmp_path / "secret")
+    with pytest.raises(TaskError, match="is a link out of"):
+        read_directory(path)
 
 
 def test_a_directory_without_tasks_is_said(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shlex
 
 from orchard.schemas.messages import ToolCall
-from orchard.schemas.tasks import SWETests, Task
+from orchard.schemas.tasks import SWETests, Task, graded_in_place
 from orchard.workers.graders.diffs import FileDiff, parse_diff, touched_paths
 from orchard.workers.llm.oracle import repairs
 from orchard.workers.llm.oracle.behaviours import Behaviour, chance
@@ -32,6 +32,8 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
     if task.source == repairs.SOURCE:
         return repairs.play(task, behaviour, seed)
     dice = chance(seed, task.task_id, "play")
+    if graded_in_place(task.grading):
+        return _in_place(task, behaviour, dice)
     gold = parse_diff(task.gold_patch)
     explored = _explore(task, gold, dice)
     match behaviour:
@@ -47,6 +49,22 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
             return _malformed(task, gold, explored, dice)
         case Behaviour.OUT_OF_STEPS:
             return [*explored, *(_edit(gold, dice) if dice.random() < 0.4 else [])]
+
+
+def _in_place(task: Task, behaviour: Behaviour, dice: random.Random) -> list[Turn]:
+    """Where the sandbox is judged, the known solution is a script; without one nothing is done."""
+    look = bash("First I want to see what is here.", "pwd; ls -la")
+    script = task.gold_patch if task.gold_patch.endswith("\n") else f"{task.gold_patch}\n"
+    solved = [bash("I see what to do.", f"bash {heredoc(script)}")] if script.strip() else []
+    match behaviour:
+        case Behaviour.RESOLVES:
+            return [look, *solved, bash("That is what was asked for. I submit.", SUBMIT)]
+        case Behaviour.MALFORMED:
+            return [look, *(_bad(dice) for _ in range(3))]
+        case Behaviour.OUT_OF_STEPS:
+            return [look]
+        case Behaviour.WRONG_EDIT | Behaviour.GIVES_UP:
+            return [look, bash("I do not see how to do it. I give up.", SUBMIT)]
 
 
 def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn]:
