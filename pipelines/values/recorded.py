@@ -14,8 +14,8 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.comparing import Executed
+from orchard.workers.large_messages import whole
 from orchard.workers.message_tree import Totals
-from orchard.workers.records import whole
 
 BEFORE = -1
 """The step of the state before any action."""
