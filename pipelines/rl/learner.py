@@ -15,9 +15,9 @@ from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack, trained_logits
-from orchard.pipelines.sft.preparation import adam
+from orchard.pipelines.sft.preparation import adam, set_rate
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, last_backward, shard
-from orchard.pipelines.sft.schedule import learning_rate, process_packs
+from orchard.pipelines.sft.schedule import process_packs
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,13 @@ class Learner:
         model.eval()  # type: ignore[no-untyped-call]  # dropout would make the trained policy another one than the sampled
         use_packed_attention(model)
         shard(model, processes, settings.precision)
-        self.optimizer = adam(
-            model.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            epsilon=settings.epsilon,
-            weight_decay=settings.weight_decay,
-        )
+        self.optimizer = adam(model.parameters(), settings)
 
     def step(self, number: int, batch: Rows[Trained]) -> StepFigures:
         """Do step `number`, counted from 0, on whole groups: `settings.updates` updates of equal size."""
         started = time.monotonic()
         settings = self.settings
-        lr = learning_rate(
-            number, steps=settings.steps, peak=settings.lr, floor=settings.min_lr, warmup=settings.warmup
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = set_rate([self.optimizer], number, settings.steps, settings)
         found = advantages(
             [rollout.reward for rollout in batch], [rollout.group for rollout in batch], [True] * len(batch)
         )

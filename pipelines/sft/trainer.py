@@ -20,11 +20,12 @@ from orchard.pipelines.sft.preparation import (
     check_rows,
     freeze,
     make_optimizers,
+    set_rate,
     starting_point,
     weights_sha256,
 )
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
-from orchard.pipelines.sft.schedule import Plan, learning_rate, process_packs
+from orchard.pipelines.sft.schedule import Plan, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 
@@ -72,16 +73,7 @@ class Trainer:
         settings, processes = self.settings, self.processes
         rows = [self.rows[index] for index in self.plan.batch(number)]
         trained = sum(trained_tokens(row) for row in rows)
-        lr = learning_rate(
-            number,
-            steps=self.plan.steps,
-            peak=settings.lr,
-            floor=settings.min_lr,
-            warmup=settings.warmup,
-        )
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+        lr = set_rate(self.optimizers, number, self.plan.steps, settings)
         summed = self.backward(rows, trained)
         norm = clipped(self.model, settings.clip)
         if not math.isfinite(norm):
