@@ -1,8 +1,8 @@
 """A finished attempt out of the log, exactly as it was recorded: what can be replayed step by step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import msgspec
@@ -111,6 +111,16 @@ order by sequence
 """The calls of all attempts: one that was inherited is the earlier attempt's."""
 
 
+def _can_be_checked(node: MessageNode) -> bool:
+    """Whether a replay of the message's command can be compared with it; true of what is no result."""
+    return node.role is not Role.TOOL or bool(node.result and node.result.output_sha256)
+
+
+def _memory(created: Sequence[SandboxCreated]) -> str:
+    """Of the last sandbox that was made for the rollout itself; empty where it is not known."""
+    return next((one.memory for one in reversed(created) if one.purpose == "rollout"), "")
+
+
 def _first(events: Iterable[T], name: str) -> dict[str, T]:
     """By the value of a field; of several the first, as an event may be in the log twice."""
     found: dict[str, T] = {}
@@ -128,16 +138,18 @@ def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str
     rollout, attempt, status, exit_status, leaf, last = rows[0]
     if status == "aborted":
         raise UnknownRollout(f"rollout {rollout} was aborted: only one with an outcome can be replayed")
-    found = tables.execute(_EVENTS, {"rollout": rollout, "attempt": attempt, "last": last}).fetchall()
-    events = [msgspec.json.decode(payload, type=EVENT_TYPES[kind]) for kind, payload in found]
-    requests = [one for one in events if isinstance(one, RolloutRequest)]
-    nodes = _first([one for one in events if isinstance(one, MessageNode)], "node_id")
-    calls = _first([one for one in events if isinstance(one, LLMCall)], "node")
-    memory = [one.memory for one in events if isinstance(one, SandboxCreated) and one.purpose == "rollout"]
+    events: dict[str, list[Any]] = {kind: [] for kind in EVENT_TYPES}
+    for kind, payload in tables.execute(
+        _EVENTS, {"rollout": rollout, "attempt": attempt, "last": last}
+    ).fetchall():
+        events[kind].append(msgspec.json.decode(payload, type=EVENT_TYPES[kind]))
+    requests: list[RolloutRequest] = events["rollout.requested"]
+    nodes: dict[str, MessageNode] = _first(events["message.appended"], "node_id")
+    calls: dict[str, LLMCall] = _first(events["llm.called"], "node")
     if not (requests and nodes):
         raise UnknownRollout(f"rollout {rollout} has no request or no messages in the log: nothing to replay")
     request, steps = requests[0], path(nodes, leaf)
-    if any(node.role is Role.TOOL and not (node.result and node.result.output_sha256) for node in steps):
+    if not all(map(_can_be_checked, steps)):
         raise UnknownRollout(
             f"rollout {rollout} does not say what its commands returned, as imported ones do not: a replay "
             "could not be checked"
@@ -147,7 +159,7 @@ def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str
         request=request,
         attempt=attempt,
         task=task,
-        memory=(memory[-1] if memory else "") or task.memory,
+        memory=_memory(events["sandbox.created"]) or task.memory,
         exit_status=ExitStatus(exit_status),
         path=tuple(whole(node, blobs) for node in steps),
         calls=calls,
