@@ -15,8 +15,9 @@ from typing import Any
 
 from orchard.config import ConfigError, load
 from orchard.pipelines.rl.exchange import slime_samples
-from orchard.pipelines.rl.external_trainer import ExternalTrainer, Handed
+from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.settings import RlSettings, read_settings
+from orchard.pipelines.rl.stepping import Chosen, Limits
 from orchard.rl_run import enter
 from orchard.schemas.groups import GroupOutcome
 from orchard.session import Session
@@ -56,7 +57,7 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
         raise ConfigError("orchard_advantages needs --disable-rewards-normalization: they are normalized")
 
 
-def train_output(handed: list[Handed], ours: bool) -> Any:
+def train_output(handed: list[Chosen], ours: bool) -> Any:
     """slime's own objects, of groups with their sequences."""
     types, base = import_module("slime.utils.types"), import_module("slime.rollout.base_types")
     samples = []
@@ -77,18 +78,13 @@ def train_output(handed: list[Handed], ours: bool) -> Any:
     return base.RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
-async def _handed(settings: RlSettings, step: int) -> list[Handed]:
+async def _handed(settings: RlSettings, step: int) -> list[Chosen]:
     session = Session(load())
     plan, start = await enter(session, settings)
     handing = _runs.get(settings.run)
     if handing is None:
         handing = _runs[settings.run] = ExternalTrainer(
-            plan,
-            session.blobs,
-            start,
-            staleness=settings.staleness,
-            context=settings.context,
-            one_sequence=True,
+            plan, session.blobs, start, Limits(settings.staleness, settings.context, one_sequence=True)
         )
     async with session.connection("slime") as connection:
         return await handing.step(connection, step)

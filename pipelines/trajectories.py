@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
-import msgspec
 import pyarrow as pa
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall
+from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall
 from orchard.storage.blobs import BlobStore
+from orchard.workers.large_messages import whole
 
 LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
 """Infrastructure errors that the released rows show as observations (exporters.md)."""
@@ -100,25 +99,19 @@ def _node(
     rest_sha256: str | None,
     token_ids: list[int] | None,
 ) -> MessageNode:
-    if content_sha256:
-        content = blobs.get(BlobRef(sha256=content_sha256, size=content_length)).decode("utf-8", "replace")
-    rest: Any
-    if rest_sha256:
-        rest = msgspec.json.decode(blobs.get(BlobRef(sha256=rest_sha256, size=0)), type=NodeRest)
-    else:
-        rest = NodeRest(
+    return whole(
+        MessageNode(
+            node_id=node_id,
+            parent=parent,
+            role=Role(role),
+            turn=turn,
+            content=content,
+            content_blob=BlobRef(sha256=content_sha256, size=content_length) if content_sha256 else None,
             reasoning=reasoning,
             tool_calls=tuple(ToolCall(**call) for call in tool_calls or ()),
+            tool_call_id=tool_call_id,
             tokens=TokenRecord(ids=tuple(token_ids)) if token_ids else None,
-        )
-    return MessageNode(
-        node_id=node_id,
-        parent=parent,
-        role=Role(role),
-        turn=turn,
-        content=content,
-        reasoning=rest.reasoning,
-        tool_calls=rest.tool_calls,
-        tool_call_id=tool_call_id,
-        tokens=rest.tokens,
+            rest_blob=BlobRef(sha256=rest_sha256, size=0) if rest_sha256 else None,
+        ),
+        blobs,
     )

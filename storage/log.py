@@ -25,6 +25,17 @@ REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeErro
 """What Arrow, and Python's times, raise for a value that a column cannot hold."""
 
 
+_ATTRIBUTES = {
+    **{
+        name: name
+        for name in Event.__struct_fields__
+        if name in _SCHEMA.names and name not in ("subject", "time")
+    },
+    "ce_subject": "subject",
+}
+"""Columns that are attributes of an event as they are, by column."""
+
+
 class Fact(NamedTuple):
     """A readable event with its place in the stream: all that derived tables may look at."""
 
@@ -57,12 +68,15 @@ FACT_COLUMNS = tuple(name for name in _SCHEMA.names if name not in ("stream_time
 def facts(rows: pa.Table) -> Iterator[Fact]:
     """The facts of stored rows of `events`: what `log_batch` gave for them when they were written. Their data
     are views of the rows' memory."""
-    plain = rows.select([name for name in FACT_COLUMNS if name not in ("time", "payload")]).to_pylist()
+    places = zip(rows.column("sequence").to_pylist(), rows.column("subject").to_pylist(), strict=True)
+    named = rows.select(list(_ATTRIBUTES)).rename_columns(list(_ATTRIBUTES.values())).to_pylist()
     times = rows.column("time").cast(pa.int64()).to_pylist()  # a tenth of the time that times take
-    for row, time, payload in zip(plain, times, _bytes(rows.column("payload")), strict=True):
-        if row["type"] not in NO_EVENT:
-            event = _row_event(row, _EPOCH + timedelta(microseconds=time), payload)
-            yield Fact(row["sequence"], row["subject"], event)
+    for place, attributes, time, payload in zip(
+        places, named, times, _bytes(rows.column("payload")), strict=True
+    ):
+        if attributes["type"] not in NO_EVENT:
+            at = _EPOCH + timedelta(microseconds=time)
+            yield Fact(*place, Event(**attributes, time=at, data=msgspec.Raw(payload)))
 
 
 def _bytes(texts: pa.ChunkedArray) -> Iterator[memoryview]:
@@ -73,24 +87,6 @@ def _bytes(texts: pa.ChunkedArray) -> Iterator[memoryview]:
         view = memoryview(data or b"")
         for start, end in pairwise(places):
             yield view[start:end]
-
-
-def _row_event(row: dict[str, Any], time: datetime, payload: bytes | memoryview) -> Event:
-    """The event of a row that has one."""
-    return Event(
-        id=row["id"],
-        source=row["source"],
-        type=row["type"],
-        subject=row["ce_subject"],
-        time=time,
-        dataschema=row["dataschema"],
-        campaign=row["campaign"],
-        data=msgspec.Raw(payload),
-        rollout_id=row["rollout_id"],
-        attempt=row["attempt"],
-        causation_id=row["causation_id"],
-        traceparent=row["traceparent"],
-    )
 
 
 class Original(NamedTuple):
@@ -112,7 +108,8 @@ def originals(rows: pa.Table) -> Iterator[Original]:
         elif row["raw"] is not None:
             raw = row["raw"].encode()
         else:
-            raw = encode_event(_row_event(row, row["time"], kept))
+            attributes = {attribute: row[column] for column, attribute in _ATTRIBUTES.items()}
+            raw = encode_event(Event(**attributes, time=row["time"], data=msgspec.Raw(kept)))
         yield Original(row["sequence"], row["subject"], row["stream_time"], raw)
 
 
@@ -162,31 +159,23 @@ def _rows(
     events: Sequence[Event | None],
     kept: Sequence[tuple[str, bytes | msgspec.Raw]],
 ) -> pa.Table:
-    payload = _texts([data for _, data in kept])
-    columns: dict[str, object] = {
+    columns: dict[str, Any] = {
         "sequence": [message.sequence for message in messages],
         "stream_time": [message.time for message in messages],
         "subject": [message.subject for message in messages],
-        "id": [event and event.id for event in events],
-        "source": [event and event.source for event in events],
-        "type": [event.type if event else UNREADABLE for event in events],
-        "ce_subject": [event and event.subject for event in events],
         "time": [event and _utc(event.time) for event in events],
-        "dataschema": [
-            event.dataschema if event else encoding or None
-            for event, (encoding, _) in zip(events, kept, strict=True)
-        ],
-        "campaign": [event and event.campaign for event in events],
-        "rollout_id": [event and event.rollout_id for event in events],
-        "attempt": [event and event.attempt for event in events],
-        "causation_id": [event and event.causation_id for event in events],
-        "traceparent": [event and event.traceparent for event in events],
-        "payload": payload,
+        "payload": _texts([data for _, data in kept]),
         "raw": [_foreign(message.raw, event) for message, event in zip(messages, events, strict=True)],
     }
+    for column, attribute in _ATTRIBUTES.items():
+        columns[column] = [event and getattr(event, attribute) for event in events]
+    for index, event in enumerate(events):
+        if event is None:
+            columns["type"][index] = UNREADABLE
+            columns["dataschema"][index] = kept[index][0] or None
     arrays = [
-        value if isinstance(value, pa.ChunkedArray) else pa.array(value, _SCHEMA.field(name).type)
-        for name, value in columns.items()
+        value if isinstance(value := columns[field.name], pa.ChunkedArray) else pa.array(value, field.type)
+        for field in _SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 

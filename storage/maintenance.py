@@ -5,9 +5,10 @@ first and put them in the place of the old ones in one commit for each table, so
 and a crash on the way changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 
+import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
@@ -129,27 +130,38 @@ def check(store_url: str) -> list[str]:
     written = positions.get(EVENTS, 0)
     with open_tables(store_url) as connection:
         for table, position in positions.items():
-            rows, distinct, first, last = connection.execute(
-                "select count(*), count(distinct sequence), coalesce(min(sequence), 1), "
-                f"coalesce(max(sequence), 0) from tables.{table}"
-            ).fetchall()[0]
-            if rows != distinct:
-                findings.append(f"{table}: {rows - distinct} rows are there twice: rebuild it")
-            if last > position or position > written:
-                findings.append(
-                    f"{table}: rows up to {last}, position {position}, events {written}: rebuild it"
-                )
-            if table == EVENTS and (rows != last - first + 1 or last != written):
-                findings.append(
-                    f"events: {rows} rows for sequences {first} to {written}: rebuild it from the stream"
-                )
-        doubled = connection.execute(
-            "select rollout_id from rollouts group by rollout_id having count(*) > 1"
-        ).fetchall()
-        findings += [f"rollouts: {rollout} has more than one accepted outcome" for (rollout,) in doubled]
-        for (campaign,) in connection.execute("select campaign from conservation where not holds").fetchall():
-            findings.append(f"campaign {campaign}: requested is not finished + aborted + open")
+            findings += _misplaced(connection, table, position, written)
+        for query, finding in _SUSPECTS.items():
+            findings += [finding.format(name) for (name,) in connection.execute(query).fetchall()]
     return findings
+
+
+_SUSPECTS = {
+    "select rollout_id from rollouts group by rollout_id having count(*) > 1": (
+        "rollouts: {} has more than one accepted outcome"
+    ),
+    "select campaign from conservation where not holds": (
+        "campaign {}: requested is not finished + aborted + open"
+    ),
+}
+"""Queries for what must not be, with what is said of each name that they give."""
+
+
+def _misplaced(
+    connection: duckdb.DuckDBPyConnection, table: str, position: int, written: int
+) -> Iterator[str]:
+    """Rows of a table that are there twice, come after its `position` or are missing; `written` is that of
+    `events`."""
+    rows, distinct, first, last = connection.execute(
+        "select count(*), count(distinct sequence), coalesce(min(sequence), 1), "
+        f"coalesce(max(sequence), 0) from tables.{table}"
+    ).fetchall()[0]
+    if rows != distinct:
+        yield f"{table}: {rows - distinct} rows are there twice: rebuild it"
+    if last > position or position > written:
+        yield f"{table}: rows up to {last}, position {position}, events {written}: rebuild it"
+    if table == EVENTS and (rows != last - first + 1 or last != written):
+        yield f"events: {rows} rows for sequences {first} to {written}: rebuild it from the stream"
 
 
 class _Files:

@@ -23,6 +23,7 @@ from orchard.storage.archive.shelf import Shelf
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import DataFile, Table
 from orchard.storage.derived import read_events
+from orchard.storage.durable import write_whole
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import originals
@@ -41,6 +42,7 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_events, events_config
 
 _BATCH = 500
+_PLAN = "plan.json"
 _DONE = f"{EVENTS_PREFIX}.done."
 _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 """Subject of messages that take a sequence that archiving has emptied, until they are purged."""
@@ -184,7 +186,7 @@ async def _append(
     done, total = 0, len(damage.missing)
     for batch in _batches(_rows(location, files, damage.held.last)):
         try:
-            await store_all(connection, [_message(story, exact=True) for story in batch])
+            await store_all(connection, list(map(_message, batch)))
         except WrongSequence as error:
             raise StreamsError(
                 "something published to the stream while it was restored: stop it, and run restore-stream "
@@ -229,11 +231,11 @@ async def _build(
                 if story.sequence > reached:
                     batch.append(story)
                 if len(batch) >= _BATCH:
-                    reached = (await store_all(target, [_message(one, exact=True) for one in batch]))[-1]
+                    reached = (await store_all(target, list(map(_message, batch))))[-1]
                     batch = []
                     tell("rebuilding", min(reached, total), total)
             if batch:
-                reached = (await store_all(target, [_message(one, exact=True) for one in batch]))[-1]
+                reached = (await store_all(target, list(map(_message, batch))))[-1]
         await target.jetstream.purge_stream(names.EVENTS, subject=_GAP)
     result = msgspec.structs.replace(counted, last=reached)
     _write_plan(work, msgspec.structs.replace(plan, result=result))
@@ -251,24 +253,8 @@ async def _whole(
     parting = damage.diverged
     async with aclosing(_stream(connection, damage.held.last)) as batches:
         async for piece in side_by_side(batches, location, files):
-            held = {message.sequence: message for message in piece.stream}
-            stored = {original.sequence: original for original in originals(piece.rows)}
-            campaigns = dict(zip(stored, piece.rows.column("campaign").to_pylist(), strict=True))
-            different = set(piece.differences())
-            for sequence in range(piece.first, piece.last + 1):
-                if parting is not None and sequence > damage.watermark:
-                    break
-                message, row = held.get(sequence), stored.get(sequence)
-                if parting is not None and sequence >= parting and row is None:
-                    message = None  # it is placed after the tables' events
-                if message is not None and sequence not in different:
-                    yield _story(message)
-                elif row is None:
-                    yield filler(sequence, 0)
-                elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
-                    yield Story(sequence, _GAP, 0, b"")
-                else:
-                    yield Story(sequence, row.subject, _nanoseconds(row.time), row.raw)
+            for story in _stories(piece, damage, archived):
+                yield story
     if parting is None:
         return
     merge = Merge(
@@ -281,6 +267,28 @@ async def _whole(
             for message in batch:
                 for placed in merge.place(_story(message)):
                     yield placed
+
+
+def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[Story]:
+    """The messages of a piece; of a stream that diverged, up to where the tables end."""
+    parting = damage.diverged
+    last = piece.last if parting is None else min(piece.last, damage.watermark)
+    held = {message.sequence: message for message in piece.stream}
+    stored = {original.sequence: original for original in originals(piece.rows)}
+    campaigns = dict(zip(stored, piece.rows.column("campaign").to_pylist(), strict=True))
+    different = set(piece.differences())
+    for sequence in range(piece.first, last + 1):
+        message, row = held.get(sequence), stored.get(sequence)
+        if parting is not None and sequence >= parting and row is None:
+            message = None  # it is placed after the tables' events
+        if message is not None and sequence not in different:
+            yield _story(message)
+        elif row is None:
+            yield filler(sequence, 0)
+        elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
+            yield Story(sequence, _GAP, 0, b"")
+        else:
+            yield Story(sequence, row.subject, _nanoseconds(row.time), row.raw)
 
 
 def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
@@ -341,10 +349,10 @@ def _story(message: StoredEvent) -> Story:
     return Story(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(story: Story, *, exact: bool) -> Message:
-    extra = {names.STORED_AT: str(story.time)} if story.time else {}
-    if exact:
-        extra[names.EXPECTED_LAST] = str(story.sequence - 1)
+def _message(story: Story) -> Message:
+    extra = {names.EXPECTED_LAST: str(story.sequence - 1)}
+    if story.time:
+        extra[names.STORED_AT] = str(story.time)
     return Message(subject=story.subject, payload=story.raw, id="", extra=extra)
 
 
@@ -363,19 +371,12 @@ def _nanoseconds(time: datetime) -> int:
     return int(time.timestamp()) * 1_000_000_000 + time.microsecond * 1000
 
 
-def _plan_file(work: Path) -> Path:
-    return work / "plan.json"
-
-
 def _read_plan(work: Path) -> _Plan | None:
     try:
-        return msgspec.json.decode(_plan_file(work).read_bytes(), type=_Plan)
+        return msgspec.json.decode((work / _PLAN).read_bytes(), type=_Plan)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
 def _write_plan(work: Path, plan: _Plan) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    new = _plan_file(work).with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(plan))
-    new.replace(_plan_file(work))
+    write_whole(work, _PLAN, msgspec.json.encode(plan))

@@ -1,7 +1,7 @@
 """What the writer reads from the stream: consecutive messages, in batches bounded by rows, bytes and time."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -41,9 +41,7 @@ async def batches(
 
     Raises EventsLost when a sequence is in neither.
     """
-    clock = asyncio.get_running_loop().time
-    batch: list[StoredEvent] = []
-    collected, since = 0, 0.0
+    collecting = _Collecting(rows, size, asyncio.get_running_loop().time)
     until: int | None = None
     position = start
     arriving = whole_log(connection, shelf, start, until=None, idle=IDLE_SECONDS)
@@ -51,26 +49,49 @@ async def batches(
         async for arrived in arriving:
             for message in arrived:
                 position = message.sequence + 1
-                if batch and collected + len(message.raw) > size:
-                    yield Batch(batch, full=True)
-                    batch, collected = [], 0
-                if not batch:
-                    since = clock()
-                batch.append(message)
-                collected += len(message.raw)
-                if len(batch) >= rows or collected >= size:
-                    yield Batch(batch, full=True)
-                    batch, collected = [], 0
+                for batch in collecting.take(message):
+                    yield batch
             if stop.is_set() and connection.held:
                 until = position - 1
             elif stop.is_set() and until is None:
                 until = (await bounds(connection, EVENTS)).last
             ended = until is not None and position > until
-            if batch and (ended or clock() - since >= seconds):
-                yield Batch(batch, full=False)
-                batch, collected = [], 0
+            if collecting.messages and (ended or collecting.age >= seconds):
+                yield collecting.given(full=False)
             if ended:
                 return
+
+
+class _Collecting:
+    """A batch that grows."""
+
+    def __init__(self, rows: int, size: int, clock: Callable[[], float]) -> None:
+        self.messages: list[StoredEvent] = []
+        self._rows, self._limit, self._clock = rows, size, clock
+        self._size = 0
+        self._since = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the first message."""
+        return self._clock() - self._since
+
+    def take(self, message: StoredEvent) -> Iterator[Batch]:
+        """The batches that are full before this message or with it."""
+        size = len(message.raw)
+        if self.messages and self._size + size > self._limit:
+            yield self.given(full=True)
+        if not self.messages:
+            self._since = self._clock()
+        self.messages.append(message)
+        self._size += size
+        if len(self.messages) >= self._rows or self._size >= self._limit:
+            yield self.given(full=True)
+
+    def given(self, *, full: bool) -> Batch:
+        """The batch; the next one begins empty."""
+        messages, self.messages, self._size = self.messages, [], 0
+        return Batch(messages, full)
 
 
 async def check_position(connection: Connection, watermark: int, last_id: str | None) -> None:

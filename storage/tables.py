@@ -1,10 +1,28 @@
 """The tables of a store and their columns, declared once for the writer, the readers and rebuilds.
 
 `events` is the log itself. All others are derived: each row comes from one event and carries its
-`sequence`, so that any of them can be rebuilt from `events` and compared row by row.
+`sequence`, so that any of them can be rebuilt from `events` and compared row by row. Their columns are the
+fields of the payloads (`orchard.storage.columns`): only what the fields do not say is said here.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
 import pyarrow as pa
+
+from orchard.schemas import events as e
+from orchard.schemas.archives import CampaignArchived
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
+from orchard.schemas.groups import GroupAssembled, GroupDropped, PolicyUpdated, PromptFailed, RunStarted
+from orchard.schemas.llm_calls import LLMCall
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
+from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.storage.columns import INT, TEXT, TIME, columns
 
 EVENTS = "events"
 PROGRESS = "progress"
@@ -16,381 +34,135 @@ NO_EVENT = frozenset({UNREADABLE, "malformed"})
 BASE64 = "base64"
 """`dataschema` of an unreadable row whose bytes are not UTF-8: `payload` is their Base64."""
 
-_TEXT = pa.string()
-_TIME = pa.timestamp("us", "UTC")
-_INT = pa.int64()
-_REAL = pa.float64()
+_Payloads = dict[type[msgspec.Struct], dict[str, str]]
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema(list(columns.items()))
+class _Derived(NamedTuple):
+    """A derived table."""
+
+    payloads: _Payloads
+    """Types of the events that have rows in it, with the text columns that each fills with one word."""
+    order: str = "*"
+    """Columns; `*` stands for those that are not named, in the order of the payloads' fields. It stays as
+    stores have it."""
+    own: Mapping[str, pa.DataType] = MappingProxyType({})
+    """Columns that are no fields: `orchard.storage.derive` computes them."""
+    without: frozenset[str] = frozenset()
+    """Fields that are no columns."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns after those of `_ENVELOPE`."""
+        found = {name: TEXT for words in self.payloads.values() for name in words}
+        for payload in self.payloads:
+            found |= columns(payload)
+        found |= self.own
+        named = self.order.split()
+        rest = [
+            name for name in found if name not in named and name not in self.without and name not in _ENVELOPE
+        ]
+        at = named.index("*") if "*" in named else len(named)
+        ordered = [*named[:at], *(rest if "*" in named else []), *named[at + 1 :]]
+        return pa.schema([*_ENVELOPE.items(), *((name, found[name]) for name in ordered)])
 
 
-def _derived(**columns: pa.DataType) -> pa.Schema:
-    return _schema(
-        sequence=_INT,
-        time=_TIME,
-        event_id=_TEXT,
-        campaign=_TEXT,
-        rollout_id=_TEXT,
-        attempt=_INT,
-        **columns,
-    )
+def _rows(*payloads: type[msgspec.Struct]) -> _Payloads:
+    return {payload: {} for payload in payloads}
 
 
-SCHEMAS: dict[str, pa.Schema] = {
-    PROGRESS: _schema(sequence=_INT),
-    EVENTS: _schema(
-        sequence=_INT,
-        stream_time=_TIME,
-        subject=_TEXT,
-        id=_TEXT,
-        source=_TEXT,
-        type=_TEXT,
-        ce_subject=_TEXT,
-        time=_TIME,
-        dataschema=_TEXT,
-        campaign=_TEXT,
-        rollout_id=_TEXT,
-        attempt=_INT,
-        causation_id=_TEXT,
-        traceparent=_TEXT,
-        payload=_TEXT,
-        raw=_TEXT,
+def _apart(column: str = "kind", /, **payloads: type[msgspec.Struct]) -> _Payloads:
+    """Payloads whose rows are told apart by a word in `column`."""
+    return {payload: {column: word} for word, payload in payloads.items()}
+
+
+_ENVELOPE = {
+    "sequence": INT,
+    "time": TIME,
+    "event_id": TEXT,
+    "campaign": TEXT,
+    "rollout_id": TEXT,
+    "attempt": INT,
+}
+"""The first columns of every derived table."""
+
+_DERIVED = {
+    "rollouts_all": _Derived(
+        _rows(e.RolloutFinished, e.RolloutAborted),
+        "status exit_status cause detail reward resolved * failures submission submission_sha256 leaf "
+        "inherited_turns inherited_tokens inherited_cost_usd",
+        without=frozenset({"keys_masked"}),
     ),
-    "rollouts_all": _derived(
-        status=_TEXT,
-        exit_status=_TEXT,
-        cause=_TEXT,
-        detail=_TEXT,
-        reward=_REAL,
-        resolved=pa.bool_(),
-        task_id=_TEXT,
-        task_source=_TEXT,
-        repo=_TEXT,
-        harness=_TEXT,
-        model=_TEXT,
-        model_kind=_TEXT,
-        sample=_INT,
-        worker=_TEXT,
-        started_at=_TIME,
-        seconds=_REAL,
-        turns=_INT,
-        llm_calls=_INT,
-        prompt_tokens=_INT,
-        completion_tokens=_INT,
-        cost_usd=_REAL,
-        seconds_creating=_REAL,
-        seconds_llm=_REAL,
-        seconds_commands=_REAL,
-        seconds_grading=_REAL,
-        deliveries=_INT,
-        failures=_INT,
-        submission=_TEXT,
-        submission_sha256=_TEXT,
-        leaf=_TEXT,
-        inherited_turns=_INT,
-        inherited_tokens=_INT,
-        inherited_cost_usd=_REAL,
+    "messages_all": _Derived(
+        _rows(MessageNode),
+        "node_id parent role turn content content_sha256 content_length reasoning reasoning_length * "
+        "rest_sha256 token_ids logprobs prompt_ids versions inherited_from",
+        {"content_length": INT, "reasoning_length": INT, "token_ids": pa.list_(INT)},
+        frozenset({"ids"}),
     ),
-    "messages_all": _derived(
-        node_id=_TEXT,
-        parent=_TEXT,
-        role=_TEXT,
-        turn=_INT,
-        content=_TEXT,
-        content_sha256=_TEXT,
-        content_length=_INT,
-        reasoning=_TEXT,
-        reasoning_length=_INT,
-        tool_calls=pa.list_(pa.struct([("id", _TEXT), ("name", _TEXT), ("arguments", _TEXT)])),
-        tool_call_id=_TEXT,
-        returncode=_INT,
-        seconds=_REAL,
-        timed_out=pa.bool_(),
-        output_sha256=_TEXT,
-        rest_sha256=_TEXT,
-        token_ids=pa.list_(_INT),
-        logprobs=pa.list_(_REAL),
-        prompt_ids=pa.list_(_INT),
-        versions=pa.list_(pa.struct([("start", _INT), ("version", _INT)])),
-        inherited_from=_INT,
+    "rewards_all": _Derived(_rows(Reward), without=frozenset({"extra_sandboxes", "without_canary"})),
+    "llm_calls_all": _Derived(_rows(LLMCall)),
+    "tasks_all": _Derived(
+        _apart("state", imported=e.TaskImported, valid=e.TaskValidated, rejected=e.TaskRejected),
+        "state task_id task_hash source repo image blob_sha256 blob_size *",
+        {"blob_size": INT},
+        frozenset({"without_canary"}),
     ),
-    "rewards_all": _derived(
-        value=_REAL,
-        resolved=pa.bool_(),
-        grader=_TEXT,
-        parts=pa.map_(_TEXT, _REAL),
-        tests=pa.map_(_TEXT, _TEXT),
-        detail=_TEXT,
-        log_sha256=_TEXT,
-        seconds=_REAL,
-        cause=_TEXT,
+    "requests_all": _Derived(
+        _rows(RolloutRequest),
+        "task_id task_source repo task_sha256 harness model model_kind endpoint sample domain priority "
+        "max_tries attempt_base failures fence memory",
+        dict.fromkeys(("task_source", "task_sha256", "model", "model_kind"), TEXT),
     ),
-    "llm_calls_all": _derived(
-        parent=_TEXT,
-        node=_TEXT,
-        turn=_INT,
-        endpoint=_TEXT,
-        model=_TEXT,
-        served_model=_TEXT,
-        model_kind=_TEXT,
-        finish_reason=_TEXT,
-        prompt_tokens=_INT,
-        completion_tokens=_INT,
-        cached_tokens=_INT,
-        reasoning_tokens=_INT,
-        cost_usd=_REAL,
-        seconds=_REAL,
-        tries=_INT,
-        system_fingerprint=_TEXT,
+    "attempts_all": _Derived(
+        _apart(
+            started=e.RolloutStarted,
+            released=e.AttemptReleased,
+            superseded=e.AttemptSuperseded,
+            inherited=e.AttemptInherited,
+        )
     ),
-    "tasks_all": _derived(
-        state=_TEXT,
-        task_id=_TEXT,
-        task_hash=_TEXT,
-        source=_TEXT,
-        repo=_TEXT,
-        image=_TEXT,
-        blob_sha256=_TEXT,
-        blob_size=_INT,
-        fail_to_pass=_INT,
-        pass_to_pass=_INT,
-        gold_files=_INT,
-        gold_lines=_INT,
-        labels=pa.map_(_TEXT, _TEXT),
-        runs=_INT,
-        seconds=_REAL,
-        reason=_TEXT,
-        detail=_TEXT,
+    "reopenings_all": _Derived(_rows(e.RolloutReopened)),
+    "campaigns_all": _Derived(_rows(e.CampaignStateChanged, e.CampaignSubmitted)),
+    "values_all": _Derived(_apart(annotated=ValueAnnotated, failed=AnnotationFailed)),
+    "measurements_all": _Derived(_rows(ValueMeasured)),
+    "imports_all": _Derived(_rows(TrajectoryImported)),
+    "datasets_all": _Derived(_rows(DatasetBuilt)),
+    "training_all": _Derived(
+        _apart(step=TrainingStep, started=TrainingStarted, finished=TrainingFinished),
+        "kind run step steps *",
+        without=frozenset({"manifest_sha256"}),
     ),
-    "requests_all": _derived(
-        task_id=_TEXT,
-        task_source=_TEXT,
-        repo=_TEXT,
-        task_sha256=_TEXT,
-        harness=_TEXT,
-        model=_TEXT,
-        model_kind=_TEXT,
-        endpoint=_TEXT,
-        sample=_INT,
-        domain=_TEXT,
-        priority=_TEXT,
-        max_tries=_INT,
-        attempt_base=_INT,
-        failures=_INT,
-        fence=_INT,
-        memory=_TEXT,
+    "groups_all": _Derived(_apart(assembled=GroupAssembled, failed=PromptFailed, dropped=GroupDropped)),
+    "policies_all": _Derived(
+        _apart(updated=PolicyUpdated, started=RunStarted),
+        "kind run version step groups position checkpoint plan_hash *",
     ),
-    "attempts_all": _derived(
-        kind=_TEXT,
-        worker=_TEXT,
-        request_sequence=_INT,
-        deliveries=_INT,
-        reason=_TEXT,
-        cause=_TEXT,
-        detail=_TEXT,
-        retry_in_seconds=_REAL,
-        next_attempt_base=_INT,
-        accepted_attempt=_INT,
-        accepted_sequence=_INT,
-        refused_type=_TEXT,
-        from_attempt=_INT,
-        leaf=_TEXT,
-        messages=_INT,
-        turns=_INT,
-        prompt_tokens=_INT,
-        completion_tokens=_INT,
-        cost_usd=_REAL,
-        seconds=_REAL,
-        replay_key=_TEXT,
-        divergence=_TEXT,
-    ),
-    "reopenings_all": _derived(superseded_sequence=_INT, cause=_TEXT, reason=_TEXT),
-    "campaigns_all": _derived(
-        state=_TEXT,
-        previous=_TEXT,
-        reason=_TEXT,
-        revision=_INT,
-        spec_sha256=_TEXT,
-        spec_hash=_TEXT,
-        size=_INT,
-        tasks=_INT,
-        harnesses=pa.list_(_TEXT),
-        models=pa.list_(_TEXT),
-        samples=_INT,
-    ),
-    "values_all": _derived(
-        kind=_TEXT,
-        annotator=_TEXT,
-        model=_TEXT,
-        served_model=_TEXT,
-        model_kind=_TEXT,
-        endpoint=_TEXT,
-        prompt_version=_TEXT,
-        input_hash=_TEXT,
-        steps=_INT,
-        omitted_steps=_INT,
-        tries=_INT,
-        prompt_tokens=_INT,
-        completion_tokens=_INT,
-        cost_usd=_REAL,
-        seconds=_REAL,
-        base=_REAL,
-        key_steps=pa.list_(pa.struct([("step", _INT), ("p_resolve", _REAL), ("reasoning", _TEXT)])),
-        curve=pa.list_(_REAL),
-        flags=pa.list_(_TEXT),
-        fault=_TEXT,
-        detail=_TEXT,
-    ),
-    "measurements_all": _derived(
-        step=_INT,
-        model=_TEXT,
-        model_kind=_TEXT,
-        samples=_INT,
-        resolved=_INT,
-        value=_REAL,
-        low=_REAL,
-        high=_REAL,
-        aborted=_INT,
-        replayed=_INT,
-        diverged=pa.list_(_INT),
-        endpoint=_TEXT,
-        allow_divergence=pa.bool_(),
-        continuations=pa.list_(_TEXT),
-        seconds=_REAL,
-    ),
-    "imports_all": _derived(
-        dataset=_TEXT, row=_INT, layout=_TEXT, tools=_TEXT, metadata=_TEXT, flags=pa.list_(_TEXT)
-    ),
-    "datasets_all": _derived(
-        name=_TEXT,
-        sha256=_TEXT,
-        first_sequence=_INT,
-        last_sequence=_INT,
-        code_version=_TEXT,
-        config_hash=_TEXT,
-        rows=_INT,
-        tokens=_INT,
-        trained_tokens=_INT,
-        resolved=_INT,
-        tokenizer=_TEXT,
-        tokenizer_sha256=_TEXT,
-        counts=pa.map_(_TEXT, _INT),
-        manifest_sha256=_TEXT,
-        seconds=_REAL,
-    ),
-    "training_all": _derived(
-        kind=_TEXT,
-        run=_TEXT,
-        step=_INT,
-        steps=_INT,
-        loss=_REAL,
-        lr=_REAL,
-        grad_norm=_REAL,
-        tokens=_INT,
-        trained_tokens=_INT,
-        seconds=_REAL,
-        epoch=_REAL,
-        examples=_INT,
-        memory_bytes=_INT,
-        config_hash=_TEXT,
-        dataset_sha256=_TEXT,
-        model=_TEXT,
-        parameters=_INT,
-        code_version=_TEXT,
-        device=_TEXT,
-        dtype=_TEXT,
-        world_size=_INT,
-        global_batch=_INT,
-        context=_INT,
-        seed=_INT,
-        resumed_step=_INT,
-        checkpoint=_TEXT,
-        checkpoint_sha256=_TEXT,
-        final_loss=_REAL,
-    ),
-    "groups_all": _derived(
-        kind=_TEXT,
-        run=_TEXT,
-        group_id=_TEXT,
-        prompt=_INT,
-        task_id=_TEXT,
-        outcome=_TEXT,
-        members=pa.list_(
-            pa.struct(
-                [
-                    ("rollout_id", _TEXT),
-                    ("attempt", _INT),
-                    ("reward", _REAL),
-                    ("status", _TEXT),
-                    ("tokens", _INT),
-                ]
-            )
-        ),
-        positive=_INT,
-        degenerate=pa.bool_(),
-        generated=_INT,
-        aborted=_INT,
-        generated_tokens=_INT,
-        causes=pa.list_(_TEXT),
-        reason=_TEXT,
-        detail=_TEXT,
-    ),
-    "policies_all": _derived(
-        kind=_TEXT,
-        run=_TEXT,
-        version=_INT,
-        step=_INT,
-        groups=pa.list_(_TEXT),
-        position=_INT,
-        checkpoint=_TEXT,
-        plan_hash=_TEXT,
-        plan_sha256=_TEXT,
-        tasks=_INT,
-        method=_TEXT,
-    ),
-    "policy_steps_all": _derived(
-        run=_TEXT,
-        step=_INT,
-        version=_INT,
-        groups=_INT,
-        rollouts=_INT,
-        reward=_REAL,
-        resolved=_REAL,
-        pass_rate=_REAL,
-        generated=_INT,
-        aborted=_INT,
-        balanced=_REAL,
-        dropped=_INT,
-        staleness=_REAL,
-        loss=_REAL,
-        lr=_REAL,
-        grad_norm=_REAL,
-        entropy=_REAL,
-        clipped=_REAL,
-        ratio=_REAL,
-        kl=_REAL,
-        importance=_REAL,
-        truncated=_REAL,
-        tokens=_INT,
-        trained_tokens=_INT,
-        seconds=_REAL,
-        waited=_REAL,
-    ),
-    "archives_all": _derived(
-        manifest_sha256=_TEXT,
-        after=_INT,
-        through=_INT,
-        first_sequence=_INT,
-        last_sequence=_INT,
-        events=_INT,
-        removed=_INT,
-        bytes=_INT,
-    ),
-    "unreadable_all": _derived(type=_TEXT, reason=_TEXT),
+    "policy_steps_all": _Derived(_rows(PolicyStep)),
+    "archives_all": _Derived(_rows(CampaignArchived)),
+    "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }
 
-DERIVED: tuple[str, ...] = tuple(name for name in SCHEMAS if name not in (EVENTS, PROGRESS))
+ROWS = {
+    payload: (table, words) for table, made in _DERIVED.items() for payload, words in made.payloads.items()
+}
+"""Type of a payload to the table where its event has a row, and the words it fills in there."""
+
+SCHEMAS: dict[str, pa.Schema] = {
+    PROGRESS: pa.schema([("sequence", INT)]),
+    EVENTS: pa.schema(
+        [
+            ("sequence", INT),
+            ("stream_time", TIME),
+            *((name, TEXT) for name in ("subject", "id", "source", "type", "ce_subject")),
+            ("time", TIME),
+            *((name, TEXT) for name in ("dataschema", "campaign", "rollout_id")),
+            ("attempt", INT),
+            *((name, TEXT) for name in ("causation_id", "traceparent", "payload", "raw")),
+        ]
+    ),
+    **{table: made.schema for table, made in _DERIVED.items()},
+}
+
+DERIVED: tuple[str, ...] = tuple(_DERIVED)
 TABLES: tuple[str, ...] = (EVENTS, *DERIVED)
 """The tables with rows."""

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.decoding import Unreadable
 from orchard.schemas.events import MalformedEvent, payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import LLMCall
-from orchard.schemas.messages import MessageNode, NodeRest, Role
+from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.trails import Trail
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
 from orchard.streams.records import StoredEvent
 from orchard.streams.trails import Trails
+from orchard.workers.large_messages import whole
 from orchard.workers.llm.answers import Completion
 
 log = logging.getLogger(__name__)
@@ -113,24 +115,11 @@ async def read_record(trails: Trails, rollout_id: str, trail: Trail, blobs: Blob
     try:
         events = await trails.events(sorted(trail.events))
         return await asyncio.to_thread(record_of, rollout_id, trail, events, blobs)
-    except (StreamsError, StorageError) as error:
+    except (StreamsError, StorageError, Unreadable) as error:
         log.warning(
             "the record of attempt %d cannot be read, so nothing is replayed: %s", trail.attempt, error
         )
         return None
-
-
-def whole(node: MessageNode, blobs: BlobStore) -> MessageNode:
-    """The node with what of it is in blobs. Raises BlobMissing or BlobCorrupt."""
-    if node.content_blob is not None:
-        content = blobs.get(node.content_blob).decode()
-        node = msgspec.structs.replace(node, content=content, content_blob=None)
-    if node.rest_blob is not None:
-        rest = msgspec.json.decode(blobs.get(node.rest_blob), type=NodeRest)
-        node = msgspec.structs.replace(
-            node, reasoning=rest.reasoning, tool_calls=rest.tool_calls, tokens=rest.tokens, rest_blob=None
-        )
-    return node
 
 
 def replay_key(request: RolloutRequest, harness: str, sampling: dict[str, object]) -> str:

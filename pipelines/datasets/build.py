@@ -36,6 +36,7 @@ from orchard.pipelines.datasets.shards import (
 )
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
+from orchard.storage.durable import write_whole
 from orchard.storage.reader import open_tables, position
 
 SHARD_TRAJECTORIES = 500
@@ -131,8 +132,7 @@ def _enter(
         as_of=position(store) if as_of is None else as_of,
         shard_trajectories=shard_trajectories,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(state))
+    write_whole(out, _STATE, msgspec.json.encode(state))
     return state
 
 
@@ -172,10 +172,7 @@ def _report_path(out: Path, index: int) -> Path:
 
 def _kept(out: Path, report: ShardReport) -> ShardReport:
     """The report, stored so that the shard is not made again."""
-    path = _report_path(out, report.index)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(report))
-    temporary.replace(path)
+    write_whole(out, _report_path(out, report.index).name, msgspec.json.encode(report))
     return report
 
 

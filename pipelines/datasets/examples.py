@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from orchard.pipelines.datasets.rows import Row, Segment
+from orchard.pipelines.datasets.rows import Origin, Row, Segment
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import Conversation, Encoded
 from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants
@@ -23,26 +23,11 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.message_tree import chat_messages
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A graded rollout that a dataset may take, as the tables tell of it, with its values if it has any."""
+class Candidate(Origin, frozen=True, kw_only=True):
+    """A graded rollout that a dataset may take, with its values if it has any."""
 
-    rollout_id: str
-    attempt: int
-    campaign: str
-    task_id: str
-    task_source: str
-    repo: str
-    harness: str
-    model: str
-    model_kind: str
-    sample: int
-    status: str
-    exit_status: str
-    reward: float
-    resolved: bool
     leaf: str | None
     start_sequence: int
-    done_sequence: int
     gold_files: int = 0
     gold_lines: int = 0
     tools: str = ""
@@ -143,27 +128,13 @@ def finish(one: Draft, encoded: Encoded, tools_json: str, settings: DatasetSetti
         return Dropped.FULLY_MASKED
     candidate = one.candidate
     return Row(
+        **{name: getattr(candidate, name) for name in Origin.__struct_fields__},
         example_id=one.conversation.name,
-        rollout_id=candidate.rollout_id,
-        attempt=candidate.attempt,
-        campaign=candidate.campaign,
-        task_id=candidate.task_id,
-        task_source=candidate.task_source,
-        repo=candidate.repo,
-        harness=candidate.harness,
-        model=candidate.model,
-        model_kind=candidate.model_kind,
-        sample=candidate.sample,
-        status=candidate.status,
-        exit_status=candidate.exit_status,
-        reward=candidate.reward,
-        resolved=candidate.resolved,
         annotator="" if candidate.resolved else settings.values.annotator,
         turns=len(encoded.spans),
         trained_turns=one.trained,
         segments=one.segments,
         stored_turns=sum(step in encoded.stored for step in one.trained),
-        done_sequence=candidate.done_sequence,
         value_sequence=0 if candidate.resolved else candidate.value_sequence,
         messages=msgspec.json.encode(one.conversation.messages).decode(),
         tools=tools_json,

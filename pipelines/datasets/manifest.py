@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.storage.durable import write_whole
 
 MANIFEST = "manifest.json"
 
@@ -65,6 +66,4 @@ def read_manifest(directory: Path) -> Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """The last file of a build, put in place at once: with it the dataset is whole."""
-    temporary = directory / f".{MANIFEST}"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    temporary.replace(directory / MANIFEST)
+    write_whole(directory, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

@@ -32,12 +32,9 @@ class Segment(msgspec.Struct, frozen=True):
     last: int
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One example. `loss_mask[i]` is 1 where token `input_ids[i]` itself is predicted and trains: the shift
-    by one is the trainer's."""
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The graded rollout that an example is of, as the tables tell of it."""
 
-    example_id: str
-    """`<rollout>.<attempt>.<index>`."""
     rollout_id: str
     attempt: int
     campaign: str
@@ -52,6 +49,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: str
     reward: float
     resolved: bool
+    done_sequence: int
+    """Of the rollout's terminal event in the log."""
+
+
+class Row(Origin, frozen=True, kw_only=True):
+    """One example. `loss_mask[i]` is 1 where token `input_ids[i]` itself is predicted and trains: the shift
+    by one is the trainer's."""
+
+    example_id: str
+    """`<rollout>.<attempt>.<index>`."""
     annotator: str
     """Layer whose values chose the segments; empty for resolved trajectories."""
     turns: int
@@ -62,8 +69,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Rise segments; empty for resolved trajectories."""
     stored_turns: int
     """Trained turns whose tokens are those that were sampled, not tokenized again."""
-    done_sequence: int
-    """Of the rollout's terminal event in the log."""
     value_sequence: int
     """Of the annotation's event; 0 for resolved trajectories."""
     messages: str

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from contextlib import aclosing
 
 from orchard.pipelines.rl.coordinator import RunError
-from orchard.pipelines.rl.feed import Feed, feed_subjects, refusal
+from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
-from orchard.schemas.events import make_event, payload
-from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
+from orchard.pipelines.rl.stepping import Chosen, Limits, Steps
+from orchard.schemas.events import payload
+from orchard.schemas.groups import GroupAssembled, PolicyUpdated
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -23,33 +23,20 @@ from orchard.streams.replay import replay_batches
 
 SOURCE = "orchard/rl/handing"
 
-Handed = tuple[GroupAssembled, list[list[TokenSequence]]]
-"""A group with the sequences of each member."""
-
 
 class ExternalTrainer:
     """What one run hands out. `start` is the sequence of the run's first event."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        blobs: BlobStore,
-        start: int,
-        *,
-        staleness: int,
-        context: int,
-        one_sequence: bool,
-    ) -> None:
-        """`staleness`: steps that may be given out between a group's assembly and its use. `context`: tokens
-        of the longest sequence. `one_sequence`: drop groups of which a member is several sequences."""
+    def __init__(self, plan: RunPlan, blobs: BlobStore, start: int, limits: Limits) -> None:
+        """A group is as many versions behind as steps were given out since it was assembled."""
         self.plan = plan
         self._feed = Feed(plan, blobs)
         self._next = start
-        self._staleness, self._context, self._one_sequence = staleness, context, one_sequence
+        self._limits = limits
         self._updates: dict[int, tuple[int, PolicyUpdated]] = {}
         """By version, with its sequence in the log."""
 
-    async def step(self, connection: Connection, number: int) -> list[Handed]:
+    async def step(self, connection: Connection, number: int) -> list[Chosen]:
         """The groups of step `number`, counted from 0: `prompts_per_step` of them. Waits for them.
 
         Raises RunError for a step that the plan does not have, and the errors of Publisher.
@@ -69,15 +56,15 @@ class ExternalTrainer:
             names_known = [name for name in known[1].groups if name in groups]
             return [(groups[name], await self._feed.sampled(groups[name])) for name in names_known]
         self._forget(number)
-        publisher = Publisher(connection)
-        if chosen := await self._choose(publisher, number):
+        steps = Steps(self._feed, self._limits, SOURCE, Publisher(connection).event)
+        if chosen := await self._choose(steps, number):
             return chosen
         async with aclosing(
             replay_batches(connection, self._next, subjects=subjects, follow=True)
         ) as following:
             async for batch in following:
                 self._take(batch)
-                if chosen := await self._choose(publisher, number):
+                if chosen := await self._choose(steps, number):
                     break
         return chosen
 
@@ -97,77 +84,17 @@ class ExternalTrainer:
             for name in self._updates[version][1].groups:
                 self._feed.done_with(name)
 
-    async def _choose(self, publisher: Publisher, number: int) -> list[Handed]:
+    async def _choose(self, steps: Steps, number: int) -> list[Chosen]:
         """A whole step's groups, noted in the log as given out; none while there are too few."""
-        if len(self._feed.waiting) < self.plan.prompts_per_step:
-            return []
-        found: list[Handed] = []
-        for group in self._feed.waiting:
-            rows = await self._usable(publisher, group, number)
-            if rows is not None:
-                found.append((group, rows))
-            if len(found) == self.plan.prompts_per_step:
-                await self._note(publisher, number, [group for group, _ in found])
-                return found
-        return []
+        chosen = await steps.choose(number, self._given_before)
+        if chosen:
+            groups = [group for group, _ in chosen]
+            named = [group.group_id for group in groups]
+            self._updates[number + 1] = await steps.update(number + 1, named, steps.position(groups))
+        return chosen
 
-    async def _usable(
-        self, publisher: Publisher, group: GroupAssembled, number: int
-    ) -> list[list[TokenSequence]] | None:
-        """The sequences of a group's members; None for a group that is dropped, with a reason in the log."""
-        try:
-            rows = await self._feed.sampled(group)
-        except NotSampled as error:
-            await self._drop(publisher, _incomplete(group, str(error)))
-            return None
-        if self._one_sequence and (member := _split(group, rows)) is not None:
-            text = f"rollout {member} is more than one sequence, as its harness rewrote history"
-            await self._drop(publisher, _incomplete(group, text))
-            return None
+    def _given_before(self, group: GroupAssembled) -> int:
+        """Steps that were given out when the group was assembled. The versions that the other trainer's
+        server reports may begin anew when it is started again."""
         assembled = self._feed.sequences_of[group.group_id]
-        drop = refusal(
-            group,
-            rows,
-            size=self.plan.bar.size,
-            version=number,
-            # The versions that the other trainer's server reports may begin anew when it is started again.
-            oldest=sum(sequence < assembled for sequence, _ in self._updates.values()),
-            staleness=self._staleness,
-            context=self._context,
-        )
-        if drop is not None:
-            await self._drop(publisher, drop)
-            return None
-        return rows
-
-    async def _note(self, publisher: Publisher, number: int, groups: list[GroupAssembled]) -> None:
-        update = PolicyUpdated(
-            run=self.plan.name,
-            version=number + 1,
-            step=number + 1,
-            groups=tuple(group.group_id for group in groups),
-            position=max(self._feed.sequences_of[group.group_id] for group in groups),
-        )
-        await self._publish(publisher, update, f"{self.plan.name}.policy.{number + 1}")
-
-    async def _drop(self, publisher: Publisher, drop: GroupDropped) -> None:
-        await self._publish(publisher, drop, f"{drop.group_id}.dropped")
-        self._feed.done_with(drop.group_id)
-
-    async def _publish(self, publisher: Publisher, data: PolicyUpdated | GroupDropped, name: str) -> None:
-        event = make_event(data, id=name, source=SOURCE, campaign=self.plan.name)
-        sequence = await publisher.event(event)
-        self._feed.progress.apply(event, sequence)
-        if isinstance(data, PolicyUpdated):
-            self._updates.setdefault(data.version, (sequence, data))
-
-
-def _split(group: GroupAssembled, rows: list[list[TokenSequence]]) -> str | None:
-    """The first member that is not one sequence."""
-    return next(
-        (member.rollout_id for member, own in zip(group.members, rows, strict=True) if len(own) != 1), None
-    )
-
-
-def _incomplete(group: GroupAssembled, detail: str) -> GroupDropped:
-    return GroupDropped(run=group.run, group_id=group.group_id, reason=DropReason.INCOMPLETE, detail=detail)
+        return sum(sequence < assembled for sequence, _ in self._updates.values())

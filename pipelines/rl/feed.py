@@ -7,20 +7,17 @@ or its group is done.
 import asyncio
 from collections.abc import Iterable
 
-import msgspec
-
 from orchard.pipelines.rl.coordinator import subjects
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import Progress
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
-from orchard.schemas.decoding import Unreadable, decode
+from orchard.schemas.decoding import Unreadable
 from orchard.schemas.events import EVENTS_PREFIX, Event, payload
-from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed
-from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord
+from orchard.schemas.groups import GroupAssembled, PromptFailed
+from orchard.schemas.messages import MessageNode, Role, TokenRecord
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
-
-_REST = msgspec.json.Decoder(NodeRest)
+from orchard.workers.large_messages import whole
 
 Attempt = tuple[str, int]
 """Rollout id and attempt."""
@@ -99,14 +96,12 @@ class Feed:
         return found
 
     async def _record(self, node: MessageNode) -> TokenRecord:
-        tokens = node.tokens
         if node.rest_blob is not None:
-            raw = await asyncio.to_thread(self._blobs.get, node.rest_blob)
             try:
-                tokens = decode(_REST, raw).tokens
+                node = await asyncio.to_thread(whole, node, self._blobs)
             except Unreadable as error:
                 raise NotSampled(f"message {node.node_id} cannot be read: {error}") from error
-        return tokens or TokenRecord(ids=())
+        return node.tokens or TokenRecord(ids=())
 
     def done_with(self, name: str) -> None:
         """As `done`, by a group's id; one that the log does not know changes nothing."""
@@ -116,44 +111,3 @@ class Feed:
     def done(self, group: GroupAssembled) -> None:
         """A group was trained on or dropped: its messages are not needed again."""
         self._forget({member.rollout_id for member in group.members})
-
-
-def refusal(
-    group: GroupAssembled,
-    rows: list[list[TokenSequence]],
-    *,
-    size: int,
-    version: int,
-    oldest: int,
-    staleness: int,
-    context: int,
-) -> GroupDropped | None:
-    """Why the policy `version` is not trained on a group, or None (learning.md, section 4).
-
-    `oldest` is the oldest policy version that sampled a token of it, below 0 where a token names none.
-    """
-
-    def dropped(reason: DropReason, detail: str) -> GroupDropped:
-        return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)
-
-    if len(group.members) < size:
-        return dropped(DropReason.INCOMPLETE, f"{len(group.members)} of {size} members")
-    longest = max(len(sequence.ids) for sequences in rows for sequence in sequences)
-    if longest > context:
-        return dropped(DropReason.INCOMPLETE, f"a sequence has {longest} tokens, the context is {context}")
-    if oldest < 0:
-        return dropped(DropReason.INCOMPLETE, "a token names no policy version: have the server report it")
-    if version - oldest > staleness:
-        return dropped(DropReason.STALE, f"sampled by version {oldest}, the policy is version {version}")
-    return None
-
-
-def oldest_version(rows: list[list[TokenSequence]]) -> int:
-    """The oldest policy version that sampled a token of a group; -1 where a token names none."""
-    return min(
-        version
-        for sequences in rows
-        for sequence in sequences
-        for version, trains in zip(sequence.versions, sequence.mask, strict=True)
-        if trains
-    )

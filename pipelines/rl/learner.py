@@ -13,11 +13,11 @@ from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
-from orchard.pipelines.sft.attention import packs_examples, use_packed_attention
-from orchard.pipelines.sft.loss import Pack, make_pack
-from orchard.pipelines.sft.preparation import adam
+from orchard.pipelines.sft.attention import use_packed_attention
+from orchard.pipelines.sft.loss import Pack, make_pack, trained_logits
+from orchard.pipelines.sft.preparation import adam, set_rate
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, last_backward, shard
-from orchard.pipelines.sft.schedule import learning_rate, packs, shares
+from orchard.pipelines.sft.schedule import process_packs
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,13 @@ class Learner:
         model.eval()  # type: ignore[no-untyped-call]  # dropout would make the trained policy another one than the sampled
         use_packed_attention(model)
         shard(model, processes, settings.precision)
-        self.optimizer = adam(
-            model.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            epsilon=settings.epsilon,
-            weight_decay=settings.weight_decay,
-        )
+        self.optimizer = adam(model.parameters(), settings)
 
     def step(self, number: int, batch: Rows[Trained]) -> StepFigures:
         """Do step `number`, counted from 0, on whole groups: `settings.updates` updates of equal size."""
         started = time.monotonic()
         settings = self.settings
-        lr = learning_rate(
-            number, steps=settings.steps, peak=settings.lr, floor=settings.min_lr, warmup=settings.warmup
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = set_rate([self.optimizer], number, settings.steps, settings)
         found = advantages(
             [rollout.reward for rollout in batch], [rollout.group for rollout in batch], [True] * len(batch)
         )
@@ -182,16 +172,7 @@ class Learner:
 
     def _forward(self, pack: Pack) -> tuple[torch.Tensor, float]:
         """Log-probabilities of the pack's trained tokens, [trained], and the sum of the entropies there."""
-        sources = pack.sources
-        if not len(sources):
-            sources = torch.zeros(1, dtype=torch.int64, device=pack.ids.device)
-        logits: torch.Tensor = self.model(
-            input_ids=pack.ids,
-            position_ids=pack.positions,
-            logits_to_keep=sources,
-            use_cache=False,
-            **({"pack_lengths": pack.lengths} if packs_examples(self.model) else {}),
-        ).logits[0]
+        logits = trained_logits(self.model, pack)
         everything = torch.log_softmax(logits.float() / self.settings.temperature, dim=-1)
         if not len(pack.targets):
             return everything.sum(dim=-1)[:0] + logits.sum() * 0.0, 0.0
@@ -219,9 +200,6 @@ class Learner:
         )
 
     def _packs(self, rows: list[_Row]) -> list[list[_Row]]:
-        """This process's packs. All processes have equally many; an empty one trains nothing."""
         lengths = [len(row.row.input_ids) for row in rows]
-        packed = packs(lengths, self.settings.context)
-        given = shares([sum(lengths[index] for index in pack) for pack in packed], self.processes.count)
-        mine = [[rows[index] for index in packed[pack]] for pack in given[self.processes.rank]]
-        return mine + [[]] * (max(map(len, given)) - len(mine))
+        context, processes = self.settings.context, self.processes
+        return process_packs(rows, lengths, context, processes.count, processes.rank)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from orchard.storage.durable import write_whole
+
 NEWEST = "newest.json"
 _POLICIES = "policies"
 
@@ -23,9 +25,7 @@ def policy_directory(out: Path, version: int) -> Path:
 
 def write_newest(file: Path, newest: Newest, *, keep: int) -> None:
     """Name the newest policy, and delete all but the `keep` newest."""
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_bytes(msgspec.json.encode(newest))
-    temporary.replace(file)
+    write_whole(file.parent, file.name, msgspec.json.encode(newest))
     for old in sorted(Path(newest.path).parent.glob("version-*"))[:-keep]:
         shutil.rmtree(old)
 

@@ -27,13 +27,16 @@ where campaign = ? and resolved is not null group by task_id
 """
 
 
+_SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
+"""Settings that a plan takes as they are."""
+
+
 def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
     """The plan of a run on these tasks; RunError for settings that make none."""
     try:
         return RunPlan(
             name=settings.run,
             tasks=tasks,
-            harness=settings.harness,
             model=ModelSpec(
                 name=settings.served_as,
                 endpoint=settings.endpoint,
@@ -41,20 +44,7 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
                 max_tokens=settings.max_tokens,
                 logprobs=True,
             ),
-            bar=settings.bar,
-            keep_degenerate=settings.keep_degenerate,
-            prompts_per_step=settings.prompts_per_step,
-            steps=settings.steps,
-            ahead=settings.ahead,
-            oversample=settings.oversample,
-            max_in_flight=settings.max_in_flight,
-            seed=settings.seed,
-            domain=settings.domain,
-            priority=settings.priority,
-            budget=settings.budget,
-            curriculum=settings.curriculum,
-            timeouts=settings.timeouts,
-            max_tries=settings.max_tries,
+            **{name: getattr(settings, name) for name in _SHARED},
         )
     except ValueError as error:
         raise RunError(f"the run cannot be planned: {error}") from error

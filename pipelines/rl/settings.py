@@ -1,6 +1,5 @@
 """Configuration of a reinforcement-learning run; importable without torch."""
 
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,15 @@ import msgspec
 
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.curriculum import StepCurriculum
-from orchard.pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
+from orchard.pipelines.sft.settings import (
+    Count,
+    Fraction,
+    Optimization,
+    Positive,
+    TrainingError,
+    over_preset,
+    read_toml,
+)
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.identity import digest
 
@@ -86,7 +93,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limit: Count | None = None
 
 
-class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run."""
 
     run: str
@@ -116,17 +123,7 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Policy versions that a group's oldest token may be behind."""
 
     lr: Positive = 1e-6
-    min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    warmup: Fraction = 0.0
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    beta1: Fraction = 0.9
     beta2: Fraction = 0.98
-    epsilon: Positive = 1e-8
-    clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    """Largest norm of the gradient; 0: no clipping."""
-    context: Count = 65_536
-    """Tokens of one packed sequence; a longer rollout is dropped with a reason."""
-    precision: Precision = Precision.FLOAT32
 
     max_tokens: Count = 4096
     """Of one answer."""
@@ -139,10 +136,6 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_tries: Count = 3
     domain: str = "swe"
     priority: str = "normal"
-    seed: int = 0
-    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """CPU threads of the trainer; 0: torch decides."""
-    keep_checkpoints: Count = 2
     keep_policies: Count = 1
     """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
@@ -193,23 +186,12 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         given["keep_degenerate"] = METHODS[method]
     elif method != "bar":
         raise TrainingError(f"no method is named {method!r}: choose one of bar, {', '.join(METHODS)}")
-    preset = given.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(PRESETS)}")
-    try:
-        return msgspec.convert(PRESETS.get(preset, {}) | given, RlSettings)
-    except msgspec.ValidationError as error:
-        raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+    return over_preset(given, PRESETS, RlSettings)
 
 
 def read_settings(file: Path) -> RlSettings:
     """The settings of a TOML file. Raises TrainingError."""
-    try:
-        return settings_from(tomllib.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise TrainingError(f"{file} does not exist: write the run's configuration there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TrainingError(f"{file} is not valid TOML: {error}") from error
+    return settings_from(read_toml(file))
 
 
 def settings_hash(settings: RlSettings) -> str:

@@ -16,16 +16,16 @@ import msgspec
 
 from orchard.pipelines.models.directories import load_model, load_tokenizer, save_model
 from orchard.pipelines.rl.coordinator import RunError
-from orchard.pipelines.rl.feed import Feed, feed_subjects, oldest_version, refusal
+from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, StepFigures, Trained
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
-from orchard.pipelines.rl.sequences import NotSampled
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
+from orchard.pipelines.rl.stepping import Chosen, Limits, Steps
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.processes import Processes
-from orchard.schemas.events import Event, make_event
-from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, GroupOutcome, PolicyUpdated
+from orchard.schemas.events import Event
+from orchard.schemas.groups import GroupAssembled, GroupOutcome
 from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
@@ -74,6 +74,8 @@ class Trainer:
         self._connection = connection
         self._publisher = Publisher(connection)
         self._feed = Feed(plan, blobs)
+        limits = Limits(settings.staleness, settings.context)
+        self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
         self._server = server
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -83,7 +85,6 @@ class Trainer:
             self._out / "checkpoints", processes, settings.keep_checkpoints, TrainerState
         )
         self._state = TrainerState(settings_hash=settings_hash(settings))
-        self._dropped = 0
         self._idle_since = time.monotonic()
 
     async def run(self, start: int) -> None:
@@ -99,9 +100,11 @@ class Trainer:
         await self._announce()
         async for batch in self._batches(start, last):
             self._feed.take(batch)
-            while self._state.step < self.plan.steps and (ready := await self._batch()):
-                await self._step(ready)
-            if self._state.step >= self.plan.steps:
+            while self._state.step < self.plan.steps:
+                if not (chosen := await self._steps.choose(self._state.step)):
+                    break
+                await self._step(chosen)
+            else:
                 return
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
@@ -135,56 +138,20 @@ class Trainer:
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
             self._feed.done_with(name)
 
-    async def _batch(self) -> list[tuple[GroupAssembled, list[Trained]]] | None:
-        """The next step's groups with their rollouts; None while there are too few."""
-        if len(self._feed.waiting) < self.plan.prompts_per_step:
-            return None
-        found: list[tuple[GroupAssembled, list[Trained]]] = []
-        for group in self._feed.waiting:
-            try:
-                rows = await self._feed.sampled(group)
-            except NotSampled as error:
-                await self._drop(
-                    GroupDropped(
-                        run=group.run,
-                        group_id=group.group_id,
-                        reason=DropReason.INCOMPLETE,
-                        detail=str(error),
-                    ),
-                    group,
-                )
-                continue
-            drop = refusal(
-                group,
-                rows,
-                size=self.plan.bar.size,
-                version=self._state.step,
-                oldest=oldest_version(rows),
-                staleness=self.settings.staleness,
-                context=self.settings.context,
-            )
-            if drop is not None:
-                await self._drop(drop, group)
-                continue
-            members = [
-                Trained(member.rollout_id, group.group_id, member.reward, sequences)
-                for member, sequences in zip(group.members, rows, strict=True)
-            ]
-            found.append((group, members))
-            if len(found) == self.plan.prompts_per_step:
-                return found
-        return None
-
-    async def _step(self, batch: list[tuple[GroupAssembled, list[Trained]]]) -> None:
+    async def _step(self, chosen: list[Chosen]) -> None:
         waited = time.monotonic() - self._idle_since
-        groups = [group for group, _ in batch]
-        rollouts = [rollout for _, members in batch for rollout in members]
+        groups = [group for group, _ in chosen]
+        rollouts = [
+            Trained(member.rollout_id, group.group_id, member.reward, sequences)
+            for group, rows in chosen
+            for member, sequences in zip(group.members, rows, strict=True)
+        ]
         version = self._state.step
         figures = await asyncio.to_thread(self._learner.step, version, rollouts)
         self._state = msgspec.structs.replace(
             self._state,
             step=version + 1,
-            position=max(self._feed.sequences_of[group.group_id] for group in groups),
+            position=self._steps.position(groups),
             groups=tuple(group.group_id for group in groups),
             fact=self._fact(version, groups, rollouts, figures, waited),
         )
@@ -192,7 +159,7 @@ class Trainer:
         await self._publish_step()
         for group in groups:
             self._feed.done(group)
-        self._dropped = 0
+        self._steps.dropped = 0
         await self._announce()
         self._idle_since = time.monotonic()
 
@@ -234,7 +201,7 @@ class Trainer:
             generated=generated,
             aborted=sum(group.aborted for group in groups),
             balanced=sum(group.outcome is GroupOutcome.BALANCED for group in groups) / len(groups),
-            dropped=self._dropped,
+            dropped=self._steps.dropped,
             staleness=sum(behind) / len(behind),
             waited=waited,
             **msgspec.structs.asdict(figures),
@@ -242,33 +209,15 @@ class Trainer:
 
     async def _publish_step(self) -> None:
         """Figures first: where the log has the update, it has these too."""
-        standing = self._state
-        assert standing.fact is not None
-        await self._publish(standing.fact, f"{self.plan.name}.step.{standing.step}")
-        update = PolicyUpdated(
-            run=self.plan.name,
-            version=standing.step,
-            step=standing.step,
-            groups=standing.groups,
-            position=standing.position,
-            checkpoint=policy_directory(Path(), standing.step).as_posix(),
-        )
-        event = await self._publish(update, f"{self.plan.name}.policy.{standing.step}")
-        self._feed.progress.apply(event, 0)
+        state = self._state
+        assert state.fact is not None
+        await self._steps.tell(state.fact, f"{self.plan.name}.step.{state.step}")
+        checkpoint = policy_directory(Path(), state.step).as_posix()
+        await self._steps.update(state.step, state.groups, state.position, checkpoint)
 
-    async def _drop(self, drop: GroupDropped, group: GroupAssembled) -> None:
-        log.info("group %s is dropped: %s %s", group.group_id, drop.reason, drop.detail)
-        event = await self._publish(drop, f"{group.group_id}.dropped")
-        self._feed.progress.apply(event, 0)
-        self._feed.done(group)
-        self._dropped += 1
-
-    async def _publish(self, data: msgspec.Struct, name: str) -> Event:
+    async def _publish(self, event: Event) -> int:
         """Every process makes the same events; the first one says them."""
-        event = make_event(data, id=name, source=SOURCE, campaign=self.plan.name)
-        if self._processes.first:
-            await self._publisher.event(event)
-        return event
+        return await self._publisher.event(event) if self._processes.first else 0
 
     async def _announce(self) -> None:
         """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""

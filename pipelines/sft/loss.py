@@ -58,11 +58,11 @@ def make_pack(rows: Sequence[TokenRow], device: torch.device) -> Pack:
     )
 
 
-def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
-    """Negative log-likelihood in nats, summed over the trained tokens of a pack.
+def trained_logits(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
+    """The logits [trained, vocabulary] of a pack's trained tokens alone; one row where it has none.
 
-    Logits are computed for these tokens alone. With one example in the pack any causal model will do; with
-    more, one that `use_packed_attention` has prepared.
+    With one example in the pack any causal model will do; with more, one that `use_packed_attention` has
+    prepared.
     """
     sources = pack.sources
     if not len(sources):
@@ -74,6 +74,12 @@ def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
         use_cache=False,
         **({"pack_lengths": pack.lengths} if packs_examples(model) else {}),
     ).logits[0]
+    return logits
+
+
+def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
+    """Negative log-likelihood in nats, summed over the trained tokens of a pack."""
+    logits = trained_logits(model, pack)
     if not len(pack.targets):
         # Every parameter takes part in the backward pass, as other processes wait for its gradient.
         return logits.float().sum() * 0.0

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from orchard.storage.durable import write_whole
 
 Fact = TrainingStarted | TrainingStep | TrainingFinished
 
@@ -21,9 +22,7 @@ class JsonLines:
 
     def __init__(self, path: Path, after_step: int) -> None:
         kept = [step for step in read_steps(path) if step.step <= after_step] if path.exists() else []
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_bytes(b"".join(_line(step) for step in kept))
-        temporary.replace(path)
+        write_whole(path.parent, path.name, b"".join(_line(step) for step in kept))
         self._path = path
 
     def put(self, fact: Fact) -> None:

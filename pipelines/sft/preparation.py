@@ -13,7 +13,8 @@ from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.models.directories import load_model, load_tokenizer
 from orchard.pipelines.models.tiny import new_model
 from orchard.pipelines.sft.loss import trained_tokens
-from orchard.pipelines.sft.settings import Optimizer, SftSettings, TrainingError
+from orchard.pipelines.sft.schedule import learning_rate
+from orchard.pipelines.sft.settings import Optimization, Optimizer, SftSettings, TrainingError
 
 
 def starting_point(settings: SftSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -83,35 +84,35 @@ def make_optimizers(
                 )
             )
     if trained:
-        optimizers.append(
-            adam(
-                trained.values(),
-                lr=settings.lr,
-                betas=(settings.beta1, settings.beta2),
-                epsilon=settings.epsilon,
-                weight_decay=settings.weight_decay,
-            )
-        )
+        optimizers.append(adam(trained.values(), settings))
     return optimizers
 
 
-def adam(
-    parameters: Iterable[torch.nn.Parameter],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-) -> torch.optim.AdamW:
+def adam(parameters: Iterable[torch.nn.Parameter], settings: Optimization) -> torch.optim.AdamW:
     """AdamW over what is not frozen; only parameters of two dimensions and more decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=lr, betas=betas, eps=epsilon, fused=True
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
     )
+
+
+def set_rate(
+    optimizers: Iterable[torch.optim.Optimizer], number: int, steps: int, settings: Optimization
+) -> float:
+    """Give optimizers the learning rate of step `number` of `steps`, counted from 0; the rate."""
+    lr = learning_rate(number, steps=steps, peak=settings.lr, floor=settings.min_lr, warmup=settings.warmup)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+    return lr
 
 
 def weights_sha256(directory: Path) -> str:

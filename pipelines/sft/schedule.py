@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+
+T = TypeVar("T")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +73,19 @@ def packs(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             room[place] -= length
             filled[place].append(index)
     return filled
+
+
+def process_packs(
+    rows: Sequence[T], lengths: Sequence[int], capacity: int | None, processes: int, rank: int
+) -> list[list[T]]:
+    """The packs of process `rank`; without a capacity each row is alone. Raises as `packs`.
+
+    All processes have equally many packs; an empty one trains nothing.
+    """
+    packed = [[index] for index in range(len(rows))] if capacity is None else packs(lengths, capacity)
+    given = shares([sum(lengths[index] for index in pack) for pack in packed], processes)
+    mine = [[rows[index] for index in packed[pack]] for pack in given[rank]]
+    return mine + [[]] * (max(map(len, given)) - len(mine))
 
 
 def shares(loads: Sequence[int], processes: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -34,7 +34,32 @@ class Optimizer(StrEnum):
     https://kellerjordan.github.io/posts/muon. For models from scratch; in one process."""
 
 
-class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every training run has: its optimizer and its machine."""
+
+    lr: Positive = 1e-5
+    min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    warmup: Fraction = 0.0
+    """Share of the steps over which the learning rate rises from zero, linearly."""
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Of matrices; norms and biases never decay."""
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: Positive = 1e-8
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """Largest norm of the gradient; 0: no clipping."""
+    context: Count = 65_536
+    """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune. A
+    longer rollout is dropped with a reason."""
+    precision: Precision = Precision.FLOAT32
+    seed: int = 0
+    """Of weights from scratch and of the order of examples or prompts."""
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """CPU threads of each process that trains; 0: torch decides."""
+    keep_checkpoints: Count = 2
+
+
+class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run. Exactly one of `model` and `shape` says what is trained."""
 
     run: str = "sft"
@@ -49,41 +74,22 @@ class SftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Preset of `pipelines/models/tiny.py`: a model from scratch, of the tokenizer's vocabulary."""
     tokenizer: str | None = None
     """Directory or Hub name that is saved beside the weights; default: the model's own."""
-    seed: int = 0
-    """Of weights from scratch and of the order of examples."""
 
     epochs: Count = 5
     max_steps: Count | None = None
     """Optimizer steps at most; the schedule ends there."""
     global_batch: Count = 128
     """Examples in one optimizer step, over all processes."""
-    context: Count = 65_536
-    """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune."""
     packing: bool = True
     """False: one example for each forward pass, for architectures whose layers mix packed examples."""
 
     optimizer: Optimizer = Optimizer.ADAMW
-    lr: Positive = 1e-5
-    min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    warmup: Fraction = 0.0
-    """Share of the steps over which the learning rate rises from zero, linearly."""
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Of matrices; norms and biases never decay."""
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    epsilon: Positive = 1e-8
-    clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    """Largest norm of the gradient; 0: no clipping."""
     freeze: tuple[str, ...] = ()
     """Parameters that do not train: patterns over their names, as `*visual*`."""
 
-    precision: Precision = Precision.FLOAT32
     activation_checkpointing: bool = False
-    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """CPU threads of each process; 0: torch decides."""
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 100
     """Optimizer steps between checkpoints; 0: none."""
-    keep_checkpoints: Count = 2
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -118,16 +124,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's hyper-parameters (learning.md, section 3); `preset = "swe"` in the file, other keys win."""
 
 
-def settings_from(tree: dict[str, Any]) -> SftSettings:
+S = TypeVar("S", bound=Optimization)
+
+
+def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]], kind: type[S]) -> S:
     """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
     given = dict(tree)
     preset = given.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(PRESETS)}")
+    if preset is not None and preset not in presets:
+        raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(presets)}")
     try:
-        settings = msgspec.convert(PRESETS.get(preset, {}) | given, SftSettings)
+        return msgspec.convert(presets.get(preset, {}) | given, kind)
     except msgspec.ValidationError as error:
         raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+
+
+def settings_from(tree: dict[str, Any]) -> SftSettings:
+    """As `over_preset`, for fine-tuning."""
+    settings = over_preset(tree, PRESETS, SftSettings)
     if (settings.model is None) == (settings.shape is None):
         raise TrainingError(
             "say what is trained: either `model` (a directory to start from) or `shape` (from scratch)"
@@ -139,13 +153,21 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
     return settings
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says. Raises TrainingError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainingError(f"{path} does not exist: write the run's configuration there") from None
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{path} is not valid TOML: {error}") from error
+
+
 def read_settings(path: Path) -> SftSettings:
     """Settings from a TOML file; paths in it are relative to the working directory. Raises TrainingError."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TrainingError(f"the configuration {path} cannot be read: {error}") from error
-    return settings_from(tree)
+    return settings_from(read_toml(path))
 
 
 _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")

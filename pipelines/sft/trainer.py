@@ -20,11 +20,12 @@ from orchard.pipelines.sft.preparation import (
     check_rows,
     freeze,
     make_optimizers,
+    set_rate,
     starting_point,
     weights_sha256,
 )
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
-from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, shares
+from orchard.pipelines.sft.schedule import Plan, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 
@@ -72,16 +73,7 @@ class Trainer:
         settings, processes = self.settings, self.processes
         rows = [self.rows[index] for index in self.plan.batch(number)]
         trained = sum(trained_tokens(row) for row in rows)
-        lr = learning_rate(
-            number,
-            steps=self.plan.steps,
-            peak=settings.lr,
-            floor=settings.min_lr,
-            warmup=settings.warmup,
-        )
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+        lr = set_rate(self.optimizers, number, self.plan.steps, settings)
         summed = self.backward(rows, trained)
         norm = clipped(self.model, settings.clip)
         if not math.isfinite(norm):
@@ -112,7 +104,9 @@ class Trainer:
         Returns the loss summed over the tokens of this process's packs, in nats.
         """
         processes, summed = self.processes, 0.0
-        mine = self._packs(rows)
+        lengths = [len(row.input_ids) for row in rows]
+        capacity = self.settings.context if self.settings.packing else None
+        mine = process_packs(rows, lengths, capacity, processes.count, processes.rank)
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
             with autocast(processes, self.settings.precision):
@@ -121,15 +115,6 @@ class Trainer:
             (loss * (processes.count / trained)).backward()  # type: ignore[no-untyped-call]
             summed += loss.item()
         return summed
-
-    def _packs(self, rows: Sequence[TokenRow]) -> list[list[TokenRow]]:
-        """This process's packs. All processes have equally many; an empty one trains nothing."""
-        lengths = [len(row.input_ids) for row in rows]
-        alone = [[index] for index in range(len(rows))]
-        packed = packs(lengths, self.settings.context) if self.settings.packing else alone
-        given = shares([sum(lengths[index] for index in pack) for pack in packed], self.processes.count)
-        mine = [[rows[index] for index in packed[pack]] for pack in given[self.processes.rank]]
-        return mine + [[]] * (max(map(len, given)) - len(mine))
 
 
 def train(

@@ -1,21 +1,25 @@
 """A finished attempt out of the log, exactly as it was recorded: what can be replayed step by step."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import duckdb
 import msgspec
 
 from orchard.pipelines.trajectories import path
 from orchard.schemas.campaigns import RolloutRequest
-from orchard.schemas.events import SandboxCreated
+from orchard.schemas.events import EVENT_TYPES, SandboxCreated
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.comparing import Executed
+from orchard.workers.large_messages import whole
 from orchard.workers.message_tree import Totals
-from orchard.workers.records import whole
+
+T = TypeVar("T")
 
 BEFORE = -1
 """The step of the state before any action."""
@@ -107,6 +111,24 @@ order by sequence
 """The calls of all attempts: one that was inherited is the earlier attempt's."""
 
 
+def _can_be_checked(node: MessageNode) -> bool:
+    """Whether a replay of the message's command can be compared with it; true of what is no result."""
+    return node.role is not Role.TOOL or bool(node.result and node.result.output_sha256)
+
+
+def _memory(created: Sequence[SandboxCreated]) -> str:
+    """Of the last sandbox that was made for the rollout itself; empty where it is not known."""
+    return next((one.memory for one in reversed(created) if one.purpose == "rollout"), "")
+
+
+def _first(events: Iterable[T], name: str) -> dict[str, T]:
+    """By the value of a field; of several the first, as an event may be in the log twice."""
+    found: dict[str, T] = {}
+    for event in events:
+        found.setdefault(getattr(event, name), event)
+    return found
+
+
 def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str) -> Recorded:
     """The rollout whose id begins with `name`. Raises UnknownRollout, BlobMissing, BlobCorrupt."""
     rows = tables.execute(_FIND, {"name": name}).fetchall()
@@ -116,29 +138,18 @@ def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str
     rollout, attempt, status, exit_status, leaf, last = rows[0]
     if status == "aborted":
         raise UnknownRollout(f"rollout {rollout} was aborted: only one with an outcome can be replayed")
-    parameters = {"rollout": rollout, "attempt": attempt, "last": last}
-    request: RolloutRequest | None = None
-    memory = ""
-    nodes: dict[str, MessageNode] = {}
-    calls: dict[str, LLMCall] = {}
-    for kind, payload in tables.execute(_EVENTS, parameters).fetchall():
-        match kind:
-            case "rollout.requested":
-                request = request or msgspec.json.decode(payload, type=RolloutRequest)
-            case "sandbox.created":
-                created = msgspec.json.decode(payload, type=SandboxCreated)
-                if created.purpose == "rollout":
-                    memory = created.memory
-            case "message.appended":
-                node = msgspec.json.decode(payload, type=MessageNode)
-                nodes.setdefault(node.node_id, node)
-            case _:
-                call = msgspec.json.decode(payload, type=LLMCall)
-                calls.setdefault(call.node, call)
-    if request is None or not nodes:
+    events: dict[str, list[Any]] = {kind: [] for kind in EVENT_TYPES}
+    for kind, payload in tables.execute(
+        _EVENTS, {"rollout": rollout, "attempt": attempt, "last": last}
+    ).fetchall():
+        events[kind].append(msgspec.json.decode(payload, type=EVENT_TYPES[kind]))
+    requests: list[RolloutRequest] = events["rollout.requested"]
+    nodes: dict[str, MessageNode] = _first(events["message.appended"], "node_id")
+    calls: dict[str, LLMCall] = _first(events["llm.called"], "node")
+    if not (requests and nodes):
         raise UnknownRollout(f"rollout {rollout} has no request or no messages in the log: nothing to replay")
-    steps = path(nodes, leaf)
-    if any(node.role is Role.TOOL and not (node.result and node.result.output_sha256) for node in steps):
+    request, steps = requests[0], path(nodes, leaf)
+    if not all(map(_can_be_checked, steps)):
         raise UnknownRollout(
             f"rollout {rollout} does not say what its commands returned, as imported ones do not: a replay "
             "could not be checked"
@@ -148,7 +159,7 @@ def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str
         request=request,
         attempt=attempt,
         task=task,
-        memory=memory or task.memory,
+        memory=_memory(events["sandbox.created"]) or task.memory,
         exit_status=ExitStatus(exit_status),
         path=tuple(whole(node, blobs) for node in steps),
         calls=calls,

@@ -29,55 +29,63 @@ async def whole_log(
     OtherStream when both hold one and differ in it.
     """
     held = await bounds(connection, names.EVENTS)
-    sealed = Sealed(shelf, start)
-    position = start
+    whole = _Whole(Sealed(shelf, start), start)
     arriving = arrivals(connection, start, until=until, idle=idle)
     async with aclosing(arriving):
-        gone = held.first - 1 if until is None else min(held.first - 1, until)
-        async for batch in _filled(sealed, position, gone):
+        async for batch in whole.sealed(held.first - 1 if until is None else min(held.first - 1, until)):
             yield batch
-        position = max(position, gone + 1)
         async for arrived in arriving:
-            ready: list[StoredEvent] = []
-            for message in arrived:
-                async for batch in _filled(sealed, position, message.sequence - 1):
-                    ready += batch
-                    if len(ready) >= _BATCH:
-                        yield ready
-                        ready = []
-                if sealed.has_copy(message.sequence):
-                    await asyncio.to_thread(sealed.compare, message)
-                ready.append(_stored(message))
-                position = message.sequence + 1
-            if ready or idle is not None:
-                yield ready
-            if (
-                not arrived and position <= held.last and connection.trusted
-            ):  # what the stream ended with may be in the archive
-                following = await next_message(connection, names.EVENTS, position, names.EVENT_SUBJECTS)
-                gone = held.last if following is None else min(following.sequence - 1, held.last)
-                async for batch in _filled(sealed, position, gone):
-                    yield batch
-                position = max(position, gone + 1)
-        if until is not None:
-            async for batch in _filled(sealed, position, until):
+            async for batch in whole.arrived(arrived):
                 yield batch
+            if not arrived and idle is not None:
+                yield []
+            if not arrived and whole.position <= held.last and connection.trusted:
+                # what the stream ended with may be in the archive
+                at = await next_message(connection, names.EVENTS, whole.position, names.EVENT_SUBJECTS)
+                async for batch in whole.sealed(held.last if at is None else min(at.sequence - 1, held.last)):
+                    yield batch
+        async for batch in whole.sealed(until or 0):
+            yield batch
 
 
-async def _filled(sealed: "Sealed", first: int, last: int) -> AsyncGenerator[list[StoredEvent], None]:
-    """The events `first` to `last` from the archive; none where `first` is over `last`."""
-    while first <= last:
-        found = await asyncio.to_thread(sealed.take, first, last)
-        if not found:  # archived since the manifests were read
-            await asyncio.to_thread(sealed.look_again, first)
-            found = await asyncio.to_thread(sealed.take, first, last)
-        if not found:
-            raise EventsLost(
-                f"event {first} is neither in the stream nor in the archive {sealed.url}: restore the stream "
-                "(`orchard store restore-stream`), or name the right archive (`orchard log verify` reads it)"
-            )
-        yield [_stored(message) for message in found]
-        first = found[-1].sequence + 1
+class _Whole:
+    """Stream and archive as one log; `position` is the next sequence that it gives."""
+
+    def __init__(self, archive: "Sealed", start: int) -> None:
+        self._archive, self.position = archive, start
+
+    async def sealed(self, last: int) -> AsyncGenerator[list[StoredEvent], None]:
+        """What the archive has from the position up to `last`."""
+        archive = self._archive
+        while self.position <= last:
+            found = await asyncio.to_thread(archive.take, self.position, last)
+            if not found:  # archived since the manifests were read
+                await asyncio.to_thread(archive.look_again, self.position)
+                found = await asyncio.to_thread(archive.take, self.position, last)
+            if not found:
+                raise EventsLost(
+                    f"event {self.position} is neither in the stream nor in the archive {archive.url}: "
+                    "restore the stream (`orchard store restore-stream`), or name the right archive "
+                    "(`orchard log verify` reads it)"
+                )
+            self.position = found[-1].sequence + 1
+            yield [_stored(message) for message in found]
+
+    async def arrived(self, messages: list[Arrived]) -> AsyncGenerator[list[StoredEvent], None]:
+        """Messages of the stream, with what is sealed between them."""
+        ready: list[StoredEvent] = []
+        for message in messages:
+            async for batch in self.sealed(message.sequence - 1):
+                ready += batch
+                if len(ready) >= _BATCH:
+                    yield ready
+                    ready = []
+            if self._archive.has_copy(message.sequence):
+                await asyncio.to_thread(self._archive.compare, message)
+            ready.append(_stored(message))
+            self.position = message.sequence + 1
+        if ready:
+            yield ready
 
 
 class Sealed:

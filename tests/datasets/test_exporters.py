@@ -12,12 +12,15 @@ from trl import SFTConfig, SFTTrainer
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.write import EXPORTERS, export
-from orchard.pipelines.datasets.importing import import_released, read_released
+from orchard.pipelines.datasets.importing import events_of, import_released, read_released
 from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.schemas.blobs import INLINE_LIMIT
+from orchard.schemas.events import encode_event, payload
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
+from orchard.workers.large_messages import whole
 
 COMMANDS = ["ls", "cat a.py", "sed -i s/a/b/ a.py", "submit"]
 
@@ -170,6 +173,27 @@ async def test_exported_rows_come_back_as_rollouts_that_build_to_the_same_tokens
     back = [row for row in read_rows(tmp_path / "again") if row.campaign == "published"]
     assert [row.input_ids.tolist() for row in back] == [row.input_ids.tolist() for row in ours]
     assert [row.tools for row in back] == [row.tools for row in ours]
+
+
+def test_large_parts_of_imported_messages_are_blobs(tmp_path: Path) -> None:
+    """Thoughts and calls as well as texts, and they come back whole."""
+    large = "x" * (INLINE_LIMIT + 1)
+    call = {"id": "1", "function": {"name": "bash", "arguments": json.dumps({"command": large})}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "Fix it."},
+            {"role": "assistant", "content": f"<think>\n{large}\n</think>\nYes.", "tool_calls": [call]},
+        ],
+        "tools": "[]",
+        "metadata": json.dumps({"instance_id": "a", "verify_status": "resolved"}),
+    }
+    blobs = BlobStore(str(tmp_path))
+    events = events_of(blobs, 0, row, campaign="published", dataset="ours", harness="mini-swe-agent")
+    assert max(len(encode_event(event)) for event in events) < INLINE_LIMIT
+    found = [payload(event) for event in events if event.type == "message.appended"]
+    said = whole(found[1], blobs)
+    assert (said.reasoning, said.content) == (large, "Yes.")
+    assert said.tool_calls[0].arguments == call["function"]["arguments"]
 
 
 async def test_files_in_another_layout_are_refused(built: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from nats.aio.msg import Msg
 from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.reconciling import Reconciler
-from orchard.pipelines.scaling import Trigger, lag
 from orchard.pipelines.values import requests
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, RolloutRequest, TaskRef
@@ -43,6 +42,7 @@ from orchard.streams.topology import declare
 from orchard.streams.wholeness import Expected
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
+from tests.infra.scaling import Trigger, lag
 
 QUEUE = Queue()
 ANNOTATIONS = requests.QUEUE

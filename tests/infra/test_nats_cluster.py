@@ -15,7 +15,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from orchard.pipelines.scaling import Trigger, lag
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import connect
@@ -25,6 +24,7 @@ from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from tests.entries import named
 from tests.infra.conftest import Manifests, free_ports
+from tests.infra.scaling import Trigger, lag
 
 QUEUE = Queue()
 SERVERS = 3

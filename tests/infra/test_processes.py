@@ -19,7 +19,6 @@ from orchard.config import Config, load
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.metrics import Metrics
 from orchard.metrics import FAMILIES
-from orchard.pipelines.scaling import Trigger
 from orchard.pipelines.values import requests
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.identity import check_name
@@ -27,6 +26,7 @@ from orchard.streams import names
 from orchard.streams.server import MAX_PAYLOAD
 from orchard.streams.settings import Queue
 from tests.infra.conftest import INFRA, Manifest, Manifests, containers
+from tests.infra.scaling import Trigger
 
 ROOT = INFRA.parent
 

@@ -1,7 +1,7 @@
 """The closed loop of queue, KEDA and workers: a real server's queue and monitoring port, simulated time.
 
 A step is one poll of the scaler. Requests are published, claimed and acknowledged for real; the only models
-are KEDA, which is `pipelines/scaling.py`, and a worker's Pod: it takes a step to start, claims one request
+are KEDA, which is `tests/infra/scaling.py`, and a worker's Pod: it takes a step to start, claims one request
 after the other, works on each for some steps, and ends after IDLE_STEPS without one.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orchard.pipelines.scaling import Strategy, Trigger, jobs_to_create, lag
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
@@ -22,6 +21,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from tests.entries import named
+from tests.infra.scaling import Strategy, Trigger, jobs_to_create, lag
 
 QUEUE = Queue()
 MAX_REPLICAS = 8

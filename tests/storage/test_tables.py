@@ -3,6 +3,7 @@
 import base64
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 from orchard.schemas import events as e
 from orchard.schemas.events import encode_event, event_subject
 from orchard.storage.delta import Table
-from orchard.storage.derive import RULES, derive, derive_tables
+from orchard.storage.derive import derive, derive_tables
 from orchard.storage.errors import StorageError
 from orchard.storage.location import Location
 from orchard.storage.log import Fact, facts, log_batch
 from orchard.storage.reader import open_tables
-from orchard.storage.tables import BASE64, EVENTS, PROGRESS, SCHEMAS, TABLES, UNREADABLE
+from orchard.storage.tables import BASE64, EVENTS, PROGRESS, ROWS, SCHEMAS, TABLES, UNREADABLE
 from orchard.streams.records import StoredEvent, stored_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,7 +107,14 @@ def test_every_registered_type_has_a_rule_or_is_read_from_events() -> None:
         "event.lost",
         "rollout.reconciled",
     }
-    assert {kind for kind, struct in e.EVENT_TYPES.items() if struct not in RULES} == without
+    assert {kind for kind, struct in e.EVENT_TYPES.items() if struct not in ROWS} == without
+
+
+def test_columns_stay_as_stores_have_them() -> None:
+    """In number, order and type. A field that is added to a payload is a column more: add it to the file."""
+    stored = json.loads((Path(__file__).parent / "columns.json").read_text())
+    declared = {name: [(field.name, str(field.type)) for field in schema] for name, schema in SCHEMAS.items()}
+    assert declared == {name: list(columns.items()) for name, columns in stored.items()}
 
 
 def test_the_envelope_says_whose_row_it_is(log) -> None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ _DIGITS = 19
 _LONGEST_WORD = 256
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class MalformedAnswer(ValueError):
@@ -87,6 +89,11 @@ class _Weights(msgspec.Struct):
 
     weight_versions: list[_Span] | None = None
     weight_version: int | str | None = None
+
+    @property
+    def spans(self) -> list[_Span]:
+        one = [] if self.weight_version is None else [_Span(start=0, version=self.weight_version)]
+        return self.weight_versions or one
 
 
 class _Extension(_Weights):
@@ -300,18 +307,13 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     align with the ids are left out, and so are versions that are no numbers. Our own policy server: vLLM's
     fields and `choice.policy_versions`.
     """
-    beside = reply.sglext or _Extension()
-    sampled = (choice.logprobs.content if choice.logprobs else None) or []
-    triples = (choice.meta_info.output_token_logprobs if choice.meta_info else None) or []
-    ids = choice.token_ids or choice.response_token_ids or (beside.output_ids or [[]])[0]
-    ids = ids or [token for _, token, _ in triples] or _written_ids(sampled)
-    found = [triple[0] for triple in triples] or [token.logprob for token in sampled]
-    logprobs = [value for value in found if value is not None and _UNKNOWN_LOGPROB < value < _ABOVE_ZERO]
-    if len(logprobs) != len(found) or (ids and len(logprobs) != len(ids)):
+    ids, logprobs = _ids(reply, choice), _logprobs(choice)
+    if ids and len(logprobs) != len(ids):
         logprobs = []
     if not ids and not logprobs:
         return None
-    prompt = reply.prompt_token_ids or choice.prompt_token_ids or beside.input_ids or []
+    beside = reply.sglext or _Extension()
+    prompt = _given(reply.prompt_token_ids, choice.prompt_token_ids, beside.input_ids)
     if not all(0 <= token <= _LARGEST_ID for token in chain(ids, prompt)):
         log.warning("a reply's tokens are left out: some of their ids are no ids")
         return None
@@ -319,29 +321,63 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
         ids=tuple(ids),
         logprobs=tuple(logprobs),
         prompt_ids=tuple(prompt),
-        versions=_versions(reply, choice, max(len(ids), len(logprobs))),
+        versions=_versions(_spans(reply, choice), max(len(ids), len(logprobs))),
     )
 
 
-def _versions(reply: _Reply, choice: _Choice, tokens: int) -> tuple[VersionRun, ...]:
+def _given(*places: Sequence[T] | None) -> Sequence[T]:
+    """What stands in the first of the places that has something."""
+    return next(filter(None, places), ())
+
+
+def _ids(reply: _Reply, choice: _Choice) -> Sequence[int]:
+    """Ids of the sampled tokens."""
+    beside = reply.sglext or _Extension()
+    return _given(
+        choice.token_ids,
+        choice.response_token_ids,
+        _given(beside.output_ids, [[]])[0],
+        [token for _, token, _ in _triples(choice)],
+        _written_ids(_sampled(choice)),
+    )
+
+
+def _logprobs(choice: _Choice) -> list[float]:
+    """Log-probabilities of the sampled tokens; none unless all are known."""
+    written = [token.logprob for token in _sampled(choice)]
+    found = _given([triple[0] for triple in _triples(choice)], written)
+    known = [value for value in found if value is not None and _UNKNOWN_LOGPROB < value < _ABOVE_ZERO]
+    return known if len(known) == len(found) else []
+
+
+def _sampled(choice: _Choice) -> Sequence[_Sampled]:
+    return _given(choice.logprobs.content if choice.logprobs else None)
+
+
+def _triples(choice: _Choice) -> Sequence[tuple[float | None, int, Any]]:
+    return _given(choice.meta_info.output_token_logprobs if choice.meta_info else None)
+
+
+def _spans(reply: _Reply, choice: _Choice) -> Sequence[_Span]:
+    """Where policy versions begin, wherever the server put them."""
+    beside = [weights.spans for weights in (choice.meta_info, reply.sglext, reply.metadata) if weights]
+    return _given(choice.policy_versions, choice.weight_versions, *beside)
+
+
+def _versions(spans: Sequence[_Span], tokens: int) -> tuple[VersionRun, ...]:
     """Runs of policy versions over `tokens` tokens; none unless all are known."""
-    spans = choice.policy_versions or choice.weight_versions or []
-    for weights in (choice.meta_info, reply.sglext, reply.metadata):
-        if not spans and weights is not None:
-            spans = weights.weight_versions or []
-            if not spans and weights.weight_version is not None:
-                spans = [_Span(start=0, version=weights.weight_version)]
-    runs = []
-    for span in spans:
-        number = re.fullmatch(r"v?([0-9]{1,9})", str(span.version))
-        if number is None:
-            return ()
-        runs.append(VersionRun(start=span.start, version=int(number[1])))
-    starts = [run.start for run in runs]
+    numbers = [re.fullmatch(r"v?([0-9]{1,9})", str(span.version)) for span in spans]
+    starts = [span.start for span in spans]
     ordered = starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < tokens
-    return tuple(runs) if ordered else ()
+    if None in numbers or not ordered:
+        return ()
+    return tuple(
+        VersionRun(start=start, version=int(number[1]))
+        for start, number in zip(starts, numbers, strict=True)
+        if number
+    )
 
 
-def _written_ids(sampled: list[_Sampled]) -> list[int]:
+def _written_ids(sampled: Sequence[_Sampled]) -> list[int]:
     found = [re.fullmatch(r"token_id:([0-9]{1,10})", token.token) for token in sampled]
     return [int(match[1]) for match in found if match] if all(found) else []

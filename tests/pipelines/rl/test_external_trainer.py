@@ -8,6 +8,7 @@ from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.sequences import sequences
+from orchard.pipelines.rl.stepping import Limits
 from orchard.schemas.events import payload
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
 from orchard.storage.blobs import BlobStore
@@ -43,9 +44,7 @@ async def make(connection, tmp_path):
     start = await begin(connection, blobs, PLAN)
 
     def made(staleness=2, one_sequence=True):
-        return ExternalTrainer(
-            PLAN, blobs, start, staleness=staleness, context=512, one_sequence=one_sequence
-        )
+        return ExternalTrainer(PLAN, blobs, start, Limits(staleness, 512, one_sequence))
 
     return made
 

@@ -6,8 +6,9 @@ import pytest
 
 from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.bar import BarSettings
-from orchard.pipelines.rl.feed import Feed, oldest_version, refusal
+from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
+from orchard.pipelines.rl.stepping import Limits, oldest_version, refusal
 from orchard.schemas.events import make_event
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
 from orchard.storage.blobs import BlobStore
@@ -134,7 +135,9 @@ def test_groups_that_are_done_dropped_or_of_one_class_do_not_wait(feed):
 def test_refusals_name_their_reason(feed, changes, reason, says):
     feed.take(stored(whole_group(PLAN, 0)))
     rows = [[TokenSequence([1] * 9, [0] * 5 + [1] * 4, [0.0] * 9, [-1] * 5 + [2, 2, 1, 1])] for _ in range(2)]
-    limits = {"size": 2, "version": 3, "oldest": oldest_version(rows), "staleness": 2, "context": 9}
-    found = refusal(feed.waiting[0], rows, **(limits | changes))
+    limits = Limits(staleness=2, context=changes.get("context", 9))
+    asked = {"size": 2, "version": 3, "oldest": oldest_version(rows)} | changes
+    asked.pop("context", None)
+    found = refusal(feed.waiting[0], rows, limits, **asked)
     assert (found and found.reason) == reason
     assert says in (found.detail if found else "")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, shares
+from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, process_packs, shares
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 120))
@@ -16,6 +16,20 @@ def test_packs_hold_every_example_once_and_never_too_much(lengths, capacity):
     assert sorted(index for pack in packed for index in pack) == list(range(len(lengths)))
     assert all(sum(lengths[index] for index in pack) <= capacity for pack in packed)
     assert len(packed) <= 11 / 9 * math.ceil(sum(lengths) / capacity) * 1.5 + 1
+
+
+@given(st.lists(st.integers(1, 50), max_size=60))
+def test_no_two_packs_could_be_one(lengths):
+    filled = sorted(sum(lengths[index] for index in pack) for pack in packs(lengths, 50))
+    assert len(filled) < 2 or filled[0] + filled[1] > 50
+
+
+@given(st.lists(st.integers(1, 50), max_size=60), st.sampled_from([None, 50]), st.integers(1, 5))
+def test_processes_have_equally_many_packs_and_every_row_once(lengths, capacity, processes):
+    rows = list(range(len(lengths)))
+    given_out = [process_packs(rows, lengths, capacity, processes, rank) for rank in range(processes)]
+    assert len({len(packed) for packed in given_out}) == 1
+    assert sorted(row for packed in given_out for pack in packed for row in pack) == rows
 
 
 def test_an_example_longer_than_a_pack_is_an_error():

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from orchard.pipelines.scaling import ScalingError, Strategy, Trigger, jobs_to_create, lag
+from tests.infra.scaling import ScalingError, Strategy, Trigger, jobs_to_create, lag
 
 METADATA = {
     "natsServerMonitoringEndpoint": "nats:8222",

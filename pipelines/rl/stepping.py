@@ -1,0 +1,148 @@
+"""The steps of a run, the same for every trainer: which groups one trains on, and what the log is told."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.pipelines.rl.feed import Feed
+from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
+from orchard.schemas.events import Event, make_event
+from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
+
+Rows = list[list[TokenSequence]]
+Chosen = tuple[GroupAssembled, Rows]
+"""A group with the sequences of each member."""
+
+log = logging.getLogger("orchard.rl")
+
+
+class Limits(NamedTuple):
+    """What a group must keep to be trained on."""
+
+    staleness: int
+    """Policy versions that it may be behind."""
+    context: int
+    """Tokens of the longest sequence."""
+    one_sequence: bool = False
+    """Each member is one sequence, as where no harness rewrote history."""
+
+
+class Steps:
+    """Takes the groups of one step after another from a feed."""
+
+    def __init__(
+        self, feed: Feed, limits: Limits, source: str, publish: Callable[[Event], Awaitable[int]]
+    ) -> None:
+        """`publish` stores an event, from `source`, and returns its sequence."""
+        self.dropped = 0
+        """Groups dropped; a trainer may count anew."""
+        self._feed, self._limits, self._source, self._publish = feed, limits, source, publish
+
+    async def choose(
+        self, version: int, oldest: Callable[[GroupAssembled], int] | None = None
+    ) -> list[Chosen]:
+        """The groups that policy `version` trains on next; none while there are too few.
+
+        A group that cannot be trained on is dropped, with a reason in the log. `oldest` is as `refusal` has
+        it; by default what the tokens name. Raises what `publish` raises.
+        """
+        prompts = self._feed.progress.plan.prompts_per_step
+        waiting = self._feed.waiting
+        found: list[Chosen] = []
+        for group in waiting if len(waiting) >= prompts else []:
+            usable = await self._usable(group, version, oldest)
+            if isinstance(usable, GroupDropped):
+                await self._drop(usable)
+                continue
+            found.append((group, usable))
+            if len(found) == prompts:
+                return found
+        return []
+
+    async def _usable(
+        self, group: GroupAssembled, version: int, oldest: Callable[[GroupAssembled], int] | None
+    ) -> Rows | GroupDropped:
+        """The sequences of a group's members, or why it is not trained on."""
+        try:
+            rows = await self._feed.sampled(group)
+        except NotSampled as error:
+            return _dropped(group, DropReason.INCOMPLETE, str(error))
+        since = oldest(group) if oldest else oldest_version(rows)
+        size = self._feed.progress.plan.bar.size
+        return refusal(group, rows, self._limits, size=size, version=version, oldest=since) or rows
+
+    def position(self, groups: Iterable[GroupAssembled]) -> int:
+        """The highest sequence of waiting groups in the log."""
+        return max(self._feed.sequences_of[group.group_id] for group in groups)
+
+    async def update(
+        self, step: int, groups: Iterable[str], position: int, checkpoint: str = ""
+    ) -> tuple[int, PolicyUpdated]:
+        """Say in the log which groups a step took, counted from 1; the event's sequence and payload."""
+        run = self._feed.progress.plan.name
+        update = PolicyUpdated(
+            run=run, version=step, step=step, groups=tuple(groups), position=position, checkpoint=checkpoint
+        )
+        return await self.tell(update, f"{run}.policy.{step}"), update
+
+    async def tell(self, data: msgspec.Struct, name: str) -> int:
+        """Store an event of the run and take it in; its sequence."""
+        event = make_event(data, id=name, source=self._source, campaign=self._feed.progress.plan.name)
+        sequence = await self._publish(event)
+        self._feed.progress.apply(event, sequence)
+        return sequence
+
+    async def _drop(self, drop: GroupDropped) -> None:
+        log.info("group %s is dropped: %s %s", drop.group_id, drop.reason, drop.detail)
+        await self.tell(drop, f"{drop.group_id}.dropped")
+        self._feed.done_with(drop.group_id)
+        self.dropped += 1
+
+
+def refusal(
+    group: GroupAssembled, rows: Rows, limits: Limits, *, size: int, version: int, oldest: int
+) -> GroupDropped | None:
+    """Why the policy `version` is not trained on a group, or None (learning.md, section 4).
+
+    `oldest` is the oldest policy version that sampled a token of it, below 0 where a token names none.
+    """
+    longest = max(len(sequence.ids) for sequences in rows for sequence in sequences)
+    several = [member.rollout_id for member, own in zip(group.members, rows, strict=False) if len(own) != 1]
+    incomplete, stale = DropReason.INCOMPLETE, DropReason.STALE
+    found: list[tuple[bool, DropReason, str]] = [
+        (len(group.members) < size, incomplete, f"{len(group.members)} of {size} members"),
+        (
+            limits.one_sequence and bool(several),
+            incomplete,
+            f"more than one sequence, as a harness rewrote history, in rollout {' '.join(several[:1])}",
+        ),
+        (
+            longest > limits.context,
+            incomplete,
+            f"a sequence has {longest} tokens, the context is {limits.context}",
+        ),
+        (oldest < 0, incomplete, "a token names no policy version: have the server report it"),
+        (
+            version - oldest > limits.staleness,
+            stale,
+            f"sampled by version {oldest}, the policy is version {version}",
+        ),
+    ]
+    return next((_dropped(group, reason, detail) for holds, reason, detail in found if holds), None)
+
+
+def oldest_version(rows: Rows) -> int:
+    """The oldest policy version that sampled a token of a group; -1 where a token names none."""
+    return min(
+        version
+        for sequences in rows
+        for sequence in sequences
+        for version, trains in zip(sequence.versions, sequence.mask, strict=True)
+        if trains
+    )
+
+
+def _dropped(group: GroupAssembled, reason: DropReason, detail: str) -> GroupDropped:
+    return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)
