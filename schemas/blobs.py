@@ -10,6 +10,8 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
     """A blob by the SHA-256 (64 hexadecimal digits) of its bytes."""
 
     sha256: str
+    """Its name in the store."""
     size: int
     """Bytes."""
     media_type: str = "application/octet-stream"
+    """MIME type."""

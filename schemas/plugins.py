@@ -49,11 +49,17 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Plug-ins by name (configuration section `[plugins]`), beside those of installed packages."""
 
     harnesses: dict[str, Reference] = {}
+    """Loops around the model."""
     graders: dict[str, Reference] = {}
+    """What counts as solved."""
     task_sources: dict[str, Reference] = {}
+    """Where tasks come from."""
     exporters: dict[str, Reference] = {}
+    """Layouts of datasets."""
     judges: dict[str, Reference] = {}
+    """Prompts and replies of annotators."""
     losses: dict[str, Reference] = {}
+    """Losses of reinforcement learning."""
 
 
 class PluginError(ValueError):

@@ -38,7 +38,9 @@ class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     p_resolve: float
+    """Chance to resolve after the step."""
     reasoning: str = ""
+    """Why, in words."""
 
 
 class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,7 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     """resolved / samples."""
     low: float
+    """Lower end of the 95 % Wilson interval."""
     high: float
     """95 % Wilson interval."""
     aborted: int = 0

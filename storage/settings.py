@@ -9,7 +9,9 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The `[writer]` section: a commit is made at whichever limit comes first."""
 
     commit_rows: Count = 10_000
+    """Rows."""
     commit_seconds: Seconds = 2.0
+    """Age of the oldest row."""
     commit_bytes: Size = 12 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
     compact_above: Count = 30

@@ -9,9 +9,10 @@ import msgspec
 
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.curriculum import StepCurriculum
-from orchard.pipelines.sft.settings import Count, Fraction, Positive, Precision, TrainingError
+from orchard.pipelines.sft.settings import Count, Fraction, Positive, Precision, Tokens, TrainingError
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.identity import digest
+from orchard.schemas.quantities import Unit
 
 
 class Ratio(StrEnum):
@@ -41,11 +42,15 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Name of a plug-in that computes it instead of the built-in `policy_loss`, from the same settings."""
 
     ratio: Ratio = Ratio.TOKEN
+    """What is compared between the trained and the old policy."""
     clip_low: float = 0.2
+    """The ratio is clipped below 1 minus this."""
     clip_high: float = 0.28
+    """The ratio is clipped above 1 plus this."""
     dual_clip: float | None = None
     """c > 1: where the advantage is negative, the loss of a token is at most -c A. None: no such bound."""
     reduction: Reduction = Reduction.ROLLOUT_MEAN
+    """How token losses become one number."""
     constant: float | None = None
     """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
     negative: float = 1.0
@@ -75,6 +80,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which tasks are prompts; an empty list means all."""
 
     sources: tuple[str, ...] = ()
+    """Sources of tasks."""
     ids: tuple[str, ...] = ()
     """Patterns over task ids, as `repair-train-*`."""
     measured_in: str | None = None
@@ -84,6 +90,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     """... and at most this."""
     limit: Count | None = None
+    """Tasks, at most; None: all."""
 
 
 class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +104,7 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Directory of checkpoints, policies and metrics."""
     tasks: TaskPool = TaskPool()
     harness: str = "mini-swe-agent"
+    """Harness of the rollouts."""
     endpoint: str = "policy"
     """Endpoint of the configuration at which the workers find the policy server."""
     served_as: str = "policy"
@@ -105,30 +113,43 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
     loss: LossSettings = LossSettings()
-    prompts_per_step: Count = 16
+    prompts_per_step: Annotated[Count, Unit("groups")] = 16
+    """Groups in one optimizer step."""
     steps: Count = 150
+    """Optimizer steps."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
+    """Groups that are asked for, as a multiple of those that a step needs."""
     max_in_flight: Count = 512
+    """Rollouts that are asked for at once."""
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
     """Policy versions that a group's oldest token may be behind."""
 
     lr: Positive = 1e-6
+    """Learning rate at its highest."""
     min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Learning rate at the end."""
     warmup: Fraction = 0.0
+    """Share of the steps over which the learning rate rises from zero."""
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Of matrices; norms and biases never decay."""
     beta1: Fraction = 0.9
+    """Of AdamW: decay of the mean of the gradient."""
     beta2: Fraction = 0.98
+    """Of AdamW: decay of the mean of its square."""
     epsilon: Positive = 1e-8
+    """Of AdamW."""
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """Largest norm of the gradient; 0: no clipping."""
-    context: Count = 65_536
+    context: Tokens = 65_536
     """Tokens of one packed sequence; a longer rollout is dropped with a reason."""
     precision: Precision = Precision.FLOAT32
+    """Of the matrix products."""
 
-    max_tokens: Count = 4096
+    max_tokens: Tokens = 4096
     """Of one answer."""
     temperature: Positive = 1.0
     """At which the policy is sampled; what trains are the probabilities at this temperature."""
@@ -137,12 +158,17 @@ class RlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`{ steps = 30 }`: so many steps of a rollout once the pass rate stops rising under `budget.steps`."""
     timeouts: Timeouts = Timeouts()
     max_tries: Count = 3
+    """Attempts of a rollout after infrastructure failures."""
     domain: str = "swe"
+    """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
+    """Priority of the queue."""
     seed: int = 0
+    """Of the order of tasks."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of the trainer; 0: torch decides."""
     keep_checkpoints: Count = 2
+    """Newest checkpoints that stay on disk."""
     keep_policies: Count = 1
     """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
