@@ -13,7 +13,7 @@ from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, T
 from orchard.storage.blobs import BlobStore
 
 LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
-"""Infrastructure errors that the released rows show as observations (exporters.md)."""
+"""Infrastructure errors that the released rows show as observations."""
 
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (

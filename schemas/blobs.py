@@ -3,7 +3,7 @@
 import msgspec
 
 INLINE_LIMIT = 256 * 1024
-"""Bytes. Larger payloads are blobs, and the event carries a BlobRef (architecture.md, promise 7)."""
+"""Bytes. Larger payloads are blobs, and the event carries a BlobRef."""
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ class TrajectoryImported(msgspec.Struct, frozen=True, kw_only=True):
     row: int
     """Number of the row, from 0."""
     layout: str
-    """`orchard-swe`: the released layout (exporters.md)."""
+    """`orchard-swe`: the layout of the released trajectories."""
     tools: str
     """JSON text of the row's tools, as it was."""
     metadata: str

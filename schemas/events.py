@@ -513,7 +513,7 @@ def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
 
 
 def event_subject(event: Event) -> str:
-    """The NATS subject an event belongs to (streams-and-storage.md, section 1)."""
+    """The NATS subject an event belongs to; docs/schemas/asyncapi.json has all forms."""
     if event.type in DONE_TYPES and event.rollout_id:
         return done_subject(event.rollout_id)
     if event.type == STARTED_TYPE and event.rollout_id:

@@ -1,4 +1,4 @@
-"""Messages as a tree: a node is one message with its parent (architecture.md, section 4)."""
+"""Messages as a tree: a node is one message with its parent."""
 
 from enum import StrEnum
 
@@ -41,7 +41,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     """Whether it ran out of time."""
     output_sha256: str = ""
-    """Of the whole output before any cut: what a replay compares (learning.md, measured values)."""
+    """Of the whole output before any cut: what a replay compares (docs/datasets.md)."""
 
 
 class VersionRun(msgspec.Struct, frozen=True, kw_only=True):

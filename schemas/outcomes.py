@@ -1,4 +1,4 @@
-"""How a rollout ends, what may carry a reward, and why one may not (learning.md, section 1)."""
+"""How a rollout ends, what may carry a reward, and why one may not."""
 
 from enum import StrEnum
 
@@ -77,7 +77,7 @@ class AbortCause(StrEnum):
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
-    """A graded outcome. SWE scale: +1 resolved, -1 not (learning.md, section 1)."""
+    """A graded outcome. SWE scale: +1 resolved, -1 not."""
 
     value: float
     """The reward."""

@@ -1,7 +1,7 @@
 """Values of unfinished work: what an annotator, or a measurement, says about the steps of a trajectory.
 
 Steps count from 0: step t is the rollout's assistant message of turn t + 1. p[t] is the chance to resolve
-after the result of action t has been seen (learning.md, section 2).
+after the result of action t has been seen; docs/datasets.md explains what for.
 """
 
 import msgspec

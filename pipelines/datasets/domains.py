@@ -1,4 +1,4 @@
-"""Examples of browsing and of tool use (learning.md, section 3): which rollouts, and which turn trains.
+"""Examples of browsing and of tool use: which rollouts, and which turn trains.
 
 Pure, over chat messages as OpenAI has them and over token ids; a screenshot is an `image_url` part.
 """

@@ -1,4 +1,4 @@
-"""Rewards of browsing and of tool use, and what is excluded from the loss (learning.md, section 1). Pure.
+"""Rewards of browsing and of tool use, and what is excluded from the loss. Pure.
 
 What is excluded has no reward at all: neither 0 nor -1, so that it can come into no group and no mean.
 """

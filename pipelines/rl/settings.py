@@ -200,7 +200,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "bar": {"size": 8, "budget": 8, "interval": None},
     },
 }
-"""Recipes of learning.md, sections 4 and 5; `preset = "swe"` in the file, other keys win."""
+"""The paper's recipes, and those of its three domains; `preset = "swe"` in the file, other keys win."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False}

@@ -127,7 +127,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "activation_checkpointing": True,
     },
 }
-"""The paper's hyper-parameters (learning.md, section 3); `preset = "swe"` in the file, other keys win."""
+"""The paper's hyper-parameters; `preset = "swe"` in the file, other keys win."""
 
 
 def settings_from(tree: dict[str, Any]) -> SftSettings:
