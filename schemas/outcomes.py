@@ -13,7 +13,7 @@ class RolloutStatus(StrEnum):
     COMPLETED = "completed"
     """The agent ended by itself."""
     TRUNCATED = "truncated"
-    """A budget ran out; it is graded all the same."""
+    """It ended otherwise, as by a budget that ran out; it is graded all the same."""
     ABORTED = "aborted"
     """Infrastructure failed; there is no reward."""
 

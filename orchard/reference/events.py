@@ -40,10 +40,10 @@ def events() -> str:
     )
 
 
-def _parts() -> set[type]:
+def _parts() -> set[type[msgspec.Struct] | type[Enum]]:
     """Structs and enumerations that are types of fields, at any depth."""
-    found: set[type] = set()
-    waiting: list[type] = [Event, *EVENT_TYPES.values()]
+    found: set[type[msgspec.Struct] | type[Enum]] = set()
+    waiting: list[type[msgspec.Struct]] = [Event, *EVENT_TYPES.values()]
     while waiting:
         hints = get_type_hints(waiting.pop(), include_extras=True).values()
         new = {one for hint in hints for one in named(hint)} - found

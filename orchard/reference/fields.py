@@ -79,7 +79,7 @@ def summary(owner: type) -> str:
     return "" if text.startswith(f"{owner.__name__}(") else " ".join(text.split())
 
 
-def named(hint: Any) -> Iterator[type]:
+def named(hint: Any) -> Iterator[type[msgspec.Struct] | type[Enum]]:
     """Structs and enumerations that a type hint names."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct | Enum):
         yield hint

@@ -81,7 +81,7 @@ FIELDS: dict[str, str] = {
     "spec_sha256": "Blob with the campaign's plan",
     "started_at": "When the attempt began, UTC",
     "state": "State",
-    "status": "`completed`, `truncated` (a budget ran out) or `aborted` (infrastructure failed)",
+    "status": "`completed`, `truncated` (as by a budget) or `aborted` (infrastructure failed)",
     "step": "Number of the optimizer step, from 1",
     "steps": "Optimizer steps",
     "submission": "What was handed in, usually a diff",
