@@ -210,7 +210,10 @@ def said(source: str) -> str:
 def cites_nothing(text: str, file: Path) -> Iterator[str]:
     """Citations of what is not in the repository."""
     roots = (ROOT, ROOT / "docs", ROOT / "docs" / "reference", file.parent)
-    yield from (name for name in FILE.findall(text) if not any((root / name).exists() for root in roots))
+    for name in FILE.findall(text):
+        ours = "/" not in name or (ROOT / name.partition("/")[0]).exists()  # and no file of the reader's
+        if ours and not any((root / name).exists() for root in roots):
+            yield name
     yield from (name for name in PLACE.findall(text) if not (ROOT / name).exists())
     for number in DECISION.findall(text):
         if not list((ROOT / "docs" / "decisions").glob(f"{int(number):04}-*.md")):
