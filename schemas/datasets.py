@@ -33,7 +33,7 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrajectoryImported(msgspec.Struct, frozen=True, kw_only=True):
-    """A published row became a rollout of ours: its messages and outcome are events of the same rollout."""
+    """A published row became a rollout: its messages and outcome are events of the same rollout."""
 
     dataset: str
     """Name of the published dataset."""

@@ -65,7 +65,7 @@ class AbortCause(StrEnum):
     STORE_FAILED = "store_failed"
     """A blob that is missing or does not match its SHA-256."""
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    """The outermost timeout: something of ours hung."""
+    """The outermost timeout: part of the infrastructure hung."""
     INVALID_REQUEST = "invalid_request"
     """The request cannot be carried out as it is."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"

@@ -139,8 +139,10 @@ def wrong(words: list[str]) -> str | None:
     shared = options(typer.main.get_command(app))
     while words and words[0] in shared:  # options before the command, each with a value
         words = words[1:] if words[0] in ("--version", "--help") else words[2:]
-    if not words or words[0].startswith("-") or words[0] == "...":
+    if not words or words[0] == "...":
         return None
+    if words[0].startswith("-"):
+        return f"`orchard` has no {words[0]}"
     heads = [word.split("|") for word in words]
     for name in heads[0]:
         below = {path for path in known if path[1] == name}
