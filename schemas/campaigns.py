@@ -29,8 +29,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the infrastructure, from inside to outside. Running out is never the model's fault, except for
-    `command`: the model sees it as the result of its command."""
+    """Limits of the infrastructure, from inside to outside. Running out is never the model's fault, except
+    for `command`: the model sees it as the result of its command."""
 
     command: _Time = 60.0
     """One command of the agent."""
