@@ -49,17 +49,17 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Plug-ins by name (configuration section `[plugins]`), beside those of installed packages."""
 
     harnesses: dict[str, Reference] = {}
-    """Loops around the model."""
+    """Harnesses: name to `module:attribute`."""
     graders: dict[str, Reference] = {}
-    """What counts as solved."""
+    """Graders: name to `module:attribute`."""
     task_sources: dict[str, Reference] = {}
-    """Where tasks come from."""
+    """Sources of tasks: name to `module:attribute`."""
     exporters: dict[str, Reference] = {}
-    """Layouts of datasets."""
+    """Exporters of datasets: name to `module:attribute`."""
     judges: dict[str, Reference] = {}
-    """Prompts and replies of annotators."""
+    """Judges of values: name to `module:attribute`."""
     losses: dict[str, Reference] = {}
-    """Losses of reinforcement learning."""
+    """Losses of reinforcement learning: name to `module:attribute`."""
 
 
 class PluginError(ValueError):

@@ -16,7 +16,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt: _Dollars
     """Of prompt tokens."""
     completion: _Dollars
-    """Of tokens that the model writes."""
+    """Of completion tokens."""
     cached: _Dollars | None = None
     """Of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 
