@@ -1,4 +1,4 @@
-"""Scores of graded rollouts: pass@1, pass@k, pass^k with bootstrap intervals (learning.md, section 6).
+"""Scores of graded rollouts: pass@1, pass@k, pass^k with bootstrap intervals.
 
 All take, for each task, how many of its graded rollouts resolved it. An aborted rollout has no reward and is
 in no count.

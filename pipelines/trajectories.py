@@ -12,7 +12,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.large_messages import whole
 
 LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
-"""Infrastructure errors that the released rows show as observations (exporters.md)."""
+"""Infrastructure errors that the released rows show as observations."""
 
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (

@@ -50,8 +50,10 @@ class CampaignArchived(msgspec.Struct, frozen=True, kw_only=True):
     manifest_sha256: str
     after: int
     through: int
+    """Sequence up to which the part goes."""
     first_sequence: int
     last_sequence: int
     events: int
     removed: int
+    """Events that leave the stream with it."""
     bytes: int

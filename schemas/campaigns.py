@@ -3,46 +3,65 @@
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice, product
+from typing import Annotated
 
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.quantities import Unit
+
+_Time = Annotated[float, Unit("s")]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the *task* allows the agent; 0 means no limit. Running out truncates the rollout, still graded."""
 
     steps: int = 250
-    cost_usd: float = 3.0
+    """Answers of the model."""
+    cost_usd: Annotated[float, Unit("USD")] = 3.0
+    """Price of the model calls, in USD."""
     tokens: int = 0
     """Prompt and completion tokens, summed over the calls."""
-    wall_seconds: float = 3600.0
+    wall_seconds: _Time = 3600.0
+    """Seconds from the first question to the model."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds for each layer of *our* work, inside to outside. Running out is never the model's fault,
-    save for `command`, whose end the model sees as the observation of its own command."""
+    """Limits of the infrastructure, from inside to outside. Running out is never the model's fault, except
+    for `command`: the model sees it as the result of its command."""
 
-    command: float = 60.0
-    model_call: float = 600.0
-    creation: float = 300.0
-    shutdown: float = 60.0
-    grading: float = 1800.0
-    rollout: float = 7200.0
+    command: _Time = 60.0
+    """One command of the agent."""
+    model_call: _Time = 600.0
+    """One model call, with its retries."""
+    creation: _Time = 300.0
+    """The creation of a sandbox."""
+    shutdown: _Time = 60.0
+    """What follows a time limit before the next one holds."""
+    grading: _Time = 1800.0
+    """Grading, its sandbox included."""
+    rollout: _Time = 7200.0
+    """The whole attempt."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model at an endpoint that the workers' configuration names; URLs and keys stay out of events."""
 
     name: str
+    """As the endpoint knows it."""
     endpoint: str = "default"
+    """Name of the endpoint in the workers' configuration."""
     kind: ModelKind = ModelKind.MODEL
     temperature: float | None = None
+    """Null: the default of the endpoint, as below."""
     top_p: float | None = None
+    """Probability mass that is sampled from."""
     max_tokens: int | None = None
+    """Tokens of one answer, at most."""
     logprobs: bool = False
+    """Ask for log-probabilities of the sampled tokens."""
 
 
 class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +69,7 @@ class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     source: str
+    """Where the task comes from."""
     repo: str
     blob: BlobRef
 
@@ -95,14 +115,19 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     campaign: str
     task: TaskRef
+    """The task."""
     harness: str
     model: ModelSpec
     sample: int
     domain: str = "swe"
+    """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
     budget: Budget = Budget()
+    """What the agent may use."""
     timeouts: Timeouts = Timeouts()
+    """Limits of each layer of the infrastructure."""
     max_tries: int = 3
+    """Attempts after infrastructure failures, the first included."""
     attempt_base: int = 0
     """Attempts that earlier queue entries of this rollout may have used: attempt = base + deliveries."""
     failures: int = 0
@@ -112,14 +137,20 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory: str | None = None
     """Overrides the task's memory after a sandbox was killed for it."""
     replay_attempts: bool = True
+    """Whether an attempt replays what an earlier one recorded."""
     published_rules: bool = False
     """See CampaignSpec, as for `replay_attempts`."""
 
 
 class CampaignState(StrEnum):
+    """What was asked for last."""
+
     RUNNING = "running"
+    """Its requests are on the queue, or done."""
     PAUSED = "paused"
+    """No new attempt starts; running ones end."""
     CANCELLED = "cancelled"
+    """What was open aborted."""
     ARCHIVED = "archived"
     """Closed, and its events are in the archive: see `orchard.pipelines.archiving`."""
 

@@ -9,6 +9,7 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
     """A build finished. Equal `range`, `code_version` and `config_hash` give an equal `sha256`."""
 
     name: str
+    """Name in the configuration."""
     sha256: str
     """Of the canonical rows, in their order."""
     first_sequence: int
@@ -22,7 +23,9 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
     resolved: int
     """Rows from resolved trajectories; the others are rise segments of unresolved ones."""
     tokenizer: str
+    """Directory or name of the tokenizer."""
     tokenizer_sha256: str
+    """Over what the tokenizer is."""
     counts: dict[str, int] = {}
     """Trajectories and examples by what the filters and the selection decided."""
     manifest: BlobRef | None = None
@@ -30,12 +33,14 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrajectoryImported(msgspec.Struct, frozen=True, kw_only=True):
-    """A published row became a rollout of ours: its messages and outcome are events of the same rollout."""
+    """A published row became a rollout: its messages and outcome are events of the same rollout."""
 
     dataset: str
+    """Name of the published dataset."""
     row: int
+    """Number of the row, from 0."""
     layout: str
-    """`orchard-swe`: the released layout (exporters.md)."""
+    """`orchard-swe`: the layout of the released trajectories."""
     tools: str
     """JSON text of the row's tools, as it was."""
     metadata: str

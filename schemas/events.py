@@ -57,13 +57,18 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     """UTC, when it happened at the producer."""
     dataschema: Name
+    """`orchard:<type>`."""
     campaign: Name
     data: msgspec.Raw
+    """The payload, by `type`."""
     rollout_id: Name | None = None
     attempt: Number | None = None
     causation_id: Name | None = None
+    """Id of the event that led to this one."""
     traceparent: Name | None = None
+    """W3C trace context."""
     specversion: Name = "1.0"
+    """Of CloudEvents."""
 
 
 class UnknownPayload(msgspec.Struct, frozen=True):
@@ -84,20 +89,29 @@ class UnreadablePayload(msgspec.Struct, frozen=True):
 
 
 class CampaignSubmitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign was submitted."""
+
     spec: BlobRef
+    """The plan, a CampaignSpec."""
     spec_hash: str
     size: int
     tasks: int
     harnesses: tuple[str, ...]
+    """Names of the harnesses."""
     models: tuple[str, ...]
+    """Names of the models."""
     samples: int
 
 
 class CampaignStateChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign was paused, cancelled, resumed or archived."""
+
     state: CampaignState
     previous: CampaignState
+    """State before."""
     reason: str = ""
     revision: int = 0
+    """Of the campaign's record."""
 
 
 class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,14 +120,20 @@ class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     task_hash: str
     source: str
+    """Where the task comes from."""
     repo: str
     image: str
     blob: BlobRef
     fail_to_pass: int
+    """Number of tests that the solution must make pass."""
     pass_to_pass: int
+    """Number of tests that must stay passing."""
     gold_files: int = 0
+    """Files that the known solution changes."""
     gold_lines: int = 0
+    """Lines that it adds or removes."""
     labels: dict[str, str] = {}
+    """The task's labels."""
 
 
 class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +142,7 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     task_hash: str
     runs: int
+    """Times that each patch was graded."""
     seconds: float
     without_canary: tuple[str, ...] | None = None
     """Tests of `fail_to_pass` that could not be asked for wrong answers: they assert no constant, or the gold
@@ -131,6 +152,8 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):
+    """Validation found that the task cannot be trusted."""
+
     task_id: str
     task_hash: str
     reason: str
@@ -142,12 +165,17 @@ class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker began an attempt."""
+
     worker: str
     request_sequence: int
+    """Sequence of the request in the work stream."""
     deliveries: int
 
 
 class SandboxCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox is ready."""
+
     sandbox_id: str
     image: str
     purpose: str
@@ -158,15 +186,20 @@ class SandboxCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox could not be created, or ended by itself."""
+
     cause: AbortCause
     detail: str
     will_retry: bool
+    """Whether its creation is tried again in this attempt."""
     sandbox_id: str | None = None
     purpose: str = "rollout"
     memory: str = ""
 
 
 class SandboxDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox was deleted after use."""
+
     sandbox_id: str
     purpose: str = "rollout"
 
@@ -216,6 +249,7 @@ class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
     resolved: bool | None
     submission: str = ""
     submission_blob: BlobRef | None = None
+    """The submission, where it is too large for an event."""
     leaf: str | None = None
     """Node id of the last message."""
 
@@ -233,6 +267,7 @@ class RolloutReopened(msgspec.Struct, frozen=True, kw_only=True):
     """An aborted rollout gets another chance; its own sequence is the fence of the next terminal event."""
 
     superseded_sequence: int
+    """Sequence of the outcome that no longer counts."""
     cause: AbortCause
     reason: str
 
@@ -249,6 +284,7 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     leaf: str
     """Node id of the last message that was adopted."""
     messages: int
+    """Messages that were adopted."""
     turns: int
     prompt_tokens: int
     completion_tokens: int
@@ -270,7 +306,9 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0
+    """Pause before the next attempt."""
     next_attempt_base: int | None = None
+    """Attempts that are used up."""
 
 
 class AttemptSuperseded(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,12 +317,14 @@ class AttemptSuperseded(msgspec.Struct, frozen=True, kw_only=True):
     accepted_attempt: int | None
     accepted_sequence: int
     refused_type: str
+    """Type of the event that was refused."""
 
 
 class RequestDeadLettered(msgspec.Struct, frozen=True, kw_only=True):
     """A request left the queue with its evidence; the message itself is in the dead-letter stream."""
 
     stream: str
+    """Stream that it was in."""
     sequence: int
     consumer: str
     reason: str
@@ -294,6 +334,8 @@ class RequestDeadLettered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRequeued(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter was put back on its queue."""
+
     dead_sequence: int
     reason: str = ""
 
@@ -303,6 +345,7 @@ class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     fence: int = 0
+    """Expected last sequence of the subject of the outcome."""
 
 
 class EventLost(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +358,7 @@ class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
     """An event of a stream that had lost others, set aside when these were restored: it contradicts them."""
 
     subject: str
+    """Subject that it was published on."""
     sequence: int
     """In the damaged stream."""
     reason: str
@@ -469,7 +513,7 @@ def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
 
 
 def event_subject(event: Event) -> str:
-    """The NATS subject an event belongs to (streams-and-storage.md, section 1)."""
+    """The NATS subject an event belongs to; docs/schemas/asyncapi.json has all forms."""
     if event.type in DONE_TYPES and event.rollout_id:
         return done_subject(event.rollout_id)
     if event.type == STARTED_TYPE and event.rollout_id:

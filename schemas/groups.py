@@ -42,6 +42,7 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     outcome: GroupOutcome
     members: tuple[GroupMember, ...]
+    """Rollouts of the group."""
     positive: int
     degenerate: bool
     generated: int
@@ -72,6 +73,8 @@ class DropReason(StrEnum):
 
 
 class GroupDropped(msgspec.Struct, frozen=True, kw_only=True):
+    """A group is not trained on."""
+
     run: str
     group_id: str
     reason: DropReason
@@ -85,6 +88,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True):
     plan: BlobRef
     """Tasks, harness, model and settings, as JSON."""
     plan_hash: str
+    """Hash of the plan."""
     tasks: int
     method: str
     """`bar`, `fixed` or `dynamic`."""

@@ -27,7 +27,7 @@ def digest(value: Any, length: int = 24) -> str:
 
 
 def rollout_id(campaign: str, task_id: str, harness: str, model: str, sample: int) -> str:
-    """24 hexadecimal digits that name one slot of a campaign (architecture.md, section 5)."""
+    """24 hexadecimal digits that name one slot of a campaign."""
     return digest([campaign, task_id, harness, model, sample])
 
 

@@ -9,7 +9,9 @@ class ModelKind(StrEnum):
     """`oracle` marks everything played from a gold patch: never to be mistaken for a model's work."""
 
     MODEL = "model"
+    """A model answered."""
     ORACLE = "oracle"
+    """A known solution was played."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +20,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens that were read from a cache."""
     reasoning_tokens: int = 0
+    """Completion tokens that were spent on reasoning."""
 
 
 class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +37,12 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     served_model: str
     model_kind: ModelKind
     finish_reason: str
+    """Why the answer ended, as the endpoint says."""
     usage: Usage
+    """Tokens of the call."""
     cost_usd: float | None
     """None when no price is known for the model; 0.0 is a price."""
     seconds: float
     tries: int = 1
     system_fingerprint: str = ""
+    """The endpoint's own word for its configuration."""

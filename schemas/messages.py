@@ -1,4 +1,4 @@
-"""Messages as a tree: a node is one message with its parent (architecture.md, section 4)."""
+"""Messages as a tree: a node is one message with its parent."""
 
 from enum import StrEnum
 
@@ -9,34 +9,46 @@ from orchard.schemas.identity import digest
 
 
 class Role(StrEnum):
+    """Who a message is from, as in the chat API."""
+
     SYSTEM = "system"
+    """The harness, before all else."""
     USER = "user"
+    """The task, or the output of a command."""
     ASSISTANT = "assistant"
+    """The model."""
     TOOL = "tool"
+    """The result of a tool call."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the model wrote it; `arguments` stays the text it was, parsable or not."""
 
     id: str
+    """Made by the endpoint."""
     name: str
+    """Name of the tool."""
     arguments: str
+    """JSON text, or what the model wrote in its place."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine knows about a tool message, beside the text the model saw."""
 
     returncode: int
+    """Exit status of the command."""
     seconds: float
     timed_out: bool = False
+    """Whether it ran out of time."""
     output_sha256: str = ""
-    """Of the whole output before any cut: what a replay compares (learning.md, measured values)."""
+    """Of the whole output before any cut: what a replay compares (docs/datasets.md)."""
 
 
 class VersionRun(msgspec.Struct, frozen=True, kw_only=True):
     """From token index `start` on, tokens were sampled by policy `version`."""
 
     start: int
+    """Index of the first token, from 0."""
     version: int
 
 
@@ -48,9 +60,13 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ids: tuple[int, ...]
+    """Sampled tokens."""
     logprobs: tuple[float, ...] = ()
+    """Log-probability of each, in nats."""
     prompt_ids: tuple[int, ...] = ()
+    """All tokens before the first sampled one."""
     versions: tuple[VersionRun, ...] = ()
+    """Which policy version sampled which of them."""
 
 
 class NodeRest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,16 +83,21 @@ class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node_id: str
     parent: str | None
     role: Role
+    """Who speaks."""
     turn: int
     """0 before the first assistant message; an assistant message and its results share a turn."""
     content: str = ""
     content_blob: BlobRef | None = None
     """Set, with `content` empty, when the text is over the inline limit."""
     reasoning: str = ""
+    """What the model thought before the text, where the endpoint tells."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that the model made."""
     tool_call_id: str = ""
     result: ToolResult | None = None
+    """Facts about a tool message."""
     tokens: TokenRecord | None = None
+    """Tokens that a policy sampled."""
     rest_blob: BlobRef | None = None
     """A NodeRest. Set, with `reasoning`, `tool_calls` and `tokens` empty, when these are over the limit."""
     inherited_from: int | None = None

@@ -1,4 +1,4 @@
-"""How a rollout ends, what may carry a reward, and why one may not (learning.md, section 1)."""
+"""How a rollout ends, what may carry a reward, and why one may not."""
 
 from enum import StrEnum
 
@@ -11,20 +11,30 @@ class RolloutStatus(StrEnum):
     """`completed` and `truncated` may carry a reward; `aborted` never does."""
 
     COMPLETED = "completed"
+    """The agent ended by itself."""
     TRUNCATED = "truncated"
+    """It ended otherwise, as by a budget that ran out; it is graded all the same."""
     ABORTED = "aborted"
+    """Infrastructure failed; there is no reward."""
 
 
 class ExitStatus(StrEnum):
     """How the harness loop ended, when the infrastructure let it end by itself."""
 
     SUBMITTED = "submitted"
+    """The agent handed in its work."""
     FINISHED = "finished"
+    """The agent said that it is done."""
     STEP_LIMIT = "step_limit"
+    """The budget of steps ran out."""
     COST_LIMIT = "cost_limit"
+    """The budget of money ran out."""
     TOKEN_LIMIT = "token_limit"
+    """The budget of tokens ran out, or the context of the model."""
     TIME_LIMIT = "time_limit"
+    """The budget of time ran out."""
     FORMAT_FAILURE = "format_failure"
+    """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"
     """What the agent ran ended its sandbox: by a limit of memory or disk, or twice at the same command."""
 
@@ -41,35 +51,46 @@ class AbortCause(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     """The service could not be reached or could not create the sandbox in the tries it had."""
     IMAGE_MISSING = "image_missing"
+    """The service does not have the task's image."""
     SANDBOX_DIED = "sandbox_died"
+    """The sandbox ended, and not by what the agent ran."""
     SANDBOX_OUT_OF_MEMORY = "sandbox_out_of_memory"
+    """What had to run needed more memory than the largest sandbox has."""
     LLM_UNAVAILABLE = "llm_unavailable"
+    """The endpoint gave no answer in the tries and the time there were."""
     LLM_REFUSED = "llm_refused"
     """The endpoint answered that the request itself is unacceptable (bad key, unknown model)."""
     GRADER_FAILED = "grader_failed"
+    """The grader raised an error."""
     STORE_FAILED = "store_failed"
     """A blob that is missing or does not match its SHA-256."""
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    """The outermost timeout: something of ours hung."""
+    """The outermost timeout: part of the infrastructure hung."""
     INVALID_REQUEST = "invalid_request"
+    """The request cannot be carried out as it is."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """Dead-lettered: every delivery ended without an outcome."""
     CANCELLED = "cancelled"
+    """The campaign was cancelled."""
     INTERNAL_ERROR = "internal_error"
+    """A defect of Orchard."""
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
-    """A graded outcome. SWE scale: +1 resolved, -1 not (learning.md, section 1)."""
+    """A graded outcome. SWE scale: +1 resolved, -1 not."""
 
     value: float
+    """The reward."""
     resolved: bool
     grader: str
+    """Name of the grader."""
     parts: dict[str, float] = {}
     """Named components, for example `fail_to_pass` and `pass_to_pass` as shares in [0, 1]."""
     tests: dict[str, str] = {}
     """Test id to PASSED, FAILED, SKIPPED, ERROR, XFAIL or MISSING, for the tests the task names."""
     detail: str = ""
     log: BlobRef | None = None
+    """What the tests printed."""
     seconds: float = 0.0
     cause: str | None = None
     """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass

@@ -6,20 +6,26 @@ where it is read: zero slots, a negative time, NaN, infinity.
 
 import re
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+
+class Unit(NamedTuple):
+    """What a number of a configuration counts; for documents, and without effect."""
+
+    name: str
+
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 """At least one of something."""
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-"""Bytes."""
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53), Unit("bytes")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 """0 takes any free one."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9), Unit("s")]
 """A time that may be zero."""
-Duration = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-"""A time that must pass, in seconds."""
+Duration = Annotated[float, msgspec.Meta(gt=0, le=1e9), Unit("s")]
+"""A time that must pass."""
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """A share or a price."""
 

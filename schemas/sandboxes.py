@@ -1,4 +1,4 @@
-"""The sandbox service's HTTP contract as records (sandbox-service.md, section 1).
+"""The sandbox service's HTTP contract as records; docs/schemas/openapi.json has its routes.
 
 Field names, defaults and states are those of the published Orchard Env, so that its clients work unchanged.
 """

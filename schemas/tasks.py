@@ -11,7 +11,7 @@ IMPOSSIBLE = "impossible"
 
 
 class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_field="kind"):
-    """Graded by a repository's own tests (harnesses-and-graders.md, section 3).
+    """Graded by a repository's own tests.
 
     Resolved only when every test of `fail_to_pass` and of `pass_to_pass` passes after the submitted patch
     and `test_patch` are applied to a fresh sandbox of the task's image.

@@ -15,18 +15,23 @@ class TrainingStarted(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Name or architecture of what is trained, for example `Qwen/Qwen3-30B-A3B` or `qwen3-tiny`."""
     parameters: int
+    """Number of parameters."""
     steps: int
     """Optimizer steps planned for the whole run."""
     code_version: str = ""
     device: str = "cpu"
+    """`cpu`, `cuda`, ..."""
     dtype: str = "float32"
+    """Of the matrix products."""
     world_size: int = 1
+    """Processes."""
     global_batch: int = 1
     """Examples in one optimizer step."""
     context: int = 0
     """Tokens of one packed sequence."""
     seed: int = 0
     resumed_step: int = 0
+    """Step of the checkpoint that it resumed from; 0: from the start."""
 
 
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +49,9 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int
     seconds: float
     epoch: float = 0.0
+    """Epochs so far."""
     examples: int = 0
+    """Examples of this step."""
     memory_bytes: int = 0
     """Peak of the device, where it is known."""
 
@@ -61,7 +68,9 @@ class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int = 0
     seconds: float = 0.0
     final_loss: float = 0.0
+    """Loss of the last step."""
     manifest: BlobRef | None = None
+    """What the result is made of."""
 
 
 class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +102,17 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
     lr: float
     grad_norm: float
     entropy: float
+    """Of the sampled distributions, in nats."""
     clipped: float
+    """Share of tokens where a clip decided, so that no gradient flows."""
     ratio: float
+    """Probability ratio of the trained and the old policy."""
     kl: float
+    """k3 estimate of the divergence from the old policy, in nats."""
     importance: float
+    """Weight that mends the mismatch of the trainer's and the server's probabilities."""
     truncated: float
+    """Share of tokens whose importance weight was at its limit."""
     tokens: int
     trained_tokens: int
     seconds: float

@@ -1,7 +1,7 @@
 """Values of unfinished work: what an annotator, or a measurement, says about the steps of a trajectory.
 
 Steps count from 0: step t is the rollout's assistant message of turn t + 1. p[t] is the chance to resolve
-after the result of action t has been seen (learning.md, section 2).
+after the result of action t has been seen; docs/datasets.md explains what for.
 """
 
 import msgspec
@@ -38,7 +38,9 @@ class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     p_resolve: float
+    """Chance to resolve after the step."""
     reasoning: str = ""
+    """Why, in words."""
 
 
 class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,7 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     """resolved / samples."""
     low: float
+    """Lower end of the 95 % Wilson interval."""
     high: float
     """95 % Wilson interval."""
     aborted: int = 0

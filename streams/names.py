@@ -1,4 +1,4 @@
-"""Names of streams, consumers and subjects (streams-and-storage.md, section 1)."""
+"""Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
 from orchard.schemas.events import EVENTS_PREFIX
 from orchard.schemas.trails import trail_subject

@@ -6,12 +6,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from orchard.streams.server import EmbeddedServer
 
 # A shell's background job ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# On a busy machine an example may take long: that is no failure.
+settings.register_profile("orchard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("orchard")
 
 collect_ignore = ["kubernetes"]
 """These need a cluster: `make test-kubernetes` names them."""

@@ -7,8 +7,9 @@ import msgspec
 
 from orchard.injector.agent.machine import quantity
 from orchard.injector.errors import SandboxRequestInvalid
+from orchard.schemas.quantities import Unit
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0), Unit("s")]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 TOLERATION = {"key": "workload", "operator": "Equal", "value": "sandbox", "effect": "NoSchedule"}
 CLOSED_NETWORKS = (
@@ -30,8 +31,11 @@ class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pods of one image that wait, started, for a request with just these limits and no network."""
 
     count: Annotated[int, msgspec.Meta(ge=1)]
+    """Pods that wait."""
     cpu: str = "4"
+    """CPU limit of each."""
     memory: str = "16Gi"
+    """Memory limit of each."""
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,12 +44,16 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     agent_image: str
     """Holds the agent's payload in /payload (`python -m orchard.injector.payload`)."""
     agent_pull_policy: PullPolicy = "IfNotPresent"
+    """Pull policy of the agent's image."""
     namespace: str = "orchard-sandboxes"
+    """Namespace of the Pods."""
     kubeconfig: str | None = None
     """None: the service account of the Pod that the orchestrator runs in."""
 
     image_pull_policy: PullPolicy = "IfNotPresent"
+    """Pull policy of the sandboxes' images."""
     image_pull_secrets: list[str] = []
+    """Names of Secrets for registries."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700
     """Of the agent in its Pod."""
     cpu_request_share: Share = 0.25
@@ -55,13 +63,17 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ephemeral_storage: str = "16Gi"
     """Limit of what a sandbox writes to its node's disk; one that exceeds it is evicted."""
     ephemeral_storage_request: str = "1Gi"
+    """What is reserved of it on the node."""
     init_cpu: str = "100m"
+    """CPU limit of the container that installs the agent."""
     init_memory: str = "64Mi"
-    """Limits of the container that installs the agent."""
+    """Memory limit of that container."""
     runtime_class: str | None = None
     """For example `gvisor` or `kata`."""
     priority_class: str | None = None
+    """PriorityClass of the Pods."""
     node_selector: dict[str, str] = {}
+    """Labels that their nodes must have."""
     tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
     """As in a Pod."""
     closed_networks: tuple[str, ...] = CLOSED_NETWORKS
@@ -73,11 +85,12 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """After it a sandbox is ended, whoever still uses it."""
     delete_timeout: Positive = 60.0
     """How long a deletion waits for the Pod to be gone."""
-    create_jitter: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    create_jitter: Annotated[float, msgspec.Meta(ge=0), Unit("s")] = 0.5
     """Creates that come together are spread over up to this long."""
     concurrent_writes: Annotated[int, msgspec.Meta(ge=1)] = 32
     """Requests to the API server at once that change something."""
     reconcile_interval: Positive = 5.0
+    """Between two comparisons of Pods with what should be there."""
     lease: Positive = 15.0
     """A leader that was not heard of for this long is replaced."""
     warm: dict[str, WarmPool] = {}

@@ -1,1 +1,1 @@
-"""The orchestrator: the HTTP contract of sandbox-service.md, stateless, in front of a Backend."""
+"""The orchestrator: the HTTP contract of docs/schemas/openapi.json, stateless, in front of a Backend."""

@@ -1,7 +1,7 @@
 """From a trajectory to an example: which turns train, where it ends, and why it may be left out. Pure.
 
 Resolved: every assistant turn trains. Unresolved: only those in rise segments; what comes before stays as
-context, and all after the last trained turn is cut off, because it cannot train (learning.md, section 3).
+context, and all after the last trained turn is cut off, because it cannot train.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -10,6 +10,7 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.values.curves import EPS, Convention
 from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.quantities import Unit
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal["random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite"]
@@ -22,8 +23,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     campaigns: tuple[str, ...] = ()
     """The campaign `measured` is taken only where it is named."""
     harnesses: tuple[str, ...] = ()
+    """Names of harnesses."""
     models: tuple[str, ...] = ()
+    """Names of models."""
     task_sources: tuple[str, ...] = ()
+    """Sources of tasks."""
     model_kinds: tuple[ModelKind, ...] = (ModelKind.MODEL,)
     """Rollouts that an oracle played are taken only where they are named: `["oracle"]`."""
     truncated: bool = True
@@ -36,13 +40,16 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     annotator: str = ""
     """Layer whose newest annotation counts; empty: unresolved trajectories are left out."""
     eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
+    """Credit that a step of a rise segment has at least."""
     segments: Convention = "actions"
+    """`paper-closed` takes one step before each rise, too."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What no example may have; each filter is counted."""
 
-    max_tokens: Annotated[int, msgspec.Meta(gt=0)] = 65536
+    max_tokens: Annotated[int, msgspec.Meta(gt=0), Unit("tokens")] = 65536
+    """Of an example."""
     bad_turns: Literal["drop", "mask"] = "drop"
     """A call of a tool that the harness does not define, an action that does not parse: leave the whole
     example out, as the paper does, or keep such turns as context that does not train."""
@@ -52,10 +59,13 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many trajectories, and which. The filters come after, so that a dataset may have fewer."""
 
     strategy: Strategy = "random"
+    """How they are chosen."""
     resolved: Count | None = None
+    """Resolved trajectories, at most; None: all."""
     unresolved: Count | None = None
-    """At most so many of each, unresolved ones counted among those with a rise segment; None: all."""
+    """The same of unresolved ones, counted among those with a rise segment."""
     seed: int = 0
+    """Of the choice."""
     per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """`diverse-repo` alone: a repository's share; None: the smallest that fills the budget."""
 
@@ -64,6 +74,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A dataset's configuration file."""
 
     name: str
+    """Name of the dataset, in its manifest and in the log."""
     tokenizer: str
     """Directory, or name on the Hub, of a tokenizer with a chat template."""
     source: Source = Source()

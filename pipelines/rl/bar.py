@@ -1,8 +1,8 @@
 """Balanced Adaptive Rollout: which rollouts of a prompt to ask for, and which of them to train on.
 
 The paper's Algorithm 1 (section 3.3.3) as one pure function, `decide`, over what is known of a prompt's
-rollouts. Where the paper is silent the choices of learning.md, section 4, hold. Nothing is remembered between
-calls, so a coordinator may die anywhere and decide again from the log.
+rollouts. Where the paper is silent, the functions say what they do. Nothing is remembered between calls, so a
+coordinator may die anywhere and decide again from the log.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Groups in the layouts of other trainers: slime's samples, prime-rl's training samples, verl's batches.
 
-Pure: a group and the sequences of its members in, JSON-ready records out (exporters.md). Ids, masks,
+Pure: a group and the sequences of its members in, JSON-ready records out. Ids, masks,
 log-probabilities and advantages are exactly those that our own trainer would use.
 """
 

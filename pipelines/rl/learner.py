@@ -1,4 +1,4 @@
-"""One optimizer step on whole groups: rollouts in, new weights and figures out (learning.md, section 5)."""
+"""One optimizer step on whole groups: rollouts in, new weights and figures out."""
 
 import time
 from collections.abc import Sequence as Rows

@@ -1,4 +1,4 @@
-"""Policy-gradient losses over the trained tokens of a batch (learning.md, section 5). Needs torch.
+"""Policy-gradient losses over the trained tokens of a batch. Needs torch.
 
 Everything is flat: one entry for each trained token, of all rollouts in a pack, so that packs of any cut
 add up to the same loss. What a token weighs follows from the whole batch and is given: `rollout_weights`.

@@ -13,12 +13,14 @@ from orchard.pipelines.sft.settings import (
     Fraction,
     Optimization,
     Positive,
+    Tokens,
     TrainingError,
     over_preset,
     read_toml,
 )
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.identity import digest
+from orchard.schemas.quantities import Unit
 
 
 class Ratio(StrEnum):
@@ -48,11 +50,15 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Name of a plug-in that computes it instead of the built-in `policy_loss`, from the same settings."""
 
     ratio: Ratio = Ratio.TOKEN
+    """What is compared between the trained and the old policy."""
     clip_low: float = 0.2
+    """The ratio is clipped below 1 minus this."""
     clip_high: float = 0.28
+    """The ratio is clipped above 1 plus this."""
     dual_clip: float | None = None
     """c > 1: where the advantage is negative, the loss of a token is at most -c A. None: no such bound."""
     reduction: Reduction = Reduction.ROLLOUT_MEAN
+    """How token losses become one number."""
     constant: float | None = None
     """Divisor of `constant_sum`, in tokens: for example rollouts of a batch times the longest answer."""
     negative: float = 1.0
@@ -82,6 +88,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which tasks are prompts; an empty list means all."""
 
     sources: tuple[str, ...] = ()
+    """Sources of tasks."""
     ids: tuple[str, ...] = ()
     """Patterns over task ids, as `repair-train-*`."""
     measured_in: str | None = None
@@ -91,6 +98,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     """... and at most this."""
     limit: Count | None = None
+    """Tasks, at most; None: all."""
 
 
 class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +112,7 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Directory of checkpoints, policies and metrics."""
     tasks: TaskPool = TaskPool()
     harness: str = "mini-swe-agent"
+    """Harness of the rollouts."""
     endpoint: str = "policy"
     """Endpoint of the configuration at which the workers find the policy server."""
     served_as: str = "policy"
@@ -112,20 +121,27 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
     loss: LossSettings = LossSettings()
-    prompts_per_step: Count = 16
+    prompts_per_step: Annotated[Count, Unit("groups")] = 16
+    """Groups in one optimizer step."""
     steps: Count = 150
+    """Optimizer steps."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
+    """Groups that are asked for, as a multiple of those that a step needs."""
     max_in_flight: Count = 512
+    """Rollouts that are asked for at once."""
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
     """Policy versions that a group's oldest token may be behind."""
 
     lr: Positive = 1e-6
+    """Learning rate at its highest."""
     beta2: Fraction = 0.98
+    """Of AdamW: decay of the mean of its square."""
 
-    max_tokens: Count = 4096
+    max_tokens: Tokens = 4096
     """Of one answer."""
     temperature: Positive = 1.0
     """At which the policy is sampled; what trains are the probabilities at this temperature."""
@@ -134,8 +150,11 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """`{ steps = 30 }`: so many steps of a rollout once the pass rate stops rising under `budget.steps`."""
     timeouts: Timeouts = Timeouts()
     max_tries: Count = 3
+    """Attempts of a rollout after infrastructure failures."""
     domain: str = "swe"
+    """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
+    """Priority of the queue."""
     keep_policies: Count = 1
     """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
@@ -167,7 +186,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "bar": {"size": 8, "budget": 8, "interval": None},
     },
 }
-"""Recipes of learning.md, sections 4 and 5; `preset = "swe"` in the file, other keys win."""
+"""The paper's recipes, and those of its three domains; `preset = "swe"` in the file, other keys win."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False}

@@ -8,10 +8,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from orchard.schemas.identity import digest
+from orchard.schemas.quantities import Unit
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Tokens = Annotated[Count, Unit("tokens")]
 
 
 class TrainingError(ValueError):
@@ -38,25 +40,32 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What every training run has: its optimizer and its machine."""
 
     lr: Positive = 1e-5
+    """Learning rate at its highest."""
     min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Learning rate at the end; it falls along a cosine."""
     warmup: Fraction = 0.0
     """Share of the steps over which the learning rate rises from zero, linearly."""
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Of matrices; norms and biases never decay."""
     beta1: Fraction = 0.9
+    """Of AdamW: decay of the mean of the gradient."""
     beta2: Fraction = 0.999
+    """Of AdamW: decay of the mean of its square."""
     epsilon: Positive = 1e-8
+    """Of AdamW."""
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """Largest norm of the gradient; 0: no clipping."""
-    context: Count = 65_536
+    context: Tokens = 65_536
     """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune. A
     longer rollout is dropped with a reason."""
     precision: Precision = Precision.FLOAT32
+    """Of the matrix products."""
     seed: int = 0
     """Of weights from scratch and of the order of examples or prompts."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of each process that trains; 0: torch decides."""
     keep_checkpoints: Count = 2
+    """Newest checkpoints that stay on disk."""
 
 
 class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,18 +85,21 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     """Directory or Hub name that is saved beside the weights; default: the model's own."""
 
     epochs: Count = 5
+    """Passes over the dataset."""
     max_steps: Count | None = None
     """Optimizer steps at most; the schedule ends there."""
-    global_batch: Count = 128
+    global_batch: Annotated[Count, Unit("examples")] = 128
     """Examples in one optimizer step, over all processes."""
     packing: bool = True
     """False: one example for each forward pass, for architectures whose layers mix packed examples."""
 
     optimizer: Optimizer = Optimizer.ADAMW
+    """`muon` is for small models from scratch."""
     freeze: tuple[str, ...] = ()
     """Parameters that do not train: patterns over their names, as `*visual*`."""
 
     activation_checkpointing: bool = False
+    """Compute activations again in the backward pass, to save memory."""
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 100
     """Optimizer steps between checkpoints; 0: none."""
 
@@ -121,7 +133,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "activation_checkpointing": True,
     },
 }
-"""The paper's hyper-parameters (learning.md, section 3); `preset = "swe"` in the file, other keys win."""
+"""The paper's hyper-parameters; `preset = "swe"` in the file, other keys win."""
 
 
 S = TypeVar("S", bound=Optimization)

@@ -1,7 +1,7 @@
 """Rows of the SWE-bench family as tasks: SWE-bench, SWE-rebench, SWE-rebench V2, Scale-SWE. Pure.
 
 The datasets share the columns instance_id, problem_statement, patch, FAIL_TO_PASS and PASS_TO_PASS, and
-differ in how they name the image, the base commit and the tests (harnesses-and-graders.md, section 3).
+differ in how they name the image, the base commit and the tests.
 """
 
 import json

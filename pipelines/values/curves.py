@@ -2,7 +2,7 @@
 
 p[t] is the chance to resolve after the result of action t has been seen, and p[-1], the base, the chance
 before any action. So c[t] = p[t] - p[t-1] is the credit of action t itself: a curve that drops at the bad
-edit blames the bad edit (learning.md, section 2).
+edit blames the bad edit.
 """
 
 from collections.abc import Collection, Mapping, Sequence

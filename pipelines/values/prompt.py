@@ -1,4 +1,4 @@
-"""What an annotator is asked: our own prompt to the contract of learning.md, section 2, with its version.
+"""What an annotator is asked: the prompt, which asks for what `replies` reads, and its version.
 
 Free text, the model's and the machine's, stands behind a bar at the beginning of each line, so that nothing
 in it can pass for a heading. The rule for long trajectories: each observation is cut to 5,000 characters,

@@ -1,7 +1,7 @@
 """What an annotator may answer: a strict reader of untrusted text, whose refusals name the broken rule.
 
-The rules are those of learning.md, section 2. Two choices beside it: a trajectory shorter than three steps
-needs a key step for each of its steps; and the base, asked for as step -1, counts among the points that
+`Fault` has the rules. Two need a word: a trajectory shorter than three steps needs a key step for each of
+its steps; and the base, asked for as step -1, counts among the points that
 must not be constant or only rise when the annotator gave it.
 """
 

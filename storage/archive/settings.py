@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from orchard.schemas.quantities import Unit
 from orchard.storage.location import Location
 
 
@@ -12,7 +13,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     url: str | None = None
     """Directory or `s3://bucket/prefix` of sealed events; None: `archive` in the store."""
-    after_days: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
+    after_days: Annotated[float, msgspec.Meta(ge=0, le=100_000), Unit("days")] | None = None
     """Days without an event after which the writer archives a closed campaign by itself; None: never."""
 
 

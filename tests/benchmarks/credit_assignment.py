@@ -9,7 +9,7 @@ with the demonstration's own settings and equally many steps:
 
 Both are drawn anew for each seed, which also sets weights and order. Held-out tasks are the demonstration's,
 one greedy rollout each, in real sandboxes of a store of its own in DIR. What is done already is not done
-again. Writes docs/benchmarks/credit-assignment.{json,md,png}, and says what was found either way.
+again. Writes docs/benchmarks/credit-assignment.md, .json and .png, and says what was found either way.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Points 1 to 7 of sandbox-service.md, section 2: commands, their output, files and patches."""
+"""Points 1 to 7 of the contract: commands, their output, files and patches."""
 
 import asyncio
 

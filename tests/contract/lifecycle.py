@@ -1,4 +1,4 @@
-"""Points 8 to 12 of sandbox-service.md, section 2: ids, failures, death, replacement, who is who."""
+"""Points 8 to 12 of the contract: ids, failures, death, replacement, who is who."""
 
 import asyncio
 import re

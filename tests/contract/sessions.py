@@ -1,4 +1,4 @@
-"""Points 13 to 15 of sandbox-service.md, section 2: terminals, images of any kind, clients that fork."""
+"""Points 13 to 15 of the contract: terminals, images of any kind, clients that fork."""
 
 import asyncio
 import hashlib

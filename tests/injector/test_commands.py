@@ -1,4 +1,4 @@
-"""What the published service gets wrong about commands, and this one must not (sandbox-service.md, 2)."""
+"""What the published service gets wrong about commands, and this one must not."""
 
 import asyncio
 import hashlib

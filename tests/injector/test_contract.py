@@ -1,4 +1,4 @@
-"""The HTTP contract: routes, replies, keys, errors (sandbox-service.md, section 1)."""
+"""The HTTP contract: routes, replies, keys, errors."""
 
 import base64
 import json

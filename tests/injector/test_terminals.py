@@ -1,4 +1,4 @@
-"""Terminal sessions over WebSocket (sandbox-service.md, section 1 and point 13 of section 2)."""
+"""Terminal sessions over WebSocket (point 13 of the contract)."""
 
 import base64
 import json

@@ -191,7 +191,7 @@ def mutant(rng: random.Random) -> str:
 
 
 def lawful(reading: Reading, steps: int) -> bool:
-    """Every rule of section 2, said again."""
+    """Every rule of the replies, said again."""
     keys = [key.step for key in reading.key_steps]
     points = [reading.base] * ("base_default" not in reading.flags) + [
         key.p_resolve for key in reading.key_steps

@@ -1,4 +1,4 @@
-"""Whether tests that pass tell right answers from wrong ones, asked before any +1 (docs/decisions/0022)."""
+"""Whether tests that pass tell right answers from wrong ones, asked before any +1 (decision 22)."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""When a SWE task is solved: a pure function of test statuses (harnesses-and-graders.md, section 3)."""
+"""When a SWE task is solved: a pure function of test statuses."""
 
 from collections.abc import Iterable, Mapping
 

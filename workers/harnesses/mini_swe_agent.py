@@ -1,7 +1,7 @@
 """mini-swe-agent, version 2: one tool, a fresh shell for every command, a diff at the end.
 
-Structure, limits, observation format and submission protocol follow the original (harnesses-and-graders.md,
-section 1); the sentences of its prompts are in `mini_swe_agent_prompts`.
+Structure, limits, observation format and submission protocol follow the original; the sentences of its
+prompts are in `mini_swe_agent_prompts`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,19 +1,23 @@
 """Configuration of model endpoints (section `[endpoints.<name>]`) and the arithmetic of their prices."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from orchard.schemas.llm_calls import Usage
-from orchard.schemas.quantities import Count, Weight
+from orchard.schemas.quantities import Count, Unit, Weight
+
+_Dollars = Annotated[Weight, Unit("USD per million tokens")]
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """USD per million tokens."""
 
-    prompt: Weight
-    completion: Weight
-    cached: Weight | None = None
+    prompt: _Dollars
+    """Of prompt tokens."""
+    completion: _Dollars
+    """Of completion tokens."""
+    cached: _Dollars | None = None
     """Of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 
 
@@ -28,7 +32,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Calls at once from this process, at most; 429 answers lower it for a while."""
     max_tries: Count = 6
     """Tries that connection errors and 5xx answers may cost a call; 429 answers are bounded by time only."""
-    max_reply_bytes: Count = 32 * 1024 * 1024
+    max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
     """Of a reply's body, unpacked. A completion that goes on beyond it counts as cut off by its length."""
     prices: dict[str, Price] = {}
     """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
