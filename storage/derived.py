@@ -228,5 +228,6 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
         parquet = pq.ParquetFile(source)
         last = parquet.num_row_groups - 1
         rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
-    found: str | None = rows.filter(pc.field("sequence") == watermark).column("id").to_pylist()[-1]
+    at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    found: str | None = rows.column("id")[at].as_py()
     return found

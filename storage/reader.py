@@ -177,11 +177,14 @@ def _scan(
         names = ", ".join("'" + location.key(file).replace("'", "''") + "'" for file in files)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
+    if not files:
+        connection.register(f"_{table}", schema.empty_table())
+        return f"_{table}"
     import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
 
     keys = [location.key(file) for file in files]
     found = pads.dataset(keys, schema=schema, format="parquet", filesystem=location.filesystem)
-    connection.register(f"_{table}", found if files else schema.empty_table())
+    connection.register(f"_{table}", found)
     return f"_{table}"
 
 

@@ -46,8 +46,10 @@ def archive(
 ) -> None:
     """Move closed campaigns from the stream into the archive, verified. Run it again after a break.
 
-    orchard log archive first
-    orchard log archive --closed --older-than 30
+    For example:
+
+        orchard log archive first
+        orchard log archive --closed --older-than 30
     """
     session: Session = context.obj
     if bool(name) == closed:

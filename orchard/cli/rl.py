@@ -169,7 +169,10 @@ def groups(
     def table() -> Any:
         with open_tables(session.config.store) as tables:
             cursor = tables.execute(GROUPS, [run, limit])
-            return rows_table([column[0] for column in cursor.description or []], cursor.fetchall())
+            names, rows = [column[0] for column in cursor.description or []], cursor.fetchall()
+        if not rows and not follow:
+            raise RunError(f"the run {run!r} has no group yet: --follow waits for the first")
+        return rows_table(names, rows)
 
     if not follow:
         console.print(table())
@@ -238,7 +241,9 @@ def what_if_command(
 ) -> None:
     """What other settings would have made of a log: groups, rollouts and tokens, without a model.
 
-    orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16 --interval 0.375:0.625,0.25:0.75
+    For example:
+
+        orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16
     """
     from orchard.pipelines.rl.log_pools import graded_pools
 

@@ -70,7 +70,9 @@ def from_source(
 ) -> None:
     """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice.
 
-    orchard tasks from-source my-tickets -o year=2026
+    For example:
+
+        orchard tasks from-source my-tickets -o year=2026
     """
     session: Session = context.obj
     if name == "list":
@@ -123,12 +125,15 @@ def validate(
 ) -> None:
     """Prove tasks: the gold patch must resolve and the empty one must not, every time.
 
-    Tests whose result changes between runs are dropped, and the task with them if too little is left.
+    Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
+    code 1 when a task was rejected.
     """
     valid, rejected = asyncio.run(
         validate_tasks(context.obj, ids=task or [], runs=runs, concurrency=concurrency)
     )
     console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
+    if rejected:
+        raise typer.Exit(1)
 
 
 @app.command()

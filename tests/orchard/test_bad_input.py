@@ -77,7 +77,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_pat
 
 
 def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
-    assert "no task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
+    assert "no proven task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
 
 
 def test_a_model_without_an_endpoint(command_line: Command, tmp_path: Path) -> None:
