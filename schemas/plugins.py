@@ -49,11 +49,17 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Plug-ins by name (configuration section `[plugins]`), beside those of installed packages."""
 
     harnesses: dict[str, Reference] = {}
+    """Harnesses: name to `module:attribute`."""
     graders: dict[str, Reference] = {}
+    """Graders: name to `module:attribute`."""
     task_sources: dict[str, Reference] = {}
+    """Sources of tasks: name to `module:attribute`."""
     exporters: dict[str, Reference] = {}
+    """Exporters of datasets: name to `module:attribute`."""
     judges: dict[str, Reference] = {}
+    """Judges of values: name to `module:attribute`."""
     losses: dict[str, Reference] = {}
+    """Losses of reinforcement learning: name to `module:attribute`."""
 
 
 class PluginError(ValueError):

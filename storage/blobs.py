@@ -8,9 +8,11 @@ import hashlib
 import os
 import re
 
+import msgspec
 import pyarrow.fs as pafs
 
-from orchard.schemas.blobs import BlobRef
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.messages import MessageNode, NodeRest
 from orchard.storage.durable import write_whole
 from orchard.storage.errors import BlobCorrupt, BlobMissing, store_errors
 from orchard.storage.location import Location
@@ -74,3 +76,21 @@ class BlobStore:
                 stream.write(data)
             return
         write_whole(self._location.path / "blobs" / sha256[:2] / sha256[2:4], sha256, data)
+
+
+def slimmed(blobs: BlobStore, node: MessageNode) -> MessageNode:
+    """The node as an event may carry it: parts over the inline limit, as JSON bytes, become blobs. Raises as
+    `put` does."""
+    size = len(msgspec.json.encode(node))
+    if size <= INLINE_LIMIT:
+        return node
+    text = len(msgspec.json.encode(node.content))
+    if text > INLINE_LIMIT // 2:
+        blob = blobs.put(node.content.encode(), "text/plain; charset=utf-8")
+        node = msgspec.structs.replace(node, content="", content_blob=blob)
+        size -= text
+    if size > INLINE_LIMIT:
+        rest = NodeRest(reasoning=node.reasoning, tool_calls=node.tool_calls, tokens=node.tokens)
+        blob = blobs.put(msgspec.json.encode(rest), "application/json")
+        node = msgspec.structs.replace(node, reasoning="", tool_calls=(), tokens=None, rest_blob=blob)
+    return node

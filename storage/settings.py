@@ -9,7 +9,9 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The `[writer]` section: a commit is made at whichever limit comes first."""
 
     commit_rows: Count = 10_000
+    """Events of a commit, at most."""
     commit_seconds: Seconds = 2.0
+    """Seconds that the first event of a commit waits, at most."""
     commit_bytes: Size = 12 * 1024 * 1024
     """Of messages; what bounds the writer's memory."""
     compact_above: Count = 30

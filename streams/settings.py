@@ -19,14 +19,17 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     credentials: str | None = None
     """Path of a `.creds` file (JWT and seed)."""
     user: str | None = None
+    """User name, where the server wants one with a password."""
     password_env: str | None = None
     """Environment variable with the password of `user`."""
     token_env: str | None = None
     """Environment variable with the token."""
     tls_ca: str | None = None
+    """Path of a PEM file: the authority of a tls:// server's certificate. None: the system's."""
     tls_cert: str | None = None
+    """Path of a PEM file: this client's certificate, where the server asks for one."""
     tls_key: str | None = None
-    """Paths of PEM files; `tls_cert` and `tls_key` only where the server asks for a client certificate."""
+    """Path of a PEM file: the key of `tls_cert`."""
     connect_timeout: Duration = 5.0
     """Seconds until the first connection must stand."""
     patience: Duration = 600.0
@@ -46,6 +49,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     created."""
 
     work_max_messages: Count = 1_000_000
+    """Requests that wait at once, at most; who submits more waits."""
     work_dedupe: Duration = 3600.0
     """Seconds in which a repeated request id is recognized."""
     event_dedupe: Duration = 120.0
@@ -54,6 +58,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """Bytes at which the event log refuses events; nothing old is ever dropped, because old events are the
     fences that let each rollout have one outcome. -1: no limit but the disk's."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    """Servers of a cluster that each keep all streams."""
 
     sync_interval: str = "always"
     """When the embedded server brings messages to the disk: `always` before it acknowledges them, or at most

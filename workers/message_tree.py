@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.blobs import INLINE_LIMIT
 from orchard.schemas.events import AttemptInherited
 from orchard.schemas.llm_calls import LLMCall, ModelKind
-from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, ToolCall, ToolResult, node_id
+from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import AbortCause
-from orchard.storage.blobs import BlobStore
+from orchard.storage.blobs import BlobStore, slimmed
 from orchard.storage.errors import StorageError
 from orchard.workers.comparing import Divergence, Executed, compare, output_sha256
 from orchard.workers.failures import InfrastructureError
@@ -289,24 +289,11 @@ class MessageTree:
         return found.text
 
     async def _slimmed(self, node: MessageNode) -> MessageNode:
-        """The node as an event may carry it: parts over the inline limit, as JSON bytes, become blobs."""
-        size = len(msgspec.json.encode(node))
-        if size <= INLINE_LIMIT:
+        """The node as an event may carry it."""
+        if len(msgspec.json.encode(node)) <= INLINE_LIMIT:
             return node
-        text = len(msgspec.json.encode(node.content))
-        if text > INLINE_LIMIT // 2:
-            blob = await self._store(node.content.encode(), "text/plain; charset=utf-8")
-            node = msgspec.structs.replace(node, content="", content_blob=blob)
-            size -= text
-        if size > INLINE_LIMIT:
-            rest = NodeRest(reasoning=node.reasoning, tool_calls=node.tool_calls, tokens=node.tokens)
-            blob = await self._store(msgspec.json.encode(rest), "application/json")
-            node = msgspec.structs.replace(node, reasoning="", tool_calls=(), tokens=None, rest_blob=blob)
-        return node
-
-    async def _store(self, data: bytes, media_type: str) -> BlobRef:
         try:
-            return await asyncio.to_thread(self._blobs.put, data, media_type)
+            return await asyncio.to_thread(slimmed, self._blobs, node)
         except StorageError as error:
             raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 

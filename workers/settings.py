@@ -12,7 +12,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slots: Count = 1
     """Attempts at the same time."""
     domain: str = "swe"
+    """Domain of the campaigns that it serves."""
     priority: str = "normal"
+    """Priority of the campaigns that it serves."""
     idle_exit_seconds: Seconds = 0.0
     """Exit when nothing could be claimed for so long; 0 waits for ever. KEDA's workers set it."""
 
@@ -29,7 +31,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ttl_seconds: Duration = 120.0
     """A sandbox whose worker is gone is removed after this long without a heartbeat."""
     heartbeat_seconds: Duration = 30.0
+    """Between two heartbeats of a sandbox."""
     creation_tries: Count = 3
+    """Tries to create a sandbox before the attempt fails."""
     creation_jitter: Seconds = 0.0
     """Seconds, at most, a creation waits first: set it where thousands start at once."""
     max_memory: str = "16Gi"

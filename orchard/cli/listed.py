@@ -36,7 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("reading", "A rollout, readable: every message, the diff it submitted, what the tests said."),
     "sql": ("reading", "DuckDB over all tables, while the pipeline runs."),
     "doctor": ("doctor", "What this machine can do and cannot, and what to install."),
-    "config": ("doctor", "Every configuration key with the value that holds here, as JSON."),
+    "config": (
+        "doctor",
+        "Every configuration key with the value that holds here, as a TOML file with comments.",
+    ),
     "cost": ("cost", "What sandboxes cost."),
     "sft": ("sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
     "serve-policy": (

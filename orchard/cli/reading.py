@@ -242,7 +242,7 @@ def _message(session: Session, message: dict[str, Any], limit: int | None) -> Re
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour)
 
 
-def verdict_panel(reward: dict[str, Any]) -> RenderableType:
+def verdict_panel(reward: dict[str, Any]) -> Panel:
     """What the grader found: green only for a resolved task, whatever tests there were."""
     tests: dict[str, str] = reward["tests"] or {}
     bad = [(name, status) for name, status in tests.items() if status not in ("PASSED", "XFAIL")]

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.trajectories import LEAKED_ERRORS
 from orchard.schemas import events as e
-from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
 from orchard.schemas.identity import check_name, rollout_id
@@ -27,7 +26,7 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import SWETests, Task
-from orchard.storage.blobs import BlobStore
+from orchard.storage.blobs import BlobStore, slimmed
 from orchard.streams.publisher import Publisher
 
 LAYOUT = "orchard-swe"
@@ -161,7 +160,7 @@ def events_of(
     )
     started = e.RolloutStarted(worker="import", request_sequence=0, deliveries=1)
     reward = Reward(value=finished.reward or 0.0, resolved=resolved, grader="imported")
-    nodes = [_slimmed(blobs, node) for node in path]
+    nodes = [slimmed(blobs, node) for node in path]
     return [
         e.make_event(
             data,
@@ -260,11 +259,3 @@ def _flags(path: list[MessageNode], messages: int) -> Iterator[str]:
         yield "unanswered_last_call"
     if not any(node.reasoning or node.content for node in path if node.role is Role.ASSISTANT):
         yield "no_reasoning"
-
-
-def _slimmed(blobs: BlobStore, node: MessageNode) -> MessageNode:
-    """The node as an event may carry it."""
-    if len(msgspec.json.encode(node)) <= INLINE_LIMIT:
-        return node
-    blob: BlobRef = blobs.put(node.content.encode(), "text/plain; charset=utf-8")
-    return msgspec.structs.replace(node, content="", content_blob=blob)

@@ -12,7 +12,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """USD per million tokens."""
 
     prompt: Weight
+    """Of prompt tokens."""
     completion: Weight
+    """Of completion tokens."""
     cached: Weight | None = None
     """Of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 
