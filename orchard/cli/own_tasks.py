@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
         judges rollouts then proves the task. For example:
 
             orchard tasks from-repo ./calculator --tests "pytest -q" --gold 1f3c2a9
-            orchard tasks from-repo ./calculator --tests "pytest -q tests/unit" --base v1.2 --gold v1.3
+            orchard tasks from-repo . --tests "pytest -q" --base v1.2 --gold v1.3
             orchard tasks from-repo . --tests "pytest -q" --gold HEAD --require hypothesis
         """
         session: Session = context.obj
@@ -113,7 +113,7 @@ def register(app: typer.Typer) -> None:
             {"id": "sum", "prompt": "Write 2+2 to sum.txt.", "check": "grep -qx 4 sum.txt"}
 
             orchard tasks from-jsonl prompts.jsonl
-            orchard tasks from-jsonl prompts.jsonl --grader same-text --image ours/desk:1 --workdir /desk
+            orchard tasks from-jsonl prompts.jsonl --grader same-text
         """
         defaults = Defaults(source=source, image=image, workdir=workdir, check=check, grader=grader)
         import_rows(context.obj, file, partial(task_from_prompt, defaults=defaults), skip_malformed)

@@ -53,8 +53,8 @@ def import_(
     columns of SWE-bench may be of any repository, where its test command is given. For example:
 
         orchard tasks import verified.parquet
-        orchard tasks import ours.jsonl --image "ours/{instance_id}:1" --test-command "pytest -q {tests}"
-        orchard tasks import theirs.jsonl --test-command "make check" --parser junit --workdir /src
+        orchard tasks import ours.jsonl --test-command "pytest -q {tests}"
+        orchard tasks import theirs.jsonl --test-command "make check" --parser junit
     """
     given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir)
     import_rows(context.obj, file, partial(task_from_row, family=family, given=given), skip_malformed)
