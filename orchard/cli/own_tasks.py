@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
 
             orchard tasks from-repo ./calculator --tests "pytest -q" --gold 1f3c2a9
             orchard tasks from-repo . --tests "pytest -q" --base v1.2 --gold v1.3
-            orchard tasks from-repo . --tests "pytest -q" --gold HEAD --require hypothesis
+            orchard tasks from-repo . --tests "pytest -q" --gold HEAD --require six
         """
         session: Session = context.obj
         if statement is not None and statement_file is not None:
