@@ -110,7 +110,7 @@ def register(app: typer.Typer) -> None:
         `solution` (shell text, for the proof), `setup`, `image`, `workdir`, `environment`, `cpu`, `memory`,
         `timeout_seconds`, `repo` and `labels`. For example:
 
-            {"id": "sum", "prompt": "Write 2+2 to sum.txt.", "check": "grep -qx 4 sum.txt"}
+            {"id": "sum", "prompt": "Write 2+2 to n.txt.", "check": "grep -qx 4 n.txt"}
 
             orchard tasks from-jsonl prompts.jsonl
             orchard tasks from-jsonl prompts.jsonl --grader same-text
