@@ -19,6 +19,7 @@ _STYLES = {
     State.ABORTED: "red",
     State.PAUSED: "yellow",
     State.CANCELLED: "yellow",
+    State.ARCHIVED: "dim",
     State.STUCK: "bold red",
 }
 

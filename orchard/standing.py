@@ -32,6 +32,8 @@ class State(StrEnum):
     """Each rollout has an outcome, and all of them aborted."""
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    ARCHIVED = "archived"
+    """Closed before each rollout had an outcome, and moved to the archive."""
     STUCK = "stuck"
     """Rollouts are open and nothing moves: no worker serves the queue."""
 

@@ -39,6 +39,7 @@ def report(name: str, condition: Condition = Condition.OK, says: str = "") -> Pr
         (CampaignState.CANCELLED, {}, InQueues(), 1, State.CANCELLED),
         (CampaignState.CANCELLED, {"aborted: cancelled": 4}, InQueues(), 1, State.CANCELLED),
         (CampaignState.CANCELLED, {"resolved": 4}, InQueues(), 1, State.FINISHED),
+        (CampaignState.ARCHIVED, {"resolved": 3}, InQueues(), 1, State.ARCHIVED),
         (CampaignState.RUNNING, {"aborted: llm_unavailable": 4}, InQueues(), 1, State.ABORTED),
     ],
 )
