@@ -1,5 +1,8 @@
 """What `status` and `watch` read from the tables: work of rollouts that run, and proven cheating."""
 
+import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -49,6 +52,20 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     assert view.live == Work(turns=2, tokens=220, cost_usd=0.5)
     assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
     assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+
+
+async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
+    """Arrow does in many places, for as long as everything else that `status` does takes."""
+    store = await keep(Author().rollout(0, ["ls"], resolved=True))
+    script = (
+        "import sys; from orchard.standing import _rows; from orchard.storage.reader import log_end\n"
+        f"assert log_end({store!r})[1] and _rows({store!r}, ['demo'], ['x']).outcomes\n"
+        "print(*{'pandas', 'aiohttp', 'pyarrow.dataset'} & sys.modules.keys())"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
 
 
 async def test_impossible_tasks_that_were_passed_are_counted(keep: Any) -> None:

@@ -47,7 +47,17 @@ def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
     ("arguments", "spared"),
     [
         (["--help"], HEAVY),
-        (["status"], ("torch", "orchard.injector", "orchard.pipelines", "orchard.workers.harnesses")),
+        (
+            ["status"],
+            (
+                "aiohttp",
+                "pandas",
+                "torch",
+                "orchard.injector",
+                "orchard.pipelines",
+                "orchard.workers.harnesses",
+            ),
+        ),
     ],
 )
 def test_a_command_imports_only_what_it_needs(
