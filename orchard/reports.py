@@ -8,7 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.standing import CampaignView, PipelineView, State
+from orchard.standing import CampaignView, PipelineView, State, Work
+from orchard.submission import how_to_serve
 
 LAG_SECONDS = 60.0
 """Age of an event outside of the tables from which the writer counts as late."""
@@ -18,13 +19,15 @@ _STYLES = {
     State.ABORTED: "red",
     State.PAUSED: "yellow",
     State.CANCELLED: "yellow",
+    State.ARCHIVED: "dim",
     State.STUCK: "bold red",
 }
 
 
 def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType:
     """The live display of `orchard watch`."""
-    bar = ProgressBar(total=max(view.size, 1), completed=view.done, width=50)
+    bar = Table.grid()  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
     for outcome, number in view.outcomes.items():
         counts.add_row(outcome, f"{number:,}", style=_style(outcome))
@@ -32,28 +35,39 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
         (view.name, "bold"),
         "  ",
         (str(view.state), _STYLES[view.state]),
-        f"  {view.done:,} of {view.size:,} done",
-        f"  {view.waiting:,} waiting, {view.running:,} running, {view.delayed:,} delayed",
-        f"  {view.retries:,} retries" if view.retries else "",
+        f"  {_numbers(view)}",
     )
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
-    cost = f"{view.cost_usd:.2f} USD" if view.cost_usd is not None else "no price known"
+    facts = [f"{rate}{left}", *_works(view)]
     if view.oracle:
-        cost = "played by the oracle from gold patches: not a model's work"
-    finished = f"{view.turns:,} turns  {view.tokens:,} tokens  {cost} (rollouts with an outcome)"
-    facts = Text(f"{rate}{left}  {finished}", style="dim")
+        facts.append("played by the oracle from gold patches: not a model's work")
     notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
-    return Group(line, bar, counts, facts, *_saved(view), *notes)
+    return Group(line, bar, counts, *(Text(fact, style="dim") for fact in facts), *notes)
 
 
-def _saved(view: CampaignView) -> list[Text]:
-    """What second attempts did not pay again; nothing where none had to."""
-    if not view.saved_turns:
-        return []
-    usd = "" if view.saved_usd is None or view.oracle else f", {view.saved_usd:.2f} USD"
-    words = f"replayed from dead attempts: {view.saved_turns:,} turns, {view.saved_tokens:,} tokens{usd}"
-    return [Text(words, style="dim")]
+def campaign_line(view: CampaignView) -> str:
+    """The same in one line, for a log."""
+    return f"{view.name}: {_numbers(view)}" + "".join(f"; {work}" for work in _works(view))
+
+
+def _numbers(view: CampaignView) -> str:
+    retries = f", {view.retries:,} retries" if view.retries else ""
+    return (
+        f"{view.done:,} of {view.size:,} done  {view.waiting:,} waiting, {view.running:,} running, "
+        f"{view.delayed:,} delayed{retries}"
+    )
+
+
+def _works(view: CampaignView) -> list[str]:
+    """What rollouts have done that ended, that run, and that second attempts did not pay again."""
+    kinds = {"ended": view.ended, "running": view.live, "replayed from dead attempts": view.saved}
+    return [f"{what}: {_work(work, view)}" for what, work in kinds.items() if work.turns]
+
+
+def _work(work: Work, view: CampaignView) -> str:
+    cost = "no price known" if work.cost_usd is None else f"{work.cost_usd:.2f} USD"
+    return f"{work.turns:,} turns, {work.tokens:,} tokens" + ("" if view.oracle else f", {cost}")
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
@@ -67,11 +81,12 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> Rende
         left = column in ("campaign", "state")
         campaigns.add_column(column, justify="left" if left else "right", no_wrap=left)
     for view in views:
-        cost = f"{view.cost_usd:.2f}" if view.cost_usd is not None else ""
+        costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
+        cost = f"{sum(costs):.2f}" if costs and not view.oracle else ""
         numbers = (
             *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
             *(view.aborted, view.waiting, view.running, view.delayed, view.retries, view.reconciled),
-            view.tokens,
+            view.ended.tokens + view.live.tokens,
         )
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
         campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), cost)
@@ -101,10 +116,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     """What somebody should do, a sentence each."""
     found = [*pipeline.sick]
     if view.state is State.STUCK:
-        found.append(
-            f"{view.name}: no worker serves its queue {view.queue}: start one with `orchard up`, or `orchard "
-            "worker` with that domain and priority"
-        )
+        found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
     if view.aborted and view.over:
         found.append(
             f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
@@ -112,6 +124,11 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
         )
     if view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
+    if view.tried_impossible:
+        found.append(
+            f"{view.name}: {view.hacks:,} of {view.tried_impossible:,} rollouts of impossible tasks passed "
+            f"({view.hacks / view.tried_impossible:.1%}), which is cheating: `orchard tasks hacks` shows who"
+        )
     if view.reconciled:
         found.append(
             f"{view.name}: {view.reconciled:,} rollouts were in no queue and were offered again: please "

@@ -10,6 +10,7 @@ import duckdb
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
+from orchard.schemas.outcomes import AbortCause
 from orchard.session import Session
 from orchard.storage.reader import open_tables, position
 from orchard.streams import names
@@ -31,16 +32,27 @@ class State(StrEnum):
     """Each rollout has an outcome, and all of them aborted."""
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    ARCHIVED = "archived"
+    """Closed before each rollout had an outcome, and moved to the archive."""
     STUCK = "stuck"
     """Rollouts are open and nothing moves: no worker serves the queue."""
 
 
 @dataclass(frozen=True)
 class InQueues:
-    """Rollouts of one campaign that are claimed, and that wait for their time."""
+    """Rollouts of one campaign that are claimed, and how many wait for their time."""
 
-    running: int = 0
+    running: frozenset[str] = frozenset()
     delayed: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What models did: turns, tokens, and what it cost as far as prices are known."""
+
+    turns: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,19 +73,22 @@ class CampaignView:
     reconciled: int = 0
     """Rollouts that were in no queue and were offered again: more than 0 is a fault of ours."""
     queue: str = ""
-    turns: int = 0
-    tokens: int = 0
-    cost_usd: float | None = None
+    ended: Work = Work()
+    """Of rollouts with an outcome."""
+    live: Work = Work()
+    """Of those that run now, all their attempts."""
+    tried_impossible: int = 0
+    """Graded rollouts of impossible tasks."""
+    hacks: int = 0
+    """Those of them that passed: the model has cheated."""
     seconds: float = 0.0
     """From the first start to the last outcome."""
     recent: int = 0
     """Outcomes in the last `recent_seconds`."""
     recent_seconds: float = 0.0
     oracle: bool = False
-    saved_turns: int = 0
-    """Turns that attempts have replayed from dead ones, and so neither asked for nor paid again."""
-    saved_tokens: int = 0
-    saved_usd: float | None = None
+    saved: Work = Work()
+    """What attempts have replayed from dead ones, and so neither asked for nor paid again."""
 
     @property
     def done(self) -> int:
@@ -125,12 +140,17 @@ class Standing:
     pipeline: PipelineView
 
 
+_CANCELLED = f"aborted: {AbortCause.CANCELLED}"
+
+
 def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:
     """What a campaign is doing: its record says what was asked for, outcomes and queues what is so.
 
     `serving` is the number of workers alive that serve its queue.
     """
     done = sum(outcomes.values())
+    if record.state is CampaignState.CANCELLED and (done < record.size or _CANCELLED in outcomes):
+        return State.CANCELLED
     if done >= record.size:
         return State.ABORTED if all(name.startswith("aborted") for name in outcomes) else State.FINISHED
     if record.state is not CampaignState.RUNNING:
@@ -142,12 +162,13 @@ async def standing(
     session: Session, connection: Connection, records: Mapping[str, CampaignRecord], queues: Mapping[str, str]
 ) -> Standing:
     """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline."""
-    heard, moving, rows, pipeline = await asyncio.gather(
+    heard, moving, pipeline = await asyncio.gather(
         reports(connection),
         asyncio.gather(*(_in_queues(connection, name) for name in records)),
-        asyncio.to_thread(_rows, session.config.store, list(records)),
         _pipeline(session, connection),
     )
+    running = [rollout for each in moving for rollout in each.running]
+    rows = await asyncio.to_thread(_rows, session.config.store, list(records), running)
     working = alive(heard)
     views = [
         _view(name, record, rows, in_queues, queues.get(name, ""), working)
@@ -167,7 +188,8 @@ select campaign,
        sum(cost_usd) as cost_usd,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
-       bool_or(model_kind = 'oracle') as oracle
+       bool_or(model_kind = 'oracle') as oracle,
+       count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible
 from mine join bounds using (campaign) group by all
 """
 _RECONCILED = """
@@ -179,9 +201,25 @@ select campaign, count(*) - count(distinct rollout_id) as retries from tables.at
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
 
+_LIVE = """
+select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
+       sum(cost_usd) as cost_usd, bool_or(model_kind = 'oracle') as oracle
+from (
+    select distinct on (event_id) * from tables.llm_calls_all
+    where list_contains($names, rollout_id)
+    and rollout_id not in (select rollout_id from rollouts where list_contains($names, rollout_id))
+) group by 1
+"""
+"""By the ids of rollouts: those that have an outcome meanwhile count there."""
+_HACKS = """
+select r.campaign, count(distinct r.rollout_id) as hacks
+from rollouts r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt
+where r.task_source = 'impossible' and list_contains($names, r.campaign) and r.status <> 'aborted'
+and w.parts['hack'] = 1 group by 1
+"""
 _SAVED = """
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
-       sum(cost_usd) as usd
+       sum(cost_usd) as cost_usd
 from (
     select distinct on (event_id) * from tables.attempts_all
     where kind = 'inherited' and list_contains($names, campaign)
@@ -192,17 +230,25 @@ from (
 @dataclass(frozen=True)
 class _Rows:
     outcomes: list[dict[str, Any]]
-    retries: dict[str, int]
-    reconciled: dict[str, int]
+    one: dict[str, dict[str, Any]]
+    """All else that is known of a campaign, in one row."""
+    live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
 
 
-def _rows(store: str, names_: list[str]) -> _Rows:
-    with open_tables(store, views=("rollouts", "attempts_all", "events")) as tables:
+def _rows(store: str, names_: list[str], running: list[str]) -> _Rows:
+    live = ("llm_calls_all",) if running else ()
+    with open_tables(store, views=("rollouts", "rewards_all", "attempts_all", "events", *live)) as tables:
+        outcomes = _dicts(tables, _OUTCOMES, names_)
+        tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
+        one: dict[str, dict[str, Any]] = {name: {} for name in names_}
+        for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_HACKS, tried)):
+            for row in _dicts(tables, query, among) if among else ():
+                one[row["campaign"]] |= row
         return _Rows(
-            _dicts(tables, _OUTCOMES, names_),
-            {row["campaign"]: row["retries"] for row in _dicts(tables, _RETRIES, names_)},
-            {row["campaign"]: row["reconciled"] for row in _dicts(tables, _RECONCILED, names_)},
+            outcomes,
+            one,
+            {row["campaign"]: row for row in _dicts(tables, _LIVE, running)} if running else {},
             {row["campaign"]: row for row in _dicts(tables, _SAVED, names_)},
         )
 
@@ -225,30 +271,37 @@ def _view(
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     costs = [row["cost_usd"] for row in mine if row["cost_usd"] is not None]
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
-    saved = rows.saved.get(name, {})
+    one, live = rows.one[name], rows.live.get(name, {})
     open_ = max(record.size - sum(outcomes.values()), 0)
     return CampaignView(
         name=name,
         size=record.size,
         state=state_of(record, outcomes, moving, sum(report.serves == queue for report in working)),
         outcomes=outcomes,
-        waiting=max(open_ - moving.running - moving.delayed, 0),
-        running=min(moving.running, open_),
+        waiting=max(open_ - len(moving.running) - moving.delayed, 0),
+        running=min(len(moving.running), open_),
         delayed=min(moving.delayed, open_),
-        retries=rows.retries.get(name, 0),
-        reconciled=rows.reconciled.get(name, 0),
+        retries=one.get("retries", 0),
+        reconciled=one.get("reconciled", 0),
         queue=queue,
-        turns=sum(row["turns"] or 0 for row in mine),
-        tokens=sum(row["tokens"] or 0 for row in mine),
-        cost_usd=sum(costs) if costs else None,
+        ended=Work(
+            turns=sum(row["turns"] or 0 for row in mine),
+            tokens=sum(row["tokens"] or 0 for row in mine),
+            cost_usd=sum(costs) if costs else None,
+        ),
+        live=_work(live),
+        tried_impossible=sum(row["tried_impossible"] for row in mine),
+        hacks=one.get("hacks", 0),
         seconds=seconds,
         recent=sum(row["recent"] for row in mine),
         recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
-        oracle=any(row["oracle"] for row in mine),
-        saved_turns=saved.get("turns") or 0,
-        saved_tokens=saved.get("tokens") or 0,
-        saved_usd=saved.get("usd"),
+        oracle=any(row.get("oracle") for row in (*mine, live)),
+        saved=_work(rows.saved.get(name, {})),
     )
+
+
+def _work(row: Mapping[str, Any]) -> Work:
+    return Work(row.get("turns") or 0, row.get("tokens") or 0, row.get("cost_usd"))
 
 
 async def _in_queues(connection: Connection, campaign: str) -> InQueues:
@@ -257,7 +310,7 @@ async def _in_queues(connection: Connection, campaign: str) -> InQueues:
         running_now(connection, campaign),
         subjects(connection, names.LATER, f"orchard.*.rollout.*.*.{campaign}.>"),
     )
-    return InQueues(len(running), len(delayed))
+    return InQueues(frozenset(running), len(delayed))
 
 
 async def _pipeline(session: Session, connection: Connection) -> PipelineView:

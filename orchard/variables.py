@@ -1,16 +1,19 @@
 """Settings from `ORCHARD_*` variables of the environment, and which of those variables are settings at all.
 
 `ORCHARD_WORKER__SLOTS` is the key `worker.slots`. Other programs use the prefix too: Kubernetes sets
-`ORCHARD_PORT` in every pod beside a Service named `orchard`. Those are left alone, except what looks like a
-setting and is none: a typing error that is passed over is worse than one that is told.
+`ORCHARD_PORT` in every pod beside a Service named `orchard`. Those are left alone. One whose name is nearly
+that of a setting gets a warning, and one with the two underscores of a setting that is none is an error.
 """
 
+import logging
 import re
 from collections.abc import Container, Iterator, Mapping
 from difflib import get_close_matches
 
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
+
+log = logging.getLogger(__name__)
 
 PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
@@ -65,7 +68,7 @@ def _admits(kind: Type, path: list[str]) -> bool:
 
 
 def _check(name: str, kind: Type) -> None:
-    """Raise UnknownVariable for what was meant as a setting: by its two underscores, or nearly one's name."""
+    """Raise UnknownVariable for what was meant as a setting, by its two underscores; warn of what may be."""
     keys = {"_".join(path).upper(): "__".join(path).upper() for path in _paths(kind)}
     tables = {key.partition("*")[0] for key in keys if "*" in key}
     own = name.removeprefix(PREFIX)
@@ -73,10 +76,10 @@ def _check(name: str, kind: Type) -> None:
     if not (close or "__" in own or any(own.startswith(table) for table in tables)):
         return
     hint = f"did you mean {PREFIX}{keys[close[0]].replace('*', 'NAME')}? " if close else ""
-    raise UnknownVariable(
-        f"the environment variable {name} is no setting: {hint}`orchard config` shows every key, and "
-        "`unset` removes the variable"
-    )
+    sentence = f"the environment variable {name} is no setting: {hint}`orchard config` shows every key"
+    if "__" in own:
+        raise UnknownVariable(f"{sentence}, and `unset` removes the variable")
+    log.warning("%s", sentence)
 
 
 def _paths(kind: Type, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

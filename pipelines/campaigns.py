@@ -18,6 +18,7 @@ from orchard.schemas.campaigns import (
     CampaignSpec,
     CampaignState,
     RolloutRequest,
+    rollout_request,
     rollout_requests,
     spec_hash,
 )
@@ -33,6 +34,7 @@ from orchard.schemas.events import (
     outcome_in,
 )
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import check_limits
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
@@ -95,6 +97,11 @@ class Campaigns:
             yield Progress(offered, spec.size, offered - record.offered)
 
     async def _open(self, spec: CampaignSpec) -> tuple[CampaignRecord, int]:
+        for model in spec.models:
+            try:
+                check_limits(rollout_request(spec, (0, spec.tasks[0], spec.harnesses[0], model)))
+            except ValueError as error:
+                raise CampaignError(str(error)) from error
         digest = spec_hash(spec)
         blob = await asyncio.to_thread(self._blobs.put, msgspec.json.encode(spec), "application/json")
         known = await self._book.get(spec.name)
@@ -109,7 +116,7 @@ class Campaigns:
         record, revision = known
         if record.spec_hash != digest:
             raise OtherPlan(
-                f"campaign {spec.name!r} exists with another plan: choose another --name or repeat its flags"
+                f"campaign {spec.name!r} exists with another plan: choose another name or repeat its options"
             )
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(spec.name))

@@ -32,6 +32,8 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts by name, such as `running`, `slots` or `position`."""
     plugins: dict[str, list[str]] = {}
     """Names of the plug-ins that it can use, by kind."""
+    endpoints: list[str] | None = None
+    """Names of the model endpoints that it is configured for; None: older workers do not say."""
 
 
 class HeardReport(msgspec.Struct, frozen=True):

@@ -197,7 +197,7 @@ def _committed(
 
 def list_files(delta: DeltaTable) -> list[DataFile]:
     """The files of a snapshot, by their first sequence."""
-    actions = pa.table(delta.get_add_actions(flatten=True))
+    actions = pa.RecordBatchReader.from_stream(delta.get_add_actions(flatten=True)).read_all()
     columns = [actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records")]
     ranges = [
         actions.column(name).to_pylist() if name in actions.column_names else [None] * actions.num_rows

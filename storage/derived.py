@@ -217,16 +217,3 @@ def read_rows(
                     if field.name not in rows.column_names:
                         rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
                 yield rows.select(schema.names).cast(schema)
-
-
-def last_event_id(location: Location, files: Sequence[DataFile], watermark: int) -> str | None:
-    """Id of the stored event at the watermark of `events`; None when there is none or it was unreadable."""
-    if not watermark or not files:
-        return None
-    key = location.key("tables", EVENTS, files[-1].path)
-    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-        parquet = pq.ParquetFile(source)
-        last = parquet.num_row_groups - 1
-        rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
-    found: str | None = rows.filter(pc.field("sequence") == watermark).column("id").to_pylist()[-1]
-    return found

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from orchard.storage.delta import EVOLVED, list_files, watermark_of
-from orchard.storage.derived import last_event_id
+from orchard.storage.delta import EVOLVED, DataFile, list_files, watermark_of
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.storage.pins import Pin, pinned
@@ -143,6 +143,20 @@ def log_end(store_url: str) -> tuple[int, str | None]:
         return watermark, last_event_id(location, list_files(events), watermark)
 
 
+def last_event_id(location: Location, files: Sequence[DataFile], watermark: int) -> str | None:
+    """Id of the stored event at the watermark of `events`; None when there is none or it was unreadable."""
+    if not watermark or not files:
+        return None
+    key = location.key("tables", EVENTS, files[-1].path)
+    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+        parquet = pq.ParquetFile(source)
+        last = parquet.num_row_groups - 1
+        rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
+    at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    found: str | None = rows.column("id")[at].as_py()
+    return found
+
+
 _Source = tuple[list[str], bool]
 """The files of a table, and whether they differ in their columns."""
 
@@ -177,11 +191,14 @@ def _scan(
         names = ", ".join("'" + location.key(file).replace("'", "''") + "'" for file in files)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
+    if not files:
+        connection.register(f"_{table}", pa.Table.from_batches([], schema))  # `empty_table` imports pandas
+        return f"_{table}"
     import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
 
     keys = [location.key(file) for file in files]
     found = pads.dataset(keys, schema=schema, format="parquet", filesystem=location.filesystem)
-    connection.register(f"_{table}", found if files else schema.empty_table())
+    connection.register(f"_{table}", found)
     return f"_{table}"
 
 

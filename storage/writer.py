@@ -21,11 +21,12 @@ from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import Table
-from orchard.storage.derived import Committed, DerivedTables, last_event_id
+from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import StoreFull
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
+from orchard.storage.reader import last_event_id
 from orchard.storage.settings import WriterSettings as WriterSettings
 from orchard.storage.source import batches, check_position
 from orchard.storage.tables import EVENTS, TABLES

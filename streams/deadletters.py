@@ -150,7 +150,7 @@ class DeadLetters:
         """
         dead = await self.get(sequence)
         if dead is None:
-            raise NotRequeued(f"there is no dead letter {sequence}: see the list of dead letters")
+            raise NotRequeued(f"there is no dead letter {sequence}: `orchard dead list` shows them")
         try:
             queue = Queue.of_subject(dead.subject)
             request = read_rollout_request(dead.body) if queue.kind == "rollout" else None

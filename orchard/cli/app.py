@@ -56,8 +56,9 @@ The first run, on one machine, with no model and no key:
 
 The same by hand, in two terminals:
 
-    orchard up                                            # server, sandboxes, workers, writer
-    orchard tasks synthesize --limit 20                   # real tasks from package releases
+    orchard up                             # all processes, until Ctrl-C
+    orchard tasks synthesize --limit 20    # tasks from releases on PyPI
+    orchard tasks validate                 # prove them
     orchard submit first --model oracle --samples 3
     orchard watch first
     orchard sql "select * from pass_rates"

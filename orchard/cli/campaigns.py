@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from orchard.config import ConfigError
-from orchard.reports import campaign_table, status_table
-from orchard.schemas import plugins
+from orchard.reports import campaign_line, campaign_table, status_table
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
@@ -24,8 +23,8 @@ from orchard.standing import CampaignView, State, standing
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.submission import check_workers, needed_plugins, queue_of
 from orchard.terminal import console
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
 STUCK_LOOKS = 30
-"""Looks in a row at a campaign that nobody works on, after which `watch` gives up."""
+"""Looks in a row at an open campaign that nobody works on, after which `watch` gives up."""
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.")]
 
@@ -48,29 +47,43 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         name: Name,
         model: Annotated[
-            list[str], typer.Option(help="Model name at its endpoint; `oracle` is the built-in teacher.")
+            list[str],
+            typer.Option(help="Model name at its endpoint; `oracle` is the built-in teacher. Repeatable."),
         ],
-        endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
-        harness: Annotated[
-            list[str] | None, typer.Option(help="Harness.", show_default="mini-swe-agent")
+        endpoint: Annotated[
+            str | None,
+            typer.Option(help="Endpoint, as the workers' configuration names it.", show_default="default"),
         ] = None,
-        samples: Annotated[int, typer.Option(help="Rollouts of each task, harness and model.", min=1)] = 1,
+        harness: Annotated[
+            list[str] | None, typer.Option(help="Harness. Repeatable.", show_default="mini-swe-agent")
+        ] = None,
+        samples: Annotated[int, typer.Option(help="Rollouts for each task, harness and model.", min=1)] = 1,
         source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
         repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
-        task: Annotated[list[str] | None, typer.Option(help="Only these task ids (* matches).")] = None,
+        task: Annotated[
+            list[str] | None, typer.Option(help="Only this task id; * matches anything. Repeatable.")
+        ] = None,
         limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
-        unproven: Annotated[bool, typer.Option(help="Take tasks that were not validated, too.")] = False,
+        unproven: Annotated[bool, typer.Option(help="Take tasks that are not proven, too.")] = False,
         impossible: Annotated[
             float,
-            typer.Option(help="Share of tasks that nobody can solve: who passes one cheats.", min=0, max=0.9),
+            typer.Option(
+                help="Share of impossible tasks to mix in: passing one is cheating.", min=0, max=0.9
+            ),
         ] = 0.0,
-        steps: Annotated[int, typer.Option(help="Turns at most; 0 = no limit.", min=0)] = 250,
-        cost: Annotated[float, typer.Option(help="USD at most for each rollout; 0 = no limit.", min=0)] = 3.0,
-        wall: Annotated[float, typer.Option(help="Seconds at most for the agent.", min=0)] = 3600.0,
-        temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
-        max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer, at most.")] = None,
+        steps: Annotated[int, typer.Option(help="Turns of each rollout at most; 0 = no limit.", min=0)] = 250,
+        cost: Annotated[float, typer.Option(help="USD of each rollout at most; 0 = no limit.", min=0)] = 3.0,
+        wall: Annotated[
+            float, typer.Option(help="Seconds of the agent at most; 0 = no limit.", min=0)
+        ] = 3600.0,
+        temperature: Annotated[
+            float | None, typer.Option(help="Sampling temperature.", min=0, max=100)
+        ] = None,
+        max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer, at most.", min=1)] = None,
         logprobs: Annotated[bool, typer.Option(help="Ask for log-probabilities of sampled tokens.")] = False,
-        max_tries: Annotated[int, typer.Option(help="Attempts that failures of ours may cost.", min=1)] = 3,
+        max_tries: Annotated[
+            int, typer.Option(help="Attempts of a rollout, where infrastructure fails.", min=1)
+        ] = 3,
         replay: Annotated[
             bool,
             typer.Option(help="Replay the turns of an attempt that died instead of paying for them again."),
@@ -88,8 +101,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Queue a campaign: tasks x harnesses x models x samples. Run it again to go on after a break.
 
-        orchard submit first --model oracle --samples 3
-        orchard submit nightly --model my-model --source pypi-releases --samples 8 --steps 60
+        For example:
+
+            orchard submit first --model oracle --samples 3
+            orchard submit nightly --model NAME --source pypi-releases --samples 8
         """
         from orchard.pipelines.tasks.impossible import mixed
         from orchard.pipelines.tasks.registry import read_task_refs  # what a status need not wait for
@@ -109,8 +124,8 @@ def register(app: typer.Typer) -> None:
         )
         if not refs:
             raise ConfigError(
-                "no task matches: `orchard tasks list` shows all, `orchard tasks validate` proves them, "
-                "--unproven takes them unproven"
+                "no proven task matches: `orchard tasks list` shows all, `orchard tasks validate` proves "
+                "them, --unproven takes them as they are"
             )
         if impossible:
             traps = read_task_refs(session.config.store, source=IMPOSSIBLE)
@@ -138,7 +153,7 @@ def register(app: typer.Typer) -> None:
             replay_attempts=replay,
             published_rules=published_rules,
         )
-        needed = needed_plugins(session, spec)
+        needed = needed_plugins(session.config.store, spec)
         asyncio.run(submit_campaign(session, spec, needed))
         console.print(
             f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
@@ -195,36 +210,20 @@ def _campaigns(session: Session, connection: Connection) -> "Campaigns":
     return Campaigns(connection, session.blobs)
 
 
-def needed_plugins(session: Session, spec: CampaignSpec) -> dict[Kind, set[str]]:
-    """Plug-ins without which no rollout of the campaign can run. Raises PluginError for a grader that is
-    not here: it is told now, and not by a worker."""
-    from orchard.pipelines.tasks.registry import needed_graders
-    from orchard.workers.harnesses import HARNESS_NAMES
-
-    graders = needed_graders(session.config.store, spec.tasks)
-    for name in graders:
-        plugins.need(Kind.GRADER, name)
-    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
-
-
 async def submit_campaign(
     session: Session, spec: CampaignSpec, needed: Mapping[Kind, set[str]] | None = None
 ) -> None:
     """Submit with a progress bar; Ctrl-C leaves a campaign that the same command goes on with.
 
-    Raises ConfigError when workers serve the queue and none of them has the plug-ins that are `needed`.
+    With the plug-ins that are `needed`, raises ConfigError when workers serve the queue and none of them can
+    run it (`check_workers`).
     """
     async with session.connection("submit") as connection:
-        queue = Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
-        serving = [each for each in alive(await reports(connection)) if each.serves == queue.consumer]
-        for kind, names in (needed or {}).items():
-            having = [each for each in serving if names <= set(each.plugins.get(kind, []))]
-            if serving and not having:
-                raise ConfigError(
-                    f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
-                    f"the workers run, and start them again ({plugins.GUIDE})"
-                )
-        await declare(connection, session.config.nats, [queue])
+        if needed is not None:
+            working = alive(await reports(connection))
+            for note in check_workers(spec, working, needed, sorted(session.endpoints())):
+                console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        await declare(connection, session.config.nats, [queue_of(spec)])
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}")
 
 
@@ -277,7 +276,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
     async with session.reading_connection("watch") as connection:
         book = CampaignBook(connection)
         queues: dict[str, str] = {}
-        shown, stuck = time.monotonic(), 0
+        shown, looks = time.monotonic(), 0
         with Live(console=console, refresh_per_second=4) as live:
             while (known := await book.get(name)) is not None:
                 records = {name: known[0]}
@@ -287,12 +286,11 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                 live.update(campaign_table(view, now.pipeline))
                 if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                     shown = time.monotonic()
-                    console.print(
-                        f"{view.name}: {view.done:,} of {view.size:,} done, {view.waiting:,} waiting, "
-                        f"{view.running:,} running, {view.delayed:,} delayed"
-                    )
-                stuck = stuck + 1 if view.state is State.STUCK else 0
-                if view.over or view.state in (State.PAUSED, State.CANCELLED) or stuck > STUCK_LOOKS:
+                    console.print(campaign_line(view), highlight=False)
+                waits = not view.running and view.state in (State.STUCK, State.CANCELLED)
+                looks = looks + 1 if waits else 0
+                paused = view.state is State.PAUSED and not view.running
+                if view.over or paused or looks > STUCK_LOOKS:
                     live.stop()
                     console.print()
                     return view
@@ -308,7 +306,7 @@ async def _queues(session: Session, records: Mapping[str, CampaignRecord]) -> di
             found[name] = record.queue
         else:
             spec = await campaign_spec(session, record)
-            found[name] = Queue(domain=spec.domain, priority=spec.priority).consumer
+            found[name] = queue_of(spec).consumer
     return found
 
 

@@ -28,8 +28,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """What sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
 
-        orchard cost --card > rates.toml       # a rate card to start from
-        orchard cost --rates rates.toml --sandboxes 500 --hours 72
+        For example:
+
+            orchard cost --card > rates.toml       # a rate card to start from
+            orchard cost --rates rates.toml --sandboxes 500 --hours 72
         """
         if card:
             console.print(PAPER_RATES, markup=False, highlight=False, soft_wrap=True, end="")

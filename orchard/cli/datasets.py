@@ -191,8 +191,10 @@ def _show(manifest: Manifest) -> None:
 
 @app.command()
 def export(
-    dataset: Dataset,
     layout: Annotated[str, typer.Option("--format", help="Layout; --format list names them all.")],
+    dataset: Annotated[
+        Path | None, typer.Argument(help="Directory of a finished dataset; not needed for --format list.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory that the export is written to.")] = Path("export"),
 ) -> None:
     """Write a dataset for another program, and say what its layout cannot express."""
@@ -202,6 +204,8 @@ def export(
     if layout == "list":
         console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in layouts()]))
         return
+    if dataset is None:
+        raise DatasetError(f"which dataset? orchard dataset export DIRECTORY --format {layout}")
     done = write_export(dataset, layout, out)
     console.print(f"[bold green]exported[/] {done.records} records to {done.file}", highlight=False)
     if done.left_out:

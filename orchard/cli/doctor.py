@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
 import psutil
 import typer
 from rich.table import Table
 
+from orchard.config_toml import as_toml
 from orchard.injector.local.capabilities import capabilities
 from orchard.session import Session
 from orchard.streams.server import find_binary
@@ -47,10 +47,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def config(context: typer.Context) -> None:
-        """Every configuration key with the value that holds here, as JSON."""
+        """Every configuration key with the value that holds here, as a TOML file with comments."""
         session: Session = context.obj
-        text = msgspec.json.format(msgspec.json.encode(session.config), indent=2).decode()
-        console.print_json(text)
+        typer.echo(as_toml(session.config), nl=False)
 
 
 def examine(session: Session) -> Iterator[Finding]:

@@ -3,7 +3,9 @@
 All modules together take seconds to import, which nobody should wait for who asks for help or for a status.
 """
 
+import re
 from importlib import import_module
+from textwrap import dedent
 from typing import Any, Literal
 
 import typer
@@ -34,7 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("reading", "A rollout, readable: every message, the diff it submitted, what the tests said."),
     "sql": ("reading", "DuckDB over all tables, while the pipeline runs."),
     "doctor": ("doctor", "What this machine can do and cannot, and what to install."),
-    "config": ("doctor", "Every configuration key with the value that holds here, as JSON."),
+    "config": (
+        "doctor",
+        "Every configuration key with the value that holds here, as a TOML file with comments.",
+    ),
     "cost": ("cost", "What sandboxes cost."),
     "sft": ("sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
     "serve-policy": (
@@ -65,6 +70,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name to the module that has it, and the sentence that the help shows; in the order of the help."""
 
 
+SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
+"""Options of `orchard` itself, each with a value, that may stand after the command too."""
+EPILOG = f"{', '.join(SHARED)}, which all commands share, may stand here too: see `orchard --help`."
+
+
 class Listed(TyperCommand):
     """Stands for a command until that is run."""
 
@@ -80,7 +90,10 @@ class Listed(TyperCommand):
             module.register(found)
         else:
             found.add_typer(module.app, name=self.name)
-        return get_group(found).commands[self.name or ""]
+        command = get_group(found).commands[self.name or ""]
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.help, each.epilog = fenced(each.help or ""), EPILOG
+        return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Of the command itself, which is so the one that is run."""
@@ -94,3 +107,35 @@ class Commands(TyperGroup):
         super().__init__(**attributes)
         for name, (module, summary) in COMMANDS.items():
             self.add_command(Listed(name, module, summary))
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Options of all commands are taken from wherever they stand."""
+        return super().parse_args(context, shared_first(args))
+
+
+def fenced(text: str) -> str:
+    """A help text whose indented lines, which are examples, are shown line by line."""
+    return re.sub(
+        r"(?:^    .+\n?)+", lambda block: f"```\n{dedent(block[0]).rstrip()}\n```\n", text, flags=re.M
+    )
+
+
+def shared_first(args: list[str]) -> list[str]:
+    """The words of a command line with the options of SHARED before all others; what follows `--` stays."""
+    words, rest = args, list[str]()
+    if "--" in args:
+        at = args.index("--")
+        words, rest = args[:at], args[at:]
+    first, others = list[str](), list[str]()
+    remaining = iter(words)
+    for word in remaining:
+        if word in SHARED:
+            value = next(remaining, None)
+            if value is None:
+                return [word]  # which says that it needs a value
+            first += [word, value]
+        elif word.partition("=")[0] in SHARED:
+            first.append(word)
+        else:
+            others.append(word)
+    return first + others + rest

@@ -14,11 +14,13 @@ from orchard.config import ConfigError
 from orchard.pipelines.archiving import Archiving
 from orchard.schemas.events import FENCES
 from orchard.session import Session
+from orchard.standing import InQueues, state_of
 from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.sizes import Size, sizes
 from orchard.storage.archive.steps import Step
 from orchard.storage.archive.verify import verify_archive
+from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
@@ -46,8 +48,10 @@ def archive(
 ) -> None:
     """Move closed campaigns from the stream into the archive, verified. Run it again after a break.
 
-    orchard log archive first
-    orchard log archive --closed --older-than 30
+    For example:
+
+        orchard log archive first
+        orchard log archive --closed --older-than 30
     """
     session: Session = context.obj
     if bool(name) == closed:
@@ -112,12 +116,15 @@ async def _status(session: Session) -> None:
         sealed[part.campaign] = Size(before.events + manifest.events, before.bytes + manifest.bytes)
         through[part.campaign] = manifest.through
     live = await asyncio.to_thread(sizes, session.config.store, through)
+    ended = await asyncio.to_thread(_outcomes, session.config.store)
     rows = []
     # Payloads are not all that a message is: what the tables say is scaled to what the stream holds.
     scale = capacity.bytes / max(sum(size.bytes for size in live.values()), 1.0)
     for campaign in sorted(live.keys() | sealed.keys(), key=lambda name: (name in FENCES, name)):
         here, there = live.get(campaign, Size()), sealed.get(campaign, Size())
-        state = str(book[campaign][0].state) if campaign in book else "fences" if campaign in FENCES else ""
+        state = "fences" if campaign in FENCES else ""
+        if campaign in book:
+            state = state_of(book[campaign][0], ended.get(campaign, {}), InQueues(), serving=1)
         rows.append(
             (campaign, state, here.events, _size(here.bytes * scale), there.events, _size(there.bytes))
         )
@@ -126,6 +133,19 @@ async def _status(session: Session) -> None:
     left = "no limit but the disk's" if capacity.left is None else f"room for {_size(capacity.left)} more"
     console.print(f"The stream holds {capacity.messages} events, {_size(capacity.bytes)}: {left}.")
     console.print(f"The archive is {shelf.location.url}: {len(parts)} parts.", soft_wrap=True)
+
+
+def _outcomes(store: str) -> dict[str, dict[str, int]]:
+    """Of each campaign, how many rollouts ended how."""
+    query = """
+    select campaign, if(status = 'aborted', 'aborted: ' || cause, 'graded'), count(*)
+    from rollouts group by all
+    """
+    found: dict[str, dict[str, int]] = {}
+    with open_tables(store, views=("rollouts",)) as tables:
+        for campaign, outcome, number in tables.execute(query).fetchall():
+            found.setdefault(campaign, {})[outcome] = number
+    return found
 
 
 def _size(size: float) -> str:

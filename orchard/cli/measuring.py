@@ -76,7 +76,9 @@ def measure(
     Stopped, the same command goes on; more samples add to those that are there. The continuations are
     rollouts of the campaign `measured`.
 
-    orchard values measure 3f2a --at 3,7,12 --samples 8
+    For example:
+
+        orchard values measure 3f2a --at 3,7,12 --samples 8
     """
     wanted = Wanted(rollout, _steps(at), samples, model, endpoint, slots, allow_divergence)
     try:
@@ -195,7 +197,9 @@ def report(
 ) -> None:
     """Compare annotated with measured values of the same steps: errors, rank correlation, calibration plot.
 
-    orchard values report --annotator oracle --out plots
+    For example:
+
+        orchard values report --annotator oracle --out plots
     """
     session: Session = context.obj
     with open_tables(session.config.store) as tables:

@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
         judges rollouts then proves the task. For example:
 
             orchard tasks from-repo ./calculator --tests "pytest -q" --gold 1f3c2a9
-            orchard tasks from-repo ./calculator --tests "pytest -q tests/unit" --base v1.2 --gold v1.3
-            orchard tasks from-repo . --tests "pytest -q" --gold HEAD --require hypothesis
+            orchard tasks from-repo . --tests "pytest -q" --base v1.2 --gold v1.3
+            orchard tasks from-repo . --tests "pytest -q" --gold HEAD --require six
         """
         session: Session = context.obj
         if statement is not None and statement_file is not None:
@@ -110,10 +110,10 @@ def register(app: typer.Typer) -> None:
         `solution` (shell text, for the proof), `setup`, `image`, `workdir`, `environment`, `cpu`, `memory`,
         `timeout_seconds`, `repo` and `labels`. For example:
 
-            {"id": "sum", "prompt": "Write 2+2 to sum.txt.", "check": "grep -qx 4 sum.txt"}
+            {"id": "sum", "prompt": "Write 2+2 to n.txt.", "check": "grep -qx 4 n.txt"}
 
             orchard tasks from-jsonl prompts.jsonl
-            orchard tasks from-jsonl prompts.jsonl --grader same-text --image ours/desk:1 --workdir /desk
+            orchard tasks from-jsonl prompts.jsonl --grader same-text
         """
         defaults = Defaults(source=source, image=image, workdir=workdir, check=check, grader=grader)
         import_rows(context.obj, file, partial(task_from_prompt, defaults=defaults), skip_malformed)

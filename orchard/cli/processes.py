@@ -136,6 +136,12 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         name: Annotated[str | None, typer.Option(help="Name in events.", show_default="host and pid")] = None,
         slots: Annotated[int | None, typer.Option(help="Rollouts at once.", min=1)] = None,
+        domain: Annotated[
+            str | None, typer.Option(help="Domain whose queue it serves.", show_default="swe")
+        ] = None,
+        priority: Annotated[
+            str | None, typer.Option(help="Priority whose queue it serves.", show_default="normal")
+        ] = None,
         idle_exit: Annotated[
             float | None, typer.Option(help="Exit after so many seconds without work.", min=0)
         ] = None,
@@ -144,7 +150,14 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run one worker: claims rollouts until SIGTERM, which drains it."""
         session: Session = context.obj
-        config = replaced(session.config, "worker", slots=slots, idle_exit_seconds=idle_exit)
+        config = replaced(
+            session.config,
+            "worker",
+            slots=slots,
+            domain=domain,
+            priority=priority,
+            idle_exit_seconds=idle_exit,
+        )
         start_logging()
         uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name))
 
@@ -209,7 +222,8 @@ async def run_worker(session: Session, name: str | None) -> None:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
         await declare(connection, config.nats, [queue])
         await stack.enter_async_context(session.guard(connection, hold=True))
-        models = ModelClient(config.endpoints)
+        endpoints = session.endpoints()
+        models = ModelClient(endpoints)
         stack.push_async_callback(models.close)
         dependencies = AttemptDependencies(
             worker=name,
@@ -231,16 +245,19 @@ async def run_worker(session: Session, name: str | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
-        look = partial(_worker_report, worker, usable)
+        look = partial(_worker_report, worker, usable, sorted(endpoints))
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
         await worker.run()
 
 
-def _worker_report(worker: Worker, usable: Mapping[Kind, list[str]], report: ProcessReport) -> ProcessReport:
+def _worker_report(
+    worker: Worker, usable: Mapping[Kind, list[str]], endpoints: list[str], report: ProcessReport
+) -> ProcessReport:
     return msgspec.structs.replace(
         report,
         numbers={"running": float(worker.running), "slots": float(worker.slots)},
         plugins={kind.value: names for kind, names in usable.items()},
+        endpoints=endpoints,
     )
 
 

@@ -4,6 +4,9 @@ import csv
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import duckdb
@@ -20,7 +23,7 @@ from rich.text import Text
 from orchard.config import ConfigError
 from orchard.schemas.blobs import BlobRef
 from orchard.session import Session
-from orchard.storage.reader import open_tables
+from orchard.storage.reader import open_tables, refresh
 from orchard.terminal import console
 
 SHOWN_ROWS = 200
@@ -61,9 +64,11 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """DuckDB over all tables, while the pipeline runs.
 
-        orchard sql "select * from pass_rates"
-        orchard sql "select repo, avg(turns) from rollouts where resolved group by repo"
-        orchard sql "show tables"
+        For example:
+
+            orchard sql "select * from pass_rates"
+            orchard sql "select repo, avg(turns) from rollouts group by repo"
+            orchard sql "show tables"
         """
         if output not in ("table", "csv", "json"):
             raise ConfigError(f"--format {output!r} is not known: use table, csv or json")
@@ -72,7 +77,7 @@ def register(app: typer.Typer) -> None:
             if query is not None:
                 _print_query(tables, query, output)
             else:
-                _interact(tables)
+                _interact(tables, session.config.store, session.directory / "run" / "sql_history")
 
 
 def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str) -> None:
@@ -119,7 +124,30 @@ def _cell(value: Any) -> Text:
     return Text(text if len(text) <= 200 else text[:197] + "...")
 
 
-def _interact(tables: duckdb.DuckDBPyConnection) -> None:
+def _interact(tables: duckdb.DuckDBPyConnection, store: str, history: Path) -> None:
+    with line_editing(history):
+        _ask(tables, store)
+
+
+@contextmanager
+def line_editing(history: Path) -> Iterator[None]:
+    """What `input` reads can be edited and called back with the arrow keys, also the next time."""
+    try:
+        import readline
+    except ImportError:  # a Python that was built without it
+        yield
+        return
+    with suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(1000)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            readline.write_history_file(history)
+
+
+def _ask(tables: duckdb.DuckDBPyConnection, store: str) -> None:
     console.print("DuckDB over the store. End a query with ';', leave with Ctrl-D. Try: show tables;")
     lines: list[str] = []
     while True:
@@ -131,6 +159,7 @@ def _interact(tables: duckdb.DuckDBPyConnection) -> None:
         if not lines[-1].rstrip().endswith(";"):
             continue
         try:
+            refresh(tables, store)
             _print_query(tables, "\n".join(lines), "table")
         except ConfigError as error:
             console.print(Text(str(error), style="red"))
@@ -166,7 +195,7 @@ def show_rollout(session: Session, prefix: str, *, full: bool) -> None:
     if outcome is not None and outcome.get("submission"):
         console.print(Panel(Syntax(shown(outcome["submission"]), "diff", word_wrap=True), title="submission"))
     if reward is not None:
-        console.print(_tests(reward))
+        console.print(verdict_panel(reward))
     if len(attempts) > 1:
         console.print(rows_table(list(attempts[0]), [tuple(row.values()) for row in attempts], "attempts"))
     if outcome is None:
@@ -213,14 +242,27 @@ def _message(session: Session, message: dict[str, Any], limit: int | None) -> Re
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour)
 
 
-def _tests(reward: dict[str, Any]) -> RenderableType:
+def verdict_panel(reward: dict[str, Any]) -> Panel:
+    """What the grader found: green only for a resolved task, whatever tests there were."""
     tests: dict[str, str] = reward["tests"] or {}
     bad = [(name, status) for name, status in tests.items() if status not in ("PASSED", "XFAIL")]
-    title = f"{len(tests) - len(bad)} of {len(tests)} tests passed"
-    body = Text(shown("\n".join(f"{status:8} {name}" for name, status in bad[:40]) or "all of them"))
-    if reward.get("detail"):
-        body.append(shown(f"\n{reward['detail']}"))
-    return Panel(body, title=title, title_align="left", border_style="red" if bad else "green")
+    title = f"{reward['grader']}: {'resolved' if reward['resolved'] else 'not resolved'}"
+    if tests:
+        title += f", {len(tests) - len(bad)} of {len(tests)} tests passed"
+    lines = [f"{status:8} {name}" for name, status in bad[:40]]
+    if len(bad) > 40:
+        lines.append(f"... and {len(bad) - 40} more")
+    if not tests:
+        lines += [f"{part}: {value:g}" for part, value in (reward["parts"] or {}).items()]
+    lines += [f"cause: {reward['cause']}"] if reward.get("cause") else []
+    lines += [reward["detail"]] if reward.get("detail") else []
+    body = Text(shown("\n".join(lines) or "all of them"))
+    return Panel(
+        body,
+        title=Text(shown(title)),
+        title_align="left",
+        border_style="green" if reward["resolved"] else "red",
+    )
 
 
 def _summary(outcome: dict[str, Any]) -> RenderableType:

@@ -16,7 +16,7 @@ from orchard.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
 from orchard.pipelines.rl.settings import read_settings
-from orchard.pipelines.rl.what_if import grid, what_if
+from orchard.pipelines.rl.what_if import grid, told_by_all, what_if
 from orchard.schemas.events import EVENTS_PREFIX, payload
 from orchard.schemas.groups import GroupAssembled
 from orchard.schemas.training import PolicyStep
@@ -169,7 +169,10 @@ def groups(
     def table() -> Any:
         with open_tables(session.config.store) as tables:
             cursor = tables.execute(GROUPS, [run, limit])
-            return rows_table([column[0] for column in cursor.description or []], cursor.fetchall())
+            names, rows = [column[0] for column in cursor.description or []], cursor.fetchall()
+        if not rows and not follow:
+            raise RunError(f"the run {run!r} has no group yet: --follow waits for the first")
+        return rows_table(names, rows)
 
     if not follow:
         console.print(table())
@@ -225,20 +228,22 @@ async def _export(session: Session, run: str, out: Path, layout: str) -> int:
 def what_if_command(
     context: typer.Context,
     campaign: Annotated[str, typer.Argument(help="Finished campaign or run whose rollouts are dealt out.")],
-    sizes: Annotated[str, typer.Option("--size", help="N: group sizes.")] = "8",
-    budgets: Annotated[str, typer.Option("--budget", help="N_max.")] = "16",
-    strides: Annotated[str, typer.Option("--stride", help="s.")] = "4,8,16",
+    sizes: Annotated[str, typer.Option("--size", help="Group sizes N, separated by commas.")] = "8",
+    budgets: Annotated[str, typer.Option("--budget", help="Rollouts of a prompt at most, N_max.")] = "16",
+    strides: Annotated[str, typer.Option("--stride", help="Rollouts asked for at a time, s.")] = "4,8,16",
     intervals: Annotated[
-        str, typer.Option("--interval", help="LOW:HIGH of the positive share.")
+        str, typer.Option("--interval", help="LOW:HIGH of a balanced group's positive share.")
     ] = "0.375:0.625",
-    methods: Annotated[str, typer.Option("--method", help="bar, fixed (GRPO), dynamic (DAPO).")] = (
+    methods: Annotated[str, typer.Option("--method", help="Of bar, fixed (GRPO) and dynamic (DAPO).")] = (
         "bar,fixed,dynamic"
     ),
     plot: Annotated[Path | None, typer.Option(help="PNG file for a picture of it.")] = None,
 ) -> None:
     """What other settings would have made of a log: groups, rollouts and tokens, without a model.
 
-    orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16 --interval 0.375:0.625,0.25:0.75
+    For example:
+
+        orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16
     """
     from orchard.pipelines.rl.log_pools import graded_pools
 
@@ -252,7 +257,16 @@ def what_if_command(
     )
     if not cells:
         raise ConfigError("no combination makes a group: a stride must divide its budget")
-    found = [what_if(pools, cell) for cell in cells]
+    same = told_by_all(pools, cells)
+    if not same:
+        lacking = [
+            f"{what_if(pools, cell).too_few} for {cell.method} N_max={cell.bar.budget}" for cell in cells
+        ]
+        raise RunError(
+            f"no task of {campaign!r} has enough graded rollouts for every setting ("
+            f"of {len(pools)} tasks lack some: {', '.join(lacking)}): name fewer settings, or smaller ones"
+        )
+    found = [what_if(same, cell) for cell in cells]
     rows = [
         (
             one.cell.method,
@@ -261,7 +275,6 @@ def what_if_command(
             one.cell.bar.step,
             "" if one.cell.bar.interval is None else ":".join(map(str, one.cell.bar.interval)),
             one.prompts,
-            one.too_few or "",
             one.informative,
             "" if one.per_thousand is None else f"{one.per_thousand:.1f}",
             "" if one.positive_share is None else f"{one.positive_share:.1%}",
@@ -278,11 +291,15 @@ def what_if_command(
         "s",
         "interval",
         "prompts",
-        "too few",
         "informative",
         "per 1,000 rollouts",
     ]
     console.print(rows_table([*names, "positive", "rollouts", "tokens", "dropped"], rows))
+    if len(same) < len(pools):
+        console.print(
+            f"over the {len(same)} of {len(pools)} tasks with enough rollouts for every setting",
+            highlight=False,
+        )
     if plot is not None:
         from orchard.pipelines.rl.curves import plot_what_if
 

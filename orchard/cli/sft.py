@@ -32,8 +32,8 @@ def register(app: typer.Typer) -> None:
 
             dataset = "datasets/first"
             out = "runs/first"
-            model = "Qwen/Qwen3-4B"       # or: shape = "tiny-1m" with tokenizer = "DIRECTORY"
-            preset = "swe"                # the paper's recipe: swe, gui or claw
+            model = "Qwen/Qwen3-4B"   # or: shape = "tiny-1m", tokenizer = "DIRECTORY"
+            preset = "swe"            # the paper's recipe: swe, gui or claw
 
         The result is OUT/model; metrics are OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
         the store or --nats is given, in the log. On several GPUs, or several machines:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchard.cli.reading import rows_table
 from orchard.pipelines.conservation import Balance, balances, balances_of_tables
+from orchard.schemas.campaigns import CampaignState
 from orchard.session import Session
 from orchard.storage import maintenance
 from orchard.storage.campaigns import restore_campaigns
@@ -51,11 +52,17 @@ async def _balances(session: Session) -> list[Balance]:
         return await balances(connection, session.config.store, session.blobs)
 
 
+def _state(balance: Balance) -> str:
+    """What was asked for, or that nothing of it is left to do."""
+    over = balance.accepted + balance.aborted >= balance.requested > 0
+    return "finished" if over and balance.state == CampaignState.RUNNING else balance.state
+
+
 def _balance_table(found: list[Balance]) -> RenderableType:
     rows = [
         (
             balance.campaign,
-            balance.state,
+            _state(balance),
             balance.requested,
             balance.accepted,
             balance.aborted,

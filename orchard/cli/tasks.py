@@ -53,8 +53,8 @@ def import_(
     columns of SWE-bench may be of any repository, where its test command is given. For example:
 
         orchard tasks import verified.parquet
-        orchard tasks import ours.jsonl --image "ours/{instance_id}:1" --test-command "pytest -q {tests}"
-        orchard tasks import theirs.jsonl --test-command "make check" --parser junit --workdir /src
+        orchard tasks import ours.jsonl --test-command "pytest -q {tests}"
+        orchard tasks import theirs.jsonl --test-command "make check" --parser junit
     """
     given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir)
     import_rows(context.obj, file, partial(task_from_row, family=family, given=given), skip_malformed)
@@ -70,7 +70,9 @@ def from_source(
 ) -> None:
     """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice.
 
-    orchard tasks from-source my-tickets -o year=2026
+    For example:
+
+        orchard tasks from-source my-tickets -o year=2026
     """
     session: Session = context.obj
     if name == "list":
@@ -123,12 +125,15 @@ def validate(
 ) -> None:
     """Prove tasks: the known solution must resolve and nothing at all must not, every time.
 
-    Tests whose result changes between runs are dropped, and the task with them if too little is left.
+    Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
+    code 1 when a task was rejected.
     """
     valid, rejected = asyncio.run(
         validate_tasks(context.obj, ids=task or [], runs=runs, concurrency=concurrency)
     )
     console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
+    if rejected:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -49,8 +49,10 @@ def annotate(
 ) -> None:
     """Ask for the value of each step of every unresolved trajectory that has none. Goes on after a break.
 
-    orchard values annotate first --model oracle
-    orchard values annotate first
+    For example:
+
+        orchard values annotate first --model oracle
+        orchard values annotate first
     """
     session: Session = context.obj
     asking = Asking(
@@ -72,6 +74,13 @@ async def annotate_campaign(session: Session, campaign: str, asking: Asking, slo
         await declare(connection, session.config.nats, [QUEUE])
         await session.committed(connection)
         with open_tables(session.config.store) as tables:
+            if (
+                tables.execute("select 1 from rollouts where campaign = ? limit 1", [campaign]).fetchone()
+                is None
+            ):
+                raise ConfigError(
+                    f"no rollout of {campaign!r} has ended: `orchard status` lists the campaigns"
+                )
             requests = open_requests(tables, campaign, asking)
         if not requests:
             console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")

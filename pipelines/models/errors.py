@@ -12,14 +12,16 @@ def require_torch(what: str) -> None:
     """Load torch; raises ModelError where the packages of training are not installed, which `what` needs.
 
     Call it before anything else imports torch: its threads then sleep while they wait. By default they spin,
-    which on a machine that has other work to do makes everything several times slower.
+    which on a machine that has other work to do makes everything several times slower. And transformers draws
+    no bars of its own.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch  # noqa: F401
-        import transformers  # noqa: F401
+        from transformers.utils import logging
     except ImportError as error:
         raise _missing(what, error.name) from error
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def require_installed(what: str) -> None:

@@ -50,6 +50,10 @@ def serve(settings: ServingSettings) -> int:
 
     Raises ModelError or DatasetError where there is nothing to serve.
     """
+    if not (settings.model / "config.json").is_file():
+        raise ModelError(
+            f"{settings.model} holds no model (no config.json): give a directory such as `orchard sft` writes"
+        )
     require_torch("the policy server")
     key = None
     if settings.api_key_env is not None:

@@ -79,6 +79,15 @@ def dealt(pool: Sequence[Rollout], settings: BarSettings) -> tuple[Assemble, int
         used += settings.step
 
 
+def told_by_all(
+    pools: Mapping[str, Sequence[Rollout]], cells: Sequence[Cell]
+) -> dict[str, Sequence[Rollout]]:
+    """The tasks with enough rollouts for every cell: only over the same prompts can rates be compared."""
+    return {
+        task: pool for task, pool in pools.items() if all(dealt(pool, cell.bar) is not None for cell in cells)
+    }
+
+
 def what_if(pools: Mapping[str, Sequence[Rollout]], cell: Cell) -> Yield:
     """Deal every task's graded rollouts out under one setting."""
     outcomes: dict[GroupOutcome, int] = {}

@@ -155,7 +155,7 @@ def stored_tasks(
 
     `ids` are task ids, in which `*` matches anything; TaskError names one that matches no task.
     """
-    conditions = {"source = ?": source, "repo = ?": repo, "state = ?": "valid" if only_valid else None}
+    conditions = {"source = ?": source, "repo = ?": repo}
     where = " AND ".join(["true", *(text for text, value in conditions.items() if value is not None)])
     values = [value for value in conditions.values() if value is not None]
     with open_tables(store) as tables:
@@ -166,8 +166,17 @@ def stored_tasks(
         ).fetchall()
     found = [_stored(row) for row in rows]
     for pattern in ids:
-        if not any(fnmatchcase(task.ref.task_id, pattern) for task in found):
+        named = [task for task in found if fnmatchcase(task.ref.task_id, pattern)]
+        if not named:
             raise TaskError(f"no task matches {pattern!r}: `orchard tasks list` shows what there is")
+        if only_valid and all(task.state != "valid" for task in named):
+            state = "rejected" if named[0].state == "rejected" else "not proven yet"
+            raise TaskError(
+                f"the task {named[0].ref.task_id} is {state}: `orchard tasks validate {pattern}` proves it, "
+                "and `orchard submit --unproven` takes it as it is"
+            )
+    if only_valid:
+        found = [task for task in found if task.state == "valid"]
     if ids:
         found = [t for t in found if any(fnmatchcase(t.ref.task_id, pattern) for pattern in ids)]
     return found[:limit]

@@ -5,7 +5,6 @@ from typing import Annotated
 import msgspec
 
 from orchard.schemas.quantities import Unit
-from orchard.storage.location import Location
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,4 +18,6 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def archive_url(store_url: str, settings: ArchiveSettings | None) -> str:
     """Where the archive of a store is, as configured or by default."""
+    from orchard.storage.location import Location  # brings pyarrow, which reading a configuration needs not
+
     return (settings and settings.url) or f"{Location.parse(store_url).url}/archive"

@@ -77,12 +77,25 @@ def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_pat
 
 
 def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
-    assert "no task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
+    assert "no proven task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
 
 
 def test_a_model_without_an_endpoint(command_line: Command, tmp_path: Path) -> None:
     text = sentence(command_line("quickstart", "--model", "m", store=tmp_path, OPENAI_BASE_URL=""))
     assert "--base-url" in text
+
+
+def test_a_policy_that_is_not_there_is_not_looked_for_in_the_network(
+    command_line: Command, tmp_path: Path
+) -> None:
+    done = command_line("serve-policy", str(tmp_path / "nosuch"))
+    assert "nosuch holds no model (no config.json)" in sentence(done)
+
+
+def test_layouts_are_listed_without_a_dataset(command_line: Command) -> None:
+    listed = command_line("dataset", "export", "--format", "list")
+    assert (listed.returncode, "verl" in listed.stdout) == (0, True)
+    assert "which dataset?" in sentence(command_line("dataset", "export", "--format", "messages"))
 
 
 def test_sandboxes_without_privileges_name_the_remedy(tmp_path: Path) -> None:

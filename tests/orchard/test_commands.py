@@ -1,14 +1,18 @@
 """The command line lists its commands without importing them, and finds each where the list says."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from orchard.cli import app as application
-from orchard.cli.listed import COMMANDS, Listed
+from orchard.cli.listed import COMMANDS, Listed, shared_first
 
 HEAVY = ("aiohttp", "deltalake", "duckdb", "nats", "pyarrow", "torch")
 """Packages that take a tenth of a second or more."""
@@ -43,7 +47,17 @@ def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
     ("arguments", "spared"),
     [
         (["--help"], HEAVY),
-        (["status"], ("torch", "orchard.injector", "orchard.pipelines", "orchard.workers.harnesses")),
+        (
+            ["status"],
+            (
+                "aiohttp",
+                "pandas",
+                "torch",
+                "orchard.injector",
+                "orchard.pipelines",
+                "orchard.workers.harnesses",
+            ),
+        ),
     ],
 )
 def test_a_command_imports_only_what_it_needs(
@@ -59,3 +73,37 @@ def test_a_command_imports_only_what_it_needs(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].split() == ["imported"]
+
+
+def leaves(name: str) -> Iterator[tuple[str, Any]]:
+    """The command and those below it, by their words."""
+    module, summary = COMMANDS[name]
+    real = Listed(name, module, summary).real()
+    below = getattr(real, "commands", {})
+    yield name, real
+    yield from ((f"{name} {each}", command) for each, command in below.items())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_the_help_keep_their_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, command in leaves(name):
+        assert "    orchard" not in (command.help or "").replace("```", ""), words
+        examples = re.findall(r"```\n(.*?)\n```", command.help or "", re.S)
+        shown = CliRunner().invoke(application.app, [*words.split(), "--help"]).stdout
+        for line in "\n".join(examples).splitlines():
+            assert line.strip() in [each.strip() for each in shown.splitlines()], (words, line)
+
+
+@pytest.mark.parametrize(
+    ("words", "arranged"),
+    [
+        ("status --store x", "--store x status"),
+        ("rl run c.toml --nats=n -f --config c", "--nats=n --config c rl run c.toml -f"),
+        ("--store x status", "--store x status"),
+        ("sql -- --store x", "sql -- --store x"),
+        ("status --store", "--store"),
+    ],
+)
+def test_options_of_all_commands_may_stand_anywhere(words: str, arranged: str) -> None:
+    assert shared_first(words.split()) == arranged.split()

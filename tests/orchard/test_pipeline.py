@@ -63,6 +63,13 @@ async def test_submitting_again_adds_nothing_and_another_plan_is_refused(running
     await running.submit(spec)
     await running.submit(spec)
     await finished(running, "twice", spec.size)
+    for wrong in (
+        ModelSpec(name="m", temperature=-1.0),
+        ModelSpec(name="m", max_tokens=0),
+        ModelSpec(name=""),
+    ):
+        with pytest.raises(CampaignError, match=r"model\.\w+ is "):
+            await running.submit(running.spec("wrong", models=(wrong,)))
     with pytest.raises(CampaignError, match="another plan"):
         await running.submit(running.spec("twice", samples=2))
     requests = "select count(*) from events where type = 'rollout.requested' and campaign = 'twice'"

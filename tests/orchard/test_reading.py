@@ -1,11 +1,14 @@
 """What models and sandboxes wrote is shown, never obeyed."""
 
 import io
+import readline
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from orchard.cli.reading import rows_table, shown
+from orchard.cli.reading import line_editing, rows_table, shown, verdict_panel
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "\x00"])
@@ -18,3 +21,41 @@ def test_text_that_looks_like_markup_is_text() -> None:
     console = Console(width=80, file=output)
     console.print(rows_table(["[bold]name"], [("[/x] [red]not red",)]))
     assert "[/x] [red]not red" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("reward", "colour", "says"),
+    [
+        (
+            {"grader": "state", "resolved": False, "parts": {"check": 0.0}, "detail": "exit 1"},
+            "red",
+            "exit 1",
+        ),
+        ({"grader": "state", "resolved": True, "parts": {"check": 1.0}}, "green", "state: resolved"),
+        ({"grader": "swe", "resolved": True, "tests": {"a": "PASSED"}}, "green", "1 of 1 tests passed"),
+        ({"grader": "swe", "resolved": False, "tests": {"a": "FAILED"}}, "red", "0 of 1 tests passed"),
+        (
+            {"grader": "swe", "resolved": False, "tests": {"a": "PASSED"}, "cause": "hack"},
+            "red",
+            "cause: hack",
+        ),
+    ],
+)
+def test_the_verdict_is_the_graders_and_not_a_count_of_tests(
+    reward: dict[str, Any], colour: str, says: str
+) -> None:
+    panel = verdict_panel({"tests": {}, "parts": {}, "detail": "", "cause": None, **reward})
+    output = io.StringIO()
+    Console(width=80, file=output).print(panel)
+    assert (panel.border_style, says in output.getvalue()) == (colour, True)
+    assert "0 of 0" not in output.getvalue()
+
+
+def test_lines_that_were_typed_are_there_again(tmp_path: Path) -> None:
+    history = tmp_path / "sql_history"
+    with line_editing(history):
+        readline.clear_history()
+        readline.add_history("select 1;")
+    readline.clear_history()
+    with line_editing(history):
+        assert readline.get_history_item(readline.get_current_history_length()) == "select 1;"

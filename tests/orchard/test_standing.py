@@ -31,12 +31,15 @@ def report(name: str, condition: Condition = Condition.OK, says: str = "") -> Pr
     ("state", "outcomes", "moving", "serving", "says"),
     [
         (CampaignState.RUNNING, {"resolved": 1}, InQueues(), 1, State.RUNNING),
-        (CampaignState.RUNNING, {"resolved": 1}, InQueues(running=1), 0, State.RUNNING),
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(running=frozenset("a")), 0, State.RUNNING),
         (CampaignState.RUNNING, {"resolved": 1}, InQueues(delayed=1), 0, State.STUCK),
         (CampaignState.RUNNING, {"resolved": 1, "aborted: cancelled": 3}, InQueues(), 0, State.FINISHED),
         (CampaignState.PAUSED, {"resolved": 4}, InQueues(), 0, State.FINISHED),
         (CampaignState.PAUSED, {"resolved": 3}, InQueues(), 1, State.PAUSED),
         (CampaignState.CANCELLED, {}, InQueues(), 1, State.CANCELLED),
+        (CampaignState.CANCELLED, {"aborted: cancelled": 4}, InQueues(), 1, State.CANCELLED),
+        (CampaignState.CANCELLED, {"resolved": 4}, InQueues(), 1, State.FINISHED),
+        (CampaignState.ARCHIVED, {"resolved": 3}, InQueues(), 1, State.ARCHIVED),
         (CampaignState.RUNNING, {"aborted: llm_unavailable": 4}, InQueues(), 1, State.ABORTED),
     ],
 )
@@ -61,8 +64,13 @@ def test_a_process_that_is_silent_or_holds_is_sick_and_one_that_stopped_is_not()
 def test_hints_name_the_command_that_mends() -> None:
     over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2})
     assert any("orchard resume c" in hint for hint in hints(over, PipelineView()))
-    stuck = CampaignView("c", 2, State.STUCK, queue="rollout-swe-high")
-    assert any("rollout-swe-high" in hint for hint in hints(stuck, PipelineView()))
+    for queue, command in {
+        "rollout-swe-normal": "orchard up",
+        "rollout-swe-high": "orchard worker --priority high",
+        "rollout-claw-high": "orchard worker --domain DOMAIN --priority PRIORITY",
+    }.items():
+        (hint,) = hints(CampaignView("c", 2, State.STUCK, queue=queue), PipelineView())
+        assert f"`{command}`" in hint
     assert hints(CampaignView("c", 2, State.RUNNING), PipelineView()) == []
     late = PipelineView(lag_events=9, lag_seconds=600.0, dead_letters=1)
     assert len(hints(CampaignView("c", 2, State.RUNNING), late)) == 2

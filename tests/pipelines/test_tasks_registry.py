@@ -142,6 +142,9 @@ async def test_tasks_are_chosen_by_source_repository_and_id(
     assert chosen(limit=2) == ["a__1", "a__2"]
     with pytest.raises(TaskError, match=r"no task matches 'c__\*'"):
         chosen(ids=["a__1", "c__*"])
+    with pytest.raises(TaskError, match="a__1 is not proven yet: `orchard tasks validate a__1` proves it"):
+        chosen(ids=["a__1"], only_valid=True)
+    assert chosen(only_valid=True) == []
 
 
 async def test_a_verdict_reached_again_is_the_newest(

@@ -12,12 +12,11 @@ import pytest
 from orchard.storage import compaction
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import Table
-from orchard.storage.derived import last_event_id
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError, StoreBusy, StoreUnreachable
 from orchard.storage.location import Location
 from orchard.storage.maintenance import check, compact, rebuild_derived, rebuild_events
-from orchard.storage.reader import open_tables, position
+from orchard.storage.reader import last_event_id, open_tables, position
 from orchard.storage.tables import EVENTS
 from orchard.storage.writer import Writer, WriterSettings
 from orchard.streams import names

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from orchard.cli.values import annotate_campaign
-from orchard.config import Config
+from orchard.config import Config, ConfigError
 from orchard.pipelines.values.requests import Asking
 from orchard.session import Session
 from orchard.storage.reader import open_tables
@@ -51,6 +51,8 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
         await pipeline.publisher.events(author.rollout(7, commands, **more))
         await annotate_campaign(Session(config), "demo", asking, 2)
         assert "1 value.annotated" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="no rollout of 'nosuch' has ended"):
+            await annotate_campaign(Session(config), "nosuch", asking, 2)
     stop.set()
     await writing
     with open_tables(pipeline.store) as tables:

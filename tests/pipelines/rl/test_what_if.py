@@ -1,7 +1,7 @@
 """What-if against the loop of generating for real."""
 
 from orchard.pipelines.rl.bar import BarSettings, Rollout
-from orchard.pipelines.rl.what_if import Cell, dealt, grid, what_if
+from orchard.pipelines.rl.what_if import Cell, dealt, grid, told_by_all, what_if
 from orchard.schemas.groups import GroupOutcome
 from orchard.schemas.outcomes import RolloutStatus
 
@@ -55,3 +55,11 @@ def test_the_grid_leaves_out_what_makes_no_group() -> None:
         ("fixed", 5, 5),
         ("dynamic", 5, 5),
     ]
+
+
+def test_settings_are_compared_over_the_same_prompts() -> None:
+    pools = {"early": pool("+-+-"), "long": pool("++++----" * 2), "short": pool("++++")}
+    cells = list(grid([4], [16], [4], [(0.375, 0.625)]))
+    alone = [what_if(pools, cell) for cell in cells]
+    assert len({one.prompts for one in alone}) > 1, "each cell alone tells other prompts"
+    assert told_by_all(pools, cells).keys() == {"early", "long"}

@@ -1,0 +1,75 @@
+"""Whether a campaign can run: told when it is submitted, and not by a worker later."""
+
+from collections.abc import Mapping, Sequence
+
+from orchard.config import ConfigError
+from orchard.schemas import plugins
+from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.health import ProcessReport
+from orchard.schemas.plugins import Kind
+from orchard.streams.settings import Queue
+
+
+def needed_plugins(store: str, spec: CampaignSpec) -> dict[Kind, set[str]]:
+    """Plug-ins that the campaign's rollouts need. Raises PluginError for one that is not here."""
+    from orchard.pipelines.tasks.registry import needed_graders
+    from orchard.workers.harnesses import HARNESS_NAMES
+
+    graders = needed_graders(store, spec.tasks)
+    for name in graders:
+        plugins.need(Kind.GRADER, name)
+    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
+
+
+def check_workers(
+    spec: CampaignSpec,
+    working: Sequence[ProcessReport],
+    needed: Mapping[Kind, set[str]],
+    configured: Sequence[str],
+) -> list[str]:
+    """What the submitter should know, a sentence each.
+
+    `working` are the processes alive, `configured` the endpoints known here. Raises ConfigError when workers
+    serve the queue and none of them has the plug-ins or endpoints that the campaign needs.
+    """
+    serving = [each for each in working if each.serves == queue_of(spec).consumer]
+    endpoints = {model.endpoint for model in spec.models}
+    if not serving:
+        notes = [f"no worker serves this campaign now: {how_to_serve(queue_of(spec).consumer)}"]
+        missing = ", ".join(sorted(endpoints - set(configured)))
+        return notes + ([f"the configuration here has no endpoint {missing}: {_ADD}"] if missing else [])
+    for kind, names in needed.items():
+        if not any(names <= set(each.plugins.get(kind, [])) for each in serving):
+            raise ConfigError(
+                f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
+                f"the workers run, and start them again ({plugins.GUIDE})"
+            )
+    known = [each.endpoints for each in serving]
+    if not any(names is None or endpoints <= set(names) for names in known):
+        there = sorted({name for names in known for name in names or ()})
+        raise ConfigError(
+            f"no worker has the endpoint {', '.join(sorted(endpoints - set(there))) or 'set'} (there is: "
+            f"{', '.join(there) or 'none'}): name another with --endpoint, or {_ADD}"
+        )
+    return []
+
+
+_ADD = (
+    "add [endpoints.NAME] with its base_url to orchard.toml (or, for `default`, pass --base-url to `orchard "
+    "up`), and start the workers again"
+)
+
+
+def queue_of(spec: CampaignSpec) -> Queue:
+    """The queue that the campaign's requests are claimed from."""
+    return Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
+
+
+def how_to_serve(consumer: str) -> str:
+    """What starts a worker of a queue, as a sentence without its end."""
+    if consumer == (usual := Queue()).consumer:
+        return "start one with `orchard up`, or `orchard worker`"
+    prefix = usual.consumer.removesuffix(usual.priority)
+    if consumer.startswith(prefix):
+        return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
+    return f"start one with `orchard worker --domain DOMAIN --priority PRIORITY` for the queue {consumer}"

@@ -1,0 +1,92 @@
+"""What `status` and `watch` read from the tables: work of rollouts that run, and proven cheating."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from orchard.reports import campaign_line, hints
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.outcomes import Reward
+from orchard.schemas.tasks import IMPOSSIBLE
+from orchard.standing import InQueues, PipelineView, Work, _rows, _view
+from tests.datasets.conftest import connection, keep
+from tests.orchard.conftest import Command
+from tests.trajectory_log import CAMPAIGN, Author
+
+__all__ = ["connection", "keep"]
+
+RECORD = CampaignRecord(
+    spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=3, state=CampaignState.RUNNING
+)
+
+
+def call(turn: int) -> LLMCall:
+    return LLMCall(
+        parent=f"p{turn}",
+        node=f"n{turn}",
+        turn=turn,
+        endpoint="default",
+        model="m",
+        served_model="m",
+        model_kind=ModelKind.MODEL,
+        finish_reason="stop",
+        usage=Usage(prompt_tokens=100, completion_tokens=10),
+        cost_usd=0.25,
+        seconds=1.0,
+    )
+
+
+async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) -> None:
+    author = Author()
+    done, runs = author.rollout(0, ["ls"], resolved=True), author.rollout(1, ["ls"], resolved=True)[:-1]
+    ids = [events[0].rollout_id or "" for events in (done, runs)]
+    calls = [author.event(call(turn), rollout) for rollout in ids for turn in (1, 2)]
+    store = await keep([*done[:-1], *runs, *calls, done[-1]])
+    rows = _rows(store, [CAMPAIGN], ids)
+    view = _view(CAMPAIGN, RECORD, rows, InQueues(running=frozenset(ids[1:])), "", [])
+    assert view.live == Work(turns=2, tokens=220, cost_usd=0.5)
+    assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
+    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+
+
+async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
+    """Arrow does in many places, for as long as everything else that `status` does takes."""
+    store = await keep(Author().rollout(0, ["ls"], resolved=True))
+    script = (
+        "import sys; from orchard.standing import _rows; from orchard.storage.reader import log_end\n"
+        f"assert log_end({store!r})[1] and _rows({store!r}, ['demo'], ['x']).outcomes\n"
+        "print(*{'pandas', 'aiohttp', 'pyarrow.dataset'} & sys.modules.keys())"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+async def test_impossible_tasks_that_were_passed_are_counted(keep: Any) -> None:
+    author, events = Author(), []
+    for sample, hack in enumerate((1.0, 0.0, 0.0)):
+        *before, outcome = author.rollout(sample, ["ls"], resolved=False)
+        reward = Reward(value=-1.0, resolved=False, grader="swe-tests", parts={"hack": hack})
+        data = msgspec.json.decode(outcome.data)
+        data["task_source"] = IMPOSSIBLE
+        outcome = msgspec.structs.replace(outcome, data=msgspec.Raw(msgspec.json.encode(data)))
+        events += [*before, author.event(reward, outcome.rollout_id or ""), outcome]
+    view = _view(CAMPAIGN, RECORD, _rows(await keep(events), [CAMPAIGN], []), InQueues(), "", [])
+    assert (view.tried_impossible, view.hacks) == (3, 1)
+    assert "1 of 3 rollouts of impossible tasks passed (33.3%)" in " ".join(hints(view, PipelineView()))
+
+
+async def test_commands_about_a_name_that_is_not_there_fail(keep: Any, command_line: Command) -> None:
+    store = await keep(Author().rollout(0, ["ls"], resolved=True))
+    for words, says in (
+        ("rl groups nosuch", "the run 'nosuch' has no group yet"),
+        ("rl what-if demo", "no task of 'demo' has enough graded rollouts for every setting"),
+    ):
+        done = command_line(*words.split(), store=store)
+        assert (done.returncode, says in done.stderr) == (1, True), done.stderr

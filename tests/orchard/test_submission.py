@@ -1,0 +1,55 @@
+"""What `submit` finds wrong before anything is queued: decided on what workers say of themselves."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orchard.config import ConfigError
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
+from orchard.schemas.health import ProcessReport
+from orchard.schemas.plugins import Kind
+from orchard.submission import check_workers
+
+NOTHING: dict[Kind, set[str]] = {}
+
+
+def plan(priority: str = "normal", endpoint: str = "default") -> CampaignSpec:
+    task = TaskRef(task_id="t", source="s", repo="r", blob=BlobRef(sha256="0" * 64, size=1))
+    model = ModelSpec(name="m", endpoint=endpoint)
+    return CampaignSpec(
+        name="c", tasks=(task,), harnesses=("h",), models=(model,), samples=1, priority=priority
+    )
+
+
+def worker(serves: str = "rollout-swe-normal", **says: Any) -> ProcessReport:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return ProcessReport(name="w", kind="worker", host="h", pid=1, started=now, serves=serves, **says)
+
+
+def test_a_priority_that_no_worker_serves_is_told_with_the_command_that_serves_it() -> None:
+    notes = check_workers(plan("nightly"), [worker()], NOTHING, ["default"])
+    assert [note for note in notes if "`orchard worker --priority nightly`" in note] == notes != []
+
+
+def test_an_endpoint_that_no_worker_has_is_refused_with_those_that_there_are() -> None:
+    working = [worker(endpoints=["default", "oracle"]), worker("rollout-swe-other", endpoints=["gpt"])]
+    with pytest.raises(ConfigError, match=r"no worker has the endpoint gpt \(there is: default, oracle\)"):
+        check_workers(plan(endpoint="gpt"), working, NOTHING, ["gpt"])
+    assert check_workers(plan(endpoint="oracle"), working, NOTHING, []) == []
+
+
+def test_workers_that_do_not_say_their_endpoints_are_believed_to_have_them() -> None:
+    assert check_workers(plan(endpoint="gpt"), [worker(), worker(endpoints=[])], NOTHING, []) == []
+
+
+def test_where_no_worker_is_an_endpoint_that_is_not_here_is_told() -> None:
+    notes = check_workers(plan(endpoint="gpt"), [], NOTHING, ["default"])
+    assert any("no endpoint gpt" in note for note in notes)
+    assert len(check_workers(plan(), [], NOTHING, ["default"])) == 1
+
+
+def test_a_plugin_that_no_worker_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no worker has the graders mine"):
+        check_workers(plan(), [worker(plugins={"graders": ["other"]})], {Kind.GRADER: {"mine"}}, [])
