@@ -3,56 +3,17 @@
 import asyncio
 import logging
 import os
-import signal
-import socket
-from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
-from datetime import timedelta
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 import uvloop
 
 from orchard.config import Config, checked
-from orchard.pipelines.archiving import Archiving
-from orchard.pipelines.reconciling import Reconciler
-from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas import plugins
-from orchard.schemas.health import ProcessReport
-from orchard.schemas.plugins import Kind
+from orchard.processes.signals import stop_on_signals
 from orchard.session import Session
-from orchard.storage.allocation import save_memory
-from orchard.storage.writer import Writer
-from orchard.streams.campaigns import CampaignBook
-from orchard.streams.claims import Claims
-from orchard.streams.connection import Connection
-from orchard.streams.guard import WRITER_SETTLE_SECONDS
-from orchard.streams.health import reporting
-from orchard.streams.keeper import keep
-from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
-from orchard.streams.tasks import end
-from orchard.streams.topology import declare
 from orchard.terminal import console
-from orchard.up import Supervisor
-from orchard.workers.harnesses import HARNESS_NAMES
-from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.llm.oracle.server import OracleServer
-from orchard.workers.rollout import AttemptDependencies
-from orchard.workers.worker import Worker
-
-HELD_SECONDS = 0.5
-"""Between two looks of the writer at whether the stream is whole."""
-
-
-def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+from orchard.workers.llm.settings import EndpointSettings
 
 
 def start_logging() -> None:
@@ -159,12 +120,16 @@ def register(app: typer.Typer) -> None:
             idle_exit_seconds=idle_exit,
         )
         start_logging()
+        from orchard.processes.worker import run_worker
+
         uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name))
 
     @app.command()
     def writer(context: typer.Context) -> None:
         """Run the writer: commits the event stream to the store's tables. One for each store."""
         start_logging()
+        from orchard.processes.writer import run_writer
+
         uvloop.run(run_writer(context.obj))
 
     @app.command()
@@ -172,6 +137,8 @@ def register(app: typer.Typer) -> None:
         """Run the steward: forwards delayed requests when due, buries those that nobody could finish, and
         offers open rollouts again that are on no queue."""
         start_logging()
+        from orchard.processes.steward import run_steward
+
         uvloop.run(run_steward(context.obj))
 
     @app.command()
@@ -185,10 +152,14 @@ def register(app: typer.Typer) -> None:
         share in [oracle.mix] of the configuration; `oracle/wrong_edit`, for example, does nothing else.
         """
         start_logging()
+        from orchard.processes.oracle import run_oracle
+
         uvloop.run(run_oracle(context.obj, port))
 
 
 async def _up(config: Config) -> None:
+    from orchard.up import Supervisor
+
     stop = stop_on_signals(asyncio.get_running_loop())
     ready = asyncio.Event()
     supervisor = Supervisor(config, announce=console.print, environment=up_environment(config))
@@ -210,122 +181,3 @@ async def _up(config: Config) -> None:
 def up_environment(config: Config) -> dict[str, str]:
     """What the children of `up` must know beside the file and the environment: flags given to `up`."""
     return {**endpoint_environment(config), "ORCHARD_WORKER__SLOTS": str(config.worker.slots)}
-
-
-async def run_worker(session: Session, name: str | None) -> None:
-    """One worker process until drained."""
-    config = session.config
-    queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
-    name = name or f"{socket.gethostname()}-{os.getpid()}"
-    usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
-        await declare(connection, config.nats, [queue])
-        await stack.enter_async_context(session.guard(connection, hold=True))
-        endpoints = session.endpoints()
-        models = ModelClient(endpoints)
-        stack.push_async_callback(models.close)
-        dependencies = AttemptDependencies(
-            worker=name,
-            publisher=Publisher(connection),
-            blobs=session.blobs,
-            sandboxes=await stack.enter_async_context(session.sandboxes()),
-            sandbox_settings=config.sandbox,
-            models=models,
-        )
-        claims = await stack.enter_async_context(Claims(connection, queue))
-        worker = Worker(
-            dependencies,
-            claims,
-            CampaignBook(connection),
-            config.worker,
-            max_deliver=config.nats.max_deliver,
-            shutdown_seconds=config.up.shutdown_seconds,
-        )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.drain)
-        look = partial(_worker_report, worker, usable, sorted(endpoints))
-        await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
-        await worker.run()
-
-
-def _worker_report(
-    worker: Worker, usable: Mapping[Kind, list[str]], endpoints: list[str], report: ProcessReport
-) -> ProcessReport:
-    return msgspec.structs.replace(
-        report,
-        numbers={"running": float(worker.running), "slots": float(worker.slots)},
-        plugins={kind.value: names for kind, names in usable.items()},
-        endpoints=endpoints,
-    )
-
-
-async def run_writer(session: Session) -> None:
-    """The writer until told to stop; it commits what the stream holds before it ends.
-
-    While the stream is not whole it lets go of the store, for `store restore-stream`.
-    """
-    save_memory()
-    stop = stop_on_signals(asyncio.get_running_loop())
-    async with session.reading_connection("writer") as connection:
-        await declare(connection, session.config.nats, [])
-        async with session.guard(connection, hold=True, settle=WRITER_SETTLE_SECONDS):
-            while not stop.is_set():
-                if connection.held:
-                    await asyncio.sleep(HELD_SECONDS)
-                else:
-                    await _write_while_whole(session, connection, stop)
-
-
-async def _write_while_whole(session: Session, connection: Connection, stop: asyncio.Event) -> None:
-    """One run of the writer, until `stop` is set or the guard holds."""
-    config, pause = session.config, asyncio.Event()
-    writer = Writer(config.store, connection, config.writer, config.archive)
-
-    def look(report: ProcessReport) -> ProcessReport:
-        return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
-
-    async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
-        archiving = None
-        if (days := config.archive.after_days) is not None:
-            work = Archiving(connection, config.store, session.blobs, config.archive)
-            archiving = tasks.create_task(work.run(timedelta(days=days)))
-        writing = tasks.create_task(writer.run(pause))
-        while not writing.done():
-            await asyncio.wait({writing}, timeout=HELD_SECONDS)
-            if connection.held or stop.is_set():
-                pause.set()
-        if archiving is not None:
-            await end(archiving)
-
-
-async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until `stop` is set; what it raises is raised."""
-    stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
-    await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    await end(working)
-    if not working.cancelled():
-        working.result()
-
-
-async def run_steward(session: Session) -> None:
-    """The housekeeping of the queues until told to stop."""
-    stop = stop_on_signals(asyncio.get_running_loop())
-    async with session.reading_connection("steward") as connection:
-        await declare(connection, session.config.nats, [])
-        async with session.guard(connection, hold=True), asyncio.TaskGroup() as tasks:
-            reconciling = tasks.create_task(Reconciler(connection, session.blobs).run())
-            async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
-                await run_until(stop, keep(connection))
-            await end(reconciling)
-
-
-async def run_oracle(session: Session, port: int) -> None:
-    """The oracle over every task of the store."""
-    stop = stop_on_signals(asyncio.get_running_loop())
-
-    config = session.config
-    async with OracleServer(partial(read_tasks, config.store), config.oracle.mix, port=port):
-        await stop.wait()

@@ -11,11 +11,12 @@ import typer
 import uvloop
 
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
-from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, stop_on_signals, up_environment, with_endpoint
+from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, up_environment, with_endpoint
 from orchard.cli.reading import rows_table
 from orchard.cli.task_work import synthesize_tasks, validate_tasks
 from orchard.config import Config, ConfigError
 from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.processes.signals import stop_on_signals
 from orchard.reports import duration
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
 from orchard.schemas.llm_calls import ModelKind

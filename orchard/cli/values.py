@@ -10,12 +10,12 @@ import typer
 import uvloop
 
 from orchard.cli import measuring
-from orchard.cli.processes import stop_on_signals
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.curves import Curve, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from orchard.processes.signals import stop_on_signals
 from orchard.schemas.events import Event
 from orchard.session import Session
 from orchard.storage.reader import open_tables

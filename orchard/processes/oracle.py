@@ -1,0 +1,17 @@
+"""The process of the oracle."""
+
+import asyncio
+from functools import partial
+
+from orchard.pipelines.tasks.registry import read_tasks
+from orchard.processes.signals import stop_on_signals
+from orchard.session import Session
+from orchard.workers.llm.oracle.server import OracleServer
+
+
+async def run_oracle(session: Session, port: int) -> None:
+    """The oracle over every task of the store."""
+    stop = stop_on_signals(asyncio.get_running_loop())
+    config = session.config
+    async with OracleServer(partial(read_tasks, config.store), config.oracle.mix, port=port):
+        await stop.wait()

@@ -1,0 +1,26 @@
+"""Until when a process runs."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from orchard.streams.tasks import end
+
+
+def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until `stop` is set; what it raises is raised."""
+    stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
+    await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await end(working)
+    if not working.cancelled():
+        working.result()

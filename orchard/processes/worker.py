@@ -1,0 +1,75 @@
+"""The process of a worker."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+
+from orchard.schemas import plugins
+from orchard.schemas.health import ProcessReport
+from orchard.schemas.plugins import Kind
+from orchard.session import Session
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.claims import Claims
+from orchard.streams.health import reporting
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
+from orchard.workers.harnesses import HARNESS_NAMES
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.rollout import AttemptDependencies
+from orchard.workers.worker import Worker
+
+
+async def run_worker(session: Session, name: str | None) -> None:
+    """One worker process until drained."""
+    config = session.config
+    queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
+        await declare(connection, config.nats, [queue])
+        await stack.enter_async_context(session.guard(connection, hold=True))
+        endpoints = session.endpoints()
+        models = ModelClient(endpoints)
+        stack.push_async_callback(models.close)
+        dependencies = AttemptDependencies(
+            worker=name,
+            publisher=Publisher(connection),
+            blobs=session.blobs,
+            sandboxes=await stack.enter_async_context(session.sandboxes()),
+            sandbox_settings=config.sandbox,
+            models=models,
+        )
+        claims = await stack.enter_async_context(Claims(connection, queue))
+        worker = Worker(
+            dependencies,
+            claims,
+            CampaignBook(connection),
+            config.worker,
+            max_deliver=config.nats.max_deliver,
+            shutdown_seconds=config.up.shutdown_seconds,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.drain)
+        look = partial(_worker_report, worker, usable, sorted(endpoints))
+        await stack.enter_async_context(reporting(connection, "worker", name, look, serves=queue.consumer))
+        await worker.run()
+
+
+def _worker_report(
+    worker: Worker, usable: Mapping[Kind, list[str]], endpoints: list[str], report: ProcessReport
+) -> ProcessReport:
+    return msgspec.structs.replace(
+        report,
+        numbers={"running": float(worker.running), "slots": float(worker.slots)},
+        plugins={kind.value: names for kind, names in usable.items()},
+        endpoints=endpoints,
+    )

@@ -1,0 +1,60 @@
+"""The process of the writer, and of archiving by age."""
+
+import asyncio
+from datetime import timedelta
+
+import msgspec
+
+from orchard.pipelines.archiving import Archiving
+from orchard.processes.signals import stop_on_signals
+from orchard.schemas.health import ProcessReport
+from orchard.session import Session
+from orchard.storage.allocation import save_memory
+from orchard.storage.writer import Writer
+from orchard.streams.connection import Connection
+from orchard.streams.guard import WRITER_SETTLE_SECONDS
+from orchard.streams.health import reporting
+from orchard.streams.tasks import end
+from orchard.streams.topology import declare
+
+HELD_SECONDS = 0.5
+"""Between two looks of the writer at whether the stream is whole."""
+
+
+async def run_writer(session: Session) -> None:
+    """The writer until told to stop; it commits what the stream holds before it ends.
+
+    While the stream is not whole it lets go of the store, for `store restore-stream`.
+    """
+    save_memory()
+    stop = stop_on_signals(asyncio.get_running_loop())
+    async with session.reading_connection("writer") as connection:
+        await declare(connection, session.config.nats, [])
+        async with session.guard(connection, hold=True, settle=WRITER_SETTLE_SECONDS):
+            while not stop.is_set():
+                if connection.held:
+                    await asyncio.sleep(HELD_SECONDS)
+                else:
+                    await _write_while_whole(session, connection, stop)
+
+
+async def _write_while_whole(session: Session, connection: Connection, stop: asyncio.Event) -> None:
+    """One run of the writer, until `stop` is set or the guard holds."""
+    config, pause = session.config, asyncio.Event()
+    writer = Writer(config.store, connection, config.writer, config.archive)
+
+    def look(report: ProcessReport) -> ProcessReport:
+        return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
+
+    async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
+        archiving = None
+        if (days := config.archive.after_days) is not None:
+            work = Archiving(connection, config.store, session.blobs, config.archive)
+            archiving = tasks.create_task(work.run(timedelta(days=days)))
+        writing = tasks.create_task(writer.run(pause))
+        while not writing.done():
+            await asyncio.wait({writing}, timeout=HELD_SECONDS)
+            if connection.held or stop.is_set():
+                pause.set()
+        if archiving is not None:
+            await end(archiving)
