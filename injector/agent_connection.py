@@ -19,8 +19,8 @@ from orchard.injector.errors import (
     SandboxUnavailable,
     error_for,
 )
+from orchard.injector.operations import KEY_HEADER
 
-KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
@@ -105,13 +105,15 @@ class AgentConnection:
         params: Parameters | None = None,
         key: str | None = None,
     ) -> T:
-        """Send `body` (bytes or pieces of bytes), decode the JSON answer as `kind`.
+        """Send `body` (a record, bytes or pieces of bytes), decode the JSON answer as `kind`.
 
         Raises what the agent's answer stands for; AgentUnreachable when it could not be asked and
         SandboxUnavailable when it vanished before it answered.
         """
         url = self._url(path, params)
         headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
+        if isinstance(body, msgspec.Struct):
+            body = msgspec.json.encode(body)
         if self._seal is not None and method == "PUT" and isinstance(body, bytes) and len(body) > FRAME:
             body = _whole(body)  # content of a file, which the agent need not have in memory
         sealed = self._sealed(method, url, headers, body)

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.errors import AgentError, Conflict, Unsupported
 from orchard.injector.agent.machine import Died, SandboxSpec, Template
 from orchard.injector.agent.pod.memory import MemoryKills
 from orchard.injector.agent.spawning import Entry
 
 WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_REMEDY = (
+    "its root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
+    " and put it into another sandbox with PUT /sandboxes/ID/archive"
+)
 KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for memory look like any other"
 
 
@@ -77,19 +81,13 @@ class PodMachine:
         """Not before the agent does: it is the container's first process."""
         return False
 
-    async def snapshot(self, image: str) -> dict[str, Any]:
-        """Raises RequestInvalid: nobody inside a container can make an image of it."""
-        raise RequestInvalid(
-            f"no snapshot `{image}`: a Pod's file system cannot be copied from inside; take archives of the"
-            " directories that matter"
-        )
+    async def snapshot(self, image: str) -> dict[str, Any]:  # noqa: ARG002
+        """Raises Unsupported: nobody inside a container can make an image of it."""
+        raise Unsupported(f"a sandbox that is a Pod cannot become an image: {_REMEDY}")
 
     async def template(self) -> Template:
-        """Raises RequestInvalid, as `snapshot` does."""
-        raise RequestInvalid(
-            "no fork: a Pod's file system cannot be copied from inside; put archives of the directories that"
-            " matter into new sandboxes"
-        )
+        """Raises Unsupported, as `snapshot` does."""
+        raise Unsupported(f"a sandbox that is a Pod cannot be forked: {_REMEDY}")
 
     async def destroy(self) -> None:
         """Let the agent end: with the first process of a container all others end."""
