@@ -69,7 +69,7 @@ class Parameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """`name` is of the orchestrator's handler, less the underscore; without a handler it goes to the agent."""
+    """`name` is of the orchestrator's handler, less the underscore; the agent does what has no handler."""
 
     method: str
     path: str
