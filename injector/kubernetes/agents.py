@@ -92,22 +92,26 @@ class Agents:
                 with self.activity.request(pod):
                     asked = work(self.line(pod), pod.labels[marks.AGENT])
                     return await self._unless_failed(pod, asked), pod
-            except AgentUnreachable as error:
+            except (SandboxUnavailable, SandboxFailed) as error:
+                pod = await self._after(error, pod, sandbox_id, deadline)
+
+    async def _after(self, error: SandboxError, pod: Pod, sandbox_id: str, deadline: float) -> Pod:
+        """The Pod to ask again, after an error from before anything was sent; else raises what it means."""
+        match error:
+            case AgentUnreachable():
                 pod = await self._still_usable(pod, sandbox_id)
                 if asyncio.get_running_loop().time() > deadline:
                     raise SandboxUnavailable(error.detail, reason=error.reason) from error
                 await self._cache.changed(sandbox_id, RETRY_PAUSE)
-            except SandboxUnavailable:
+                return pod
+            case SandboxUnavailable():
                 await self._explain(pod, sandbox_id, deadline)
-                raise
-            except SandboxFailed as error:
-                if error.reason != AGENT_REPLACED:
-                    raise
+            case SandboxFailed(reason=reason) if reason == AGENT_REPLACED:
                 now = await self._still_usable(pod, sandbox_id)
-                if (now.uid, now.address) == (pod.uid, pod.address):
-                    await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
-                    raise
-                raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
+                if (now.uid, now.address) != (pod.uid, pod.address):
+                    raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
+                await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
+        raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
         """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
