@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.spawning import Entrance
 
 Died = Callable[[str, str], None]
 """Called when a machine ends without having been asked to: reason (a word), sentence."""
@@ -82,7 +82,7 @@ class Template(Protocol):
 class Machine(Protocol):
     """One started sandbox."""
 
-    entry: Entry
+    entrance: Entrance
     root: int
     """Descriptor of its root directory, as its processes see it."""
     environment: dict[str, str]

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from orchard.injector.agent import archives, bodies, files, patches
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
-from orchard.injector.agent.jobs import Job
+from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.machine import Host, Machine, SandboxSpec
 from orchard.injector.agent.sandboxes import Sandbox, Sandboxes, matching
@@ -211,7 +211,7 @@ class AgentServer:
             sandbox.jobs.cancel(job.job_id)
         return await _job_reply(job)
 
-    def _find_job(self, request: web.Request) -> tuple[Sandbox, Job]:
+    def _find_job(self, request: web.Request) -> tuple[Sandbox, TrackedJob]:
         job_id = request.match_info["job"]
         sandbox = self._sandboxes.of_job(job_id)
         if sandbox.jobs is None:
@@ -250,7 +250,7 @@ def _error(error: AgentError) -> web.Response:
     )
 
 
-async def _finished(job: Job, timeout: float) -> web.Response:
+async def _finished(job: TrackedJob, timeout: float) -> web.Response:
     """The job when it has ended, or in whatever state it is after `timeout` seconds."""
     with job.kept():
         with suppress(TimeoutError):
@@ -259,7 +259,7 @@ async def _finished(job: Job, timeout: float) -> web.Response:
         return await _job_reply(job)
 
 
-async def _job_reply(job: Job) -> web.Response:
+async def _job_reply(job: TrackedJob) -> web.Response:
     """Large outputs are decoded and encoded in a thread, so that other sandboxes are not held up."""
     if job.out.kept + job.err.kept < files.CHUNK:
         return _json(job.document())

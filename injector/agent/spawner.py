@@ -274,7 +274,7 @@ class _Spawner:
         stdio, target = descriptors[:3], (*descriptors[3:], self._nothing)[0]
         told, tells = -1, self._nothing
         try:
-            written = entering.entry(request, self._given_up).open()
+            written = entering.program(request, self._given_up).open()
             descriptors.append(written)
             if request["terminal"]:
                 told, tells = os.pipe2(os.O_CLOEXEC)

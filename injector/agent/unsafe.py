@@ -8,7 +8,7 @@ from typing import Any
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import NotFound, RequestInvalid, Unsupported
 from orchard.injector.agent.machine import Died, SandboxSpec, Template
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.spawning import Entrance
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 
@@ -44,7 +44,7 @@ class UnsafeHost:
 class UnsafeMachine:
     """This machine, called a sandbox."""
 
-    entry: Entry = field(default_factory=lambda: Entry(pidfd=None, cgroups=()))
+    entrance: Entrance = field(default_factory=lambda: Entrance(pidfd=None, cgroups=()))
     root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     environment: dict[str, str] = field(
         default_factory=lambda: {

@@ -21,7 +21,7 @@ from orchard.injector.agent.local.overlay import MAX_LAYERS
 from orchard.injector.agent.local.reading import Reading
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entry, Spawner
+from orchard.injector.agent.spawning import Entrance, Spawner
 
 WORKSPACE = "/workspace"
 OURS = 4
@@ -70,7 +70,7 @@ class LocalMachine:
         self._destroying = False
         self.group: Group | None = None
         self.root = -1
-        self.entry = Entry(pidfd=None, cgroups=())
+        self.entrance = Entrance(pidfd=None, cgroups=())
         self.environment = {**image.environment}
         self.working_directory = image.working_directory
         self.note = ""
@@ -85,14 +85,14 @@ class LocalMachine:
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
             files.make_directory(self.root, needed)
-        self.entry = Entry(
+        self.entrance = Entrance(
             pidfd=self._pidfd,
             cgroups=self.group.entrances if self.group else (),
             rlimits=self._shared.cgroups.rlimits(memory=self._spec.memory_bytes),
         )
         if not self._spec.block_network:
             self._outbound = Outbound(self._spawner, f"network of {self._name}", self._shared.slirp)
-            await self._outbound.open(self._pid, self.entry.cgroups, self._network_lost)
+            await self._outbound.open(self._pid, self.entrance.cgroups, self._network_lost)
 
     def oom_kills(self) -> int:
         """Processes killed for memory so far."""

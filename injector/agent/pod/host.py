@@ -13,7 +13,7 @@ from orchard.injector.agent import files
 from orchard.injector.agent.errors import AgentError, Conflict, Unsupported
 from orchard.injector.agent.machine import Died, SandboxSpec, Template
 from orchard.injector.agent.pod.memory import MemoryKills
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.spawning import Entrance
 
 WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,7 +59,7 @@ class PodMachine:
     environment: dict[str, str]
     working_directory: str
     ended: Callable[[], None]
-    entry: Entry = field(default_factory=lambda: Entry(pidfd=None, cgroups=()))
+    entrance: Entrance = field(default_factory=lambda: Entrance(pidfd=None, cgroups=()))
     root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     note: str = ""
     kills: MemoryKills = field(default_factory=MemoryKills)
