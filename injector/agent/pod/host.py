@@ -4,23 +4,17 @@ Nothing is isolated from here: that is what the container is for. Commands run a
 agent's own root; what keeps them from the agent is `protection`, and the seal on every request and answer.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.errors import AgentError, Conflict, Unsupported
-from orchard.injector.agent.machine import Died, SandboxSpec, Template
+from orchard.injector.agent.errors import AgentError, Conflict
+from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
 from orchard.injector.agent.pod.memory import MemoryKills
-from orchard.injector.agent.spawning import Entrance
 
 WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_REMEDY = (
-    "its root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
-    " and put it into another sandbox with PUT /sandboxes/ID/archive"
-)
 KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for memory look like any other"
 
 
@@ -52,16 +46,15 @@ class PodHost:
         return machine
 
 
-@dataclass
-class PodMachine:
+@dataclass(kw_only=True)
+class PodMachine(PlainMachine):
     """This container."""
 
-    environment: dict[str, str]
-    working_directory: str
+    no_copy: str = (
+        "a Pod's root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
+        " and put it into another sandbox with PUT /sandboxes/ID/archive"
+    )
     ended: Callable[[], None]
-    entrance: Entrance = field(default_factory=lambda: Entrance(pidfd=None, cgroups=()))
-    root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    note: str = ""
     kills: MemoryKills = field(default_factory=MemoryKills)
 
     def prepare(self) -> None:
@@ -77,21 +70,7 @@ class PodMachine:
         """Of the container; 0 where it cannot know."""
         return self.kills.count()
 
-    def dying(self) -> bool:
-        """Not before the agent does: it is the container's first process."""
-        return False
-
-    async def snapshot(self, image: str) -> dict[str, Any]:  # noqa: ARG002
-        """Raises Unsupported: nobody inside a container can make an image of it."""
-        raise Unsupported(f"a sandbox that is a Pod cannot become an image: {_REMEDY}")
-
-    async def template(self) -> Template:
-        """Raises Unsupported, as `snapshot` does."""
-        raise Unsupported(f"a sandbox that is a Pod cannot be forked: {_REMEDY}")
-
     async def destroy(self) -> None:
         """Let the agent end: with the first process of a container all others end."""
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
+        await super().destroy()
         self.ended()
