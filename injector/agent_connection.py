@@ -19,8 +19,8 @@ from orchard.injector.errors import (
     SandboxUnavailable,
     error_for,
 )
+from orchard.injector.operations import KEY_HEADER
 
-KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
@@ -29,7 +29,6 @@ CONNECT_TIMEOUT = 10.0
 INTRODUCTION = "/introduction"
 _NO_SUCH_ROUTE = (404, 405)
 """Without a reason: every error that the agent knows has one."""
-NOT_INTRODUCED = "not_introduced"
 AGENT_REPLACED = "agent_replaced"
 
 T = TypeVar("T")
@@ -75,25 +74,12 @@ class AgentConnection:
         """Give the agent its key, which it proves to have by its answer. Harmless to repeat.
 
         The key goes over the network as it is: only for an agent in whose sandbox no command can have run
-        yet, since what took an agent's place would learn the key; `proves_itself` is for all others. Raises
+        yet, since what took an agent's place would learn the key; all others prove it by any answer. Raises
         SandboxFailed (`agent_replaced`) when the agent has another key or its answer proves nothing.
         """
         assert self._seal is not None, "an introduction needs a key"
         body = msgspec.json.encode({"key": self._seal.key.hex(), "time": self._seal.now()})
         await self.call(dict[str, Any], "POST", INTRODUCTION, body=body)
-
-    async def proves_itself(self) -> bool:
-        """Whether the agent has the key; False when it says that nobody has given it any.
-
-        Raises SandboxFailed (`agent_replaced`) when it claims to have one and cannot prove it.
-        """
-        try:
-            await self.call(dict[str, Any], "GET", INTRODUCTION)
-        except _NotSealed as error:
-            if error.reason_given == NOT_INTRODUCED:
-                return False
-            raise
-        return True
 
     async def call(
         self,
@@ -105,13 +91,15 @@ class AgentConnection:
         params: Parameters | None = None,
         key: str | None = None,
     ) -> T:
-        """Send `body` (bytes or pieces of bytes), decode the JSON answer as `kind`.
+        """Send `body` (a record, bytes or pieces of bytes), decode the JSON answer as `kind`.
 
         Raises what the agent's answer stands for; AgentUnreachable when it could not be asked and
         SandboxUnavailable when it vanished before it answered.
         """
         url = self._url(path, params)
         headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
+        if isinstance(body, msgspec.Struct):
+            body = msgspec.json.encode(body)
         if self._seal is not None and method == "PUT" and isinstance(body, bytes) and len(body) > FRAME:
             body = _whole(body)  # content of a file, which the agent need not have in memory
         sealed = self._sealed(method, url, headers, body)
@@ -172,7 +160,7 @@ class AgentConnection:
             assert isinstance(line, _Line)
             try:
                 if _head(sealed, 101, line.handshake) != LINE:
-                    raise _NotSealed("it did not answer with a WebSocket", None)
+                    raise _NotSealed("it did not answer with a WebSocket")
             except _NotSealed:
                 await line.close()
                 raise
@@ -207,9 +195,8 @@ class _NotSealed(SandboxFailed):
 
     default_reason = AGENT_REPLACED
 
-    def __init__(self, why: str, reason_given: str | None) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(f"the agent of the sandbox was replaced: {why}")
-        self.reason_given = reason_given
 
 
 class _Line(aiohttp.ClientWebSocketResponse):
@@ -224,7 +211,7 @@ def _head(sealed: SealedRequest, status: int, headers: Mapping[str, str]) -> str
     try:
         return sealed.check(status, headers)
     except SealBroken as error:
-        raise _NotSealed(str(error), headers.get(REASON_HEADER)) from error
+        raise _NotSealed(str(error)) from error
 
 
 def _checked(sealed: SealedRequest, reply: aiohttp.ClientResponse) -> str:
@@ -237,7 +224,7 @@ def _check_whole(sealed: SealedRequest | None, reply: aiohttp.ClientResponse, da
     try:
         sealed.check_whole(reply.status, reply.headers, data)
     except SealBroken as error:
-        raise _NotSealed(str(error), reply.headers.get(REASON_HEADER)) from error
+        raise _NotSealed(str(error)) from error
 
 
 async def _pieces(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -256,7 +243,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except SealBroken as error:
-        raise _NotSealed(str(error), None) from error
+        raise _NotSealed(str(error)) from error
     except aiohttp.WSServerHandshakeError:
         raise
     except aiohttp.ClientConnectorError as error:

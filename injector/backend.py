@@ -2,32 +2,51 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
-from orchard.schemas.sandboxes import (
-    ApplyPatch,
-    CreateSandbox,
-    ExecRequest,
-    FileList,
-    FileWritten,
-    ForkSandbox,
-    Health,
-    Job,
-    JobQueued,
-    PatchResult,
-    Resources,
-    SandboxInfo,
-    SnapshotReply,
-)
+from orchard.schemas.sandboxes import CreateSandbox, Health, Resources, SandboxInfo
+
+T = TypeVar("T")
+
+
+class Agent(Protocol):
+    """The agent in one sandbox, which does what concerns no other: commands, files, terminals, copies.
+
+    In a path `{id}` stands for the sandbox. Raises what the agent's answer stands for, and what is behind its
+    silence: SandboxNotFound, SandboxFailed, SandboxConflict (`pending`), SandboxUnavailable. What was sent is
+    not sent again.
+    """
+
+    async def call(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        key: str | None = None,
+    ) -> T:
+        """Send a request, whose body is a record, bytes or pieces of bytes; its JSON answer as `kind`.
+
+        `key` is an idempotency key: the same again returns what the first request made.
+        """
+
+    def stream(
+        self, path: str, params: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The answer of a GET in pieces."""
+
+    async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket for one terminal session, frames as in the contract; the caller closes it."""
 
 
 class Backend(Protocol):
-    """Sandboxes and their jobs. It is the only memory: an orchestrator may be replaced at any time.
+    """Makes and ends sandboxes. It is the only memory: an orchestrator may be replaced at any time.
 
-    Every method raises the typed errors of `injector/errors.py`; `key` is an idempotency key: the same again
-    returns what the first call made. Times are seconds.
+    Every method raises the typed errors of `injector/errors.py`. Times are seconds.
     """
 
     async def open(self) -> None:
@@ -43,7 +62,10 @@ class Backend(Protocol):
         """What there is and what is asked for."""
 
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
-        """Begin to create a sandbox; it is `pending`. Raises SandboxConflict when the id is taken."""
+        """Begin to create a sandbox; it is `pending`. Raises SandboxConflict when the id is taken.
+
+        `key` is an idempotency key.
+        """
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """Raises SandboxNotFound."""
@@ -51,57 +73,11 @@ class Backend(Protocol):
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         """The sandbox once it is ready or failed; SandboxWaitTimeout."""
 
-    # Before `list`, whose name hides the type in the rest of the class.
-    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
-        """Begin to create copies of a sandbox. Raises SandboxUnsupported where the backend cannot."""
-
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """Those that carry all `labels`."""
 
     async def delete(self, sandbox_id: str) -> None:
         """Gone when this returns; unknown ids too."""
 
-    async def heartbeat(self, sandbox_id: str) -> None:
-        """Somebody still needs it. Raises SandboxFailed when it has failed."""
-
-    async def exec(self, sandbox_id: str, request: ExecRequest, key: str | None) -> Job | JobQueued:
-        """Start a command; with `request.wait`, its job when it ended or the server-side wait is over."""
-
-    async def terminal(self, sandbox_id: str) -> aiohttp.ClientWebSocketResponse:
-        """A line to the agent for one terminal session, frames as in the contract; the caller closes it."""
-
-    async def job(self, job_id: str) -> Job:
-        """The job as it is."""
-
-    async def wait_job(self, job_id: str, timeout: float) -> Job:
-        """The job when it ended or `timeout` is over."""
-
-    async def cancel_job(self, job_id: str) -> Job:
-        """Kill the job's process group."""
-
-    async def apply_patch(self, sandbox_id: str, request: ApplyPatch, key: str | None) -> PatchResult:
-        """Apply a patch; one that does not fit is a result, no error."""
-
-    async def write_file(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """Make or replace a regular file, with its parent directories."""
-
-    def read_file(
-        self, sandbox_id: str, path: str, limit: int | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The content of a regular file, in pieces; SandboxFileMissing, SandboxFileTooLarge (`limit`)."""
-
-    async def list_files(self, sandbox_id: str, path: str) -> FileList:
-        """The entries of a directory, by name; SandboxFileMissing."""
-
-    def read_archive(self, sandbox_id: str, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """A directory as a tar stream in pieces, names relative to it; SandboxFileMissing."""
-
-    async def write_archive(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """Unpack a tar stream into a directory, made where it is missing; nothing lands outside of it."""
-
-    async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:
-        """Make the sandbox's file system, as it is now, an image."""
+    def agent(self, sandbox_id: str) -> Agent:
+        """Of this sandbox; nothing is asked yet."""

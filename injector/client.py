@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from orchard.injector import operations
 from orchard.injector.errors import SandboxFailed, SandboxNotFound, SandboxRequestInvalid, SandboxWaitTimeout
 from orchard.injector.ledger import Ledger
 from orchard.injector.results import HealthResult, JobResult
@@ -115,8 +116,9 @@ class AsyncSandboxClient:
             labels=labels or {},
             ttl_seconds=ttl_seconds,
         )
-        key = idempotency_key or uuid.uuid4().hex
-        made = await self._transport.call(SandboxCreatedReply, "POST", "/sandboxes", body=request, key=key)
+        made = await self._transport.call(
+            SandboxCreatedReply, operations.CREATE, body=request, key=idempotency_key
+        )
         self._ledger.add(made.sandbox_id)
         try:
             if wait_ready:
@@ -135,11 +137,11 @@ class AsyncSandboxClient:
     async def list_sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         """Records of the sandboxes that carry all `labels`."""
         params = [("label", f"{name}={value}") for name, value in (labels or {}).items()]
-        return await self._transport.call(list[SandboxInfo], "GET", "/sandboxes", params=params)
+        return await self._transport.call(list[SandboxInfo], operations.LIST, params=params)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Delete a sandbox; nothing when there is none."""
-        await self._transport.call(Acknowledgement, "DELETE", f"/sandboxes/{sandbox_id}")
+        await self._transport.call(Acknowledgement, operations.DELETE, sandbox_id)
         self._forget(sandbox_id)
 
     async def cleanup_all(self) -> None:
@@ -148,11 +150,11 @@ class AsyncSandboxClient:
 
     async def health(self) -> HealthResult:
         """Raises SandboxUnavailable while the service cannot make sandboxes."""
-        return await self._transport.call(HealthResult, "GET", "/health")
+        return await self._transport.call(HealthResult, operations.HEALTH)
 
     async def resources(self) -> Resources:
         """What there is and what is asked for."""
-        return await self._transport.call(Resources, "GET", "/resources")
+        return await self._transport.call(Resources, operations.RESOURCES)
 
     async def close(self) -> None:
         """Clean up, unless told not to, and close all connections."""
@@ -189,15 +191,15 @@ class AsyncSandboxClient:
         self._ledger.remove(sandbox_id)
 
     async def _info(self, sandbox_id: str) -> SandboxInfo:
-        return await self._transport.call(SandboxInfo, "GET", f"/sandboxes/{sandbox_id}")
+        return await self._transport.call(SandboxInfo, operations.GET, sandbox_id)
 
     async def _ready(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         deadline = time.monotonic() + timeout + READY_MARGIN
         while True:
             step = min(WAIT_STEP, max(0.0, deadline - time.monotonic()))
-            path, params = f"/sandboxes/{sandbox_id}/wait", {"timeout": str(step)}
+            params = {"timeout": str(step)}
             try:
-                info = await self._transport.call(SandboxInfo, "GET", path, params=params)
+                info = await self._transport.call(SandboxInfo, operations.WAIT, sandbox_id, params=params)
             except SandboxWaitTimeout:
                 if time.monotonic() >= deadline:
                     raise SandboxFailed(

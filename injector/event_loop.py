@@ -1,13 +1,18 @@
 """An event loop on a thread of its own, so that blocking code can use asynchronous code."""
 
 import asyncio
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+A = TypeVar("A")
 T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class EventLoopThread:
@@ -57,6 +62,44 @@ class EventLoopThread:
                 arguments = (self._loop,)
                 threading.Thread(target=_serve, args=arguments, name="sandbox-client", daemon=True).start()
             return self._loop
+
+
+class Blocking(Generic[A]):
+    """For blocking code what an asynchronous object is for other code; its methods are made by `blocking`."""
+
+    def __init__(self, loop: EventLoopThread, awaited: A) -> None:
+        self._loop = loop
+        self._awaited = awaited
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._awaited.__aexit__(kind, error, trace))  # type: ignore[attr-defined]
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[A], P], T]: ...
+@overload
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]], into: Callable[[EventLoopThread, T], R]
+) -> Callable[Concatenate[Blocking[A], P], R]: ...
+def blocking(method: Callable[..., Any], into: Callable[[EventLoopThread, Any], Any] | None = None) -> Any:
+    """The method of a Blocking class that does what `method` of the awaited object does.
+
+    It has the same arguments, documentation and errors. `into` makes what it returns of an awaited object.
+    """
+
+    @functools.wraps(method)
+    def call(self: Blocking[Any], *args: Any, **named: Any) -> Any:
+        result = self._loop.run(method(self._awaited, *args, **named))
+        return result if into is None else into(self._loop, result)
+
+    return call
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
-from orchard.injector.event_loop import EventLoopThread
+from orchard.injector.event_loop import Blocking, blocking
 from orchard.injector.keepalive import keep_alive
 
 BUFFER_LIMIT = 64 * 1024 * 1024
@@ -165,59 +165,27 @@ class AsyncContainerProcess:
                 self._error = SandboxError(frame.message, reason="terminal")
 
 
-class ContainerProcess:
+class ContainerProcess(Blocking[AsyncContainerProcess]):
     """AsyncContainerProcess for blocking code: see there for what each method does and raises."""
-
-    def __init__(self, loop: EventLoopThread, process: AsyncContainerProcess) -> None:
-        self._loop = loop
-        self._process = process
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pid(self) -> int | None:
         """Its process id in the sandbox."""
-        return self._process.pid
+        return self._awaited.pid
 
     @property
     def returncode(self) -> int | None:
         """The exit status once it ended, negative for a signal."""
-        return self._process.returncode
+        return self._awaited.returncode
 
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
-        return self._process.poll()
+        return self._awaited.poll()
 
-    def write_stdin(self, data: bytes | str) -> None:
-        """Type `data`."""
-        self._loop.run(self._process.write_stdin(data))
-
-    def read(self, timeout: float | None = None) -> bytes:
-        """What was printed since the last read; b"" at the end."""
-        return self._loop.run(self._process.read(timeout))
-
-    def read_all(self, timeout: float | None = None) -> bytes:
-        """Everything not yet read, once it has ended."""
-        return self._loop.run(self._process.read_all(timeout))
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status once it ended."""
-        return self._loop.run(self._process.wait(timeout))
-
-    def kill(self, signal_name: str = "TERM") -> None:
-        """Send a signal by its name."""
-        self._loop.run(self._process.kill(signal_name))
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Change the terminal's size."""
-        self._loop.run(self._process.resize(rows, cols))
-
-    def close(self) -> None:
-        """Hang up: what still runs is killed."""
-        self._loop.run(self._process.close())
+    write_stdin = blocking(AsyncContainerProcess.write_stdin)
+    read = blocking(AsyncContainerProcess.read)
+    read_all = blocking(AsyncContainerProcess.read_all)
+    wait = blocking(AsyncContainerProcess.wait)
+    kill = blocking(AsyncContainerProcess.kill)
+    resize = blocking(AsyncContainerProcess.resize)
+    close = blocking(AsyncContainerProcess.close)

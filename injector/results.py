@@ -65,3 +65,10 @@ class JobResult(Job, frozen=True, kw_only=True):
     def failed(self) -> bool:
         """It ended otherwise, or never ran."""
         return self.status is JobStatus.FAILED
+
+
+class PassedJob(Job, frozen=True, kw_only=True):
+    """A job on its way through the orchestrator: what the command printed stays as the agent wrote it."""
+
+    stdout: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]
+    stderr: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]

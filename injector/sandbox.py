@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import IO, Any, Literal, Self, TypeVar, overload
 
-from orchard.injector import directories, environment
+from orchard.injector import directories, environment, operations
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
@@ -38,6 +38,8 @@ ON_DISK_LIMIT = 16 * 1024 * 1024 * 1024
 """Bytes taken from a sandbox at once, unless the caller says another number."""
 ANSWER_MARGIN = 60.0
 """Seconds an answer may take beyond the time that the server was asked to wait."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +153,8 @@ class AsyncSandbox:
             merge_output=merge_output,
             stdin=stdin,
         )
-        path, key = f"{self._path}/exec", idempotency_key or uuid.uuid4().hex
         if not wait:
-            queued = await self._transport.call(JobQueued, "POST", path, body=request, key=key)
+            queued = await self._call(JobQueued, operations.EXEC, body=request, key=idempotency_key)
             return JobResult(
                 job_id=queued.job_id,
                 sandbox_id=self.sandbox_id,
@@ -162,14 +163,14 @@ class AsyncSandbox:
                 created_at=time.time(),
             )
         longest = seconds + ANSWER_MARGIN
-        job = await self._transport.call(JobResult, "POST", path, body=request, key=key, timeout=longest)
+        job = await self._call(JobResult, operations.EXEC, body=request, key=idempotency_key, timeout=longest)
         while not job.is_complete:
             job = await self.wait_job(job.job_id, WAIT_STEP)
         return job
 
     async def _terminal(self, init: dict[str, object]) -> AsyncContainerProcess:
         try:
-            line = await self._transport.line(f"{self._path}/exec/pty")
+            line = await self._transport.line(operations.TERMINAL.at(self.sandbox_id))
         except SandboxError:
             await self.heartbeat()  # a refused WebSocket cannot say why; this can
             raise
@@ -199,18 +200,18 @@ class AsyncSandbox:
 
     async def get_job(self, job_id: str) -> JobResult:
         """The job as it is."""
-        return await self._transport.call(JobResult, "GET", f"/jobs/{job_id}")
+        return await self._transport.call(JobResult, operations.JOB, job_id)
 
     async def wait_job(self, job_id: str, timeout: float = WAIT_STEP) -> JobResult:
         """The job when it has ended, or as it is after `timeout` seconds."""
-        path, params = f"/jobs/{job_id}/wait", {"timeout": str(timeout)}
+        params, longest = {"timeout": str(timeout)}, timeout + ANSWER_MARGIN
         return await self._transport.call(
-            JobResult, "GET", path, params=params, timeout=timeout + ANSWER_MARGIN
+            JobResult, operations.WAIT_JOB, job_id, params=params, timeout=longest
         )
 
     async def cancel_job(self, job_id: str) -> JobResult:
         """Kill the job's process group. The job may still be `running` in the answer."""
-        return await self._transport.call(JobResult, "DELETE", f"/jobs/{job_id}")
+        return await self._transport.call(JobResult, operations.CANCEL_JOB, job_id)
 
     async def apply_patch(
         self,
@@ -222,24 +223,17 @@ class AsyncSandbox:
     ) -> PatchOutcome:
         """Apply a unified diff (paths `a/...` and `b/...`, relative to `cwd`), wholly or not at all."""
         request = ApplyPatch(patch=patch, timeout_seconds=timeout, cwd=cwd)
-        key = idempotency_key or uuid.uuid4().hex
-        return await self._transport.call(
-            PatchOutcome, "POST", f"{self._path}/apply_patch", body=request, key=key
-        )
+        return await self._call(PatchOutcome, operations.APPLY_PATCH, body=request, key=idempotency_key)
 
     async def upload_content(self, content: bytes | str, remote_path: str) -> Written:
         """Make or replace the file at the absolute `remote_path`, with its parent directories."""
         data = content.encode() if isinstance(content, str) else content
-        return await self._transport.call(
-            Written, "POST", f"{self._path}/files", body=data, params={"path": remote_path}
-        )
+        return await self._call(Written, operations.WRITE, body=data, params={"path": remote_path})
 
     async def upload_file(self, local_path: str | Path, remote_path: str) -> Written:
         """The same with the content of a local file, of any size."""
         with await asyncio.to_thread(Path(local_path).open, "rb") as content:
-            return await self._transport.call(
-                Written, "POST", f"{self._path}/files", body=content, params={"path": remote_path}
-            )
+            return await self._call(Written, operations.WRITE, body=content, params={"path": remote_path})
 
     async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
         """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
@@ -247,7 +241,9 @@ class AsyncSandbox:
         A task can make a file of any size that takes no room, and the caller is who it kills: beyond `limit`
         bytes SandboxFileTooLarge is raised.
         """
-        return await self._transport.content(f"{self._path}/files", {"path": remote_path}, limit)
+        return await self._transport.content(
+            operations.READ.at(self.sandbox_id), {"path": remote_path}, limit
+        )
 
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
@@ -257,7 +253,7 @@ class AsyncSandbox:
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             with await asyncio.to_thread(part.open, "xb") as content:
-                await self._transport.download(f"{self._path}/files", {"path": remote_path}, content, limit)
+                await self._download(operations.READ, remote_path, content, limit)
                 size = content.tell()
             part.replace(target)
         finally:
@@ -272,9 +268,8 @@ class AsyncSandbox:
         """
         with directories.temporary() as archive:
             await asyncio.to_thread(directories.pack, Path(local_path), archive)
-            return await self._transport.call(
-                Written, "PUT", f"{self._path}/archive", body=archive, params={"path": remote_path}
-            )
+            params = {"path": remote_path}
+            return await self._call(Written, operations.WRITE_ARCHIVE, body=archive, params=params)
 
     async def download_directory(
         self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
@@ -288,15 +283,12 @@ class AsyncSandbox:
         for what a directory cannot contain or what is in the way here.
         """
         with directories.temporary() as archive:
-            await self._transport.download(f"{self._path}/archive", {"path": remote_path}, archive, limit)
+            await self._download(operations.READ_ARCHIVE, remote_path, archive, limit)
             return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
 
     async def list_files(self, remote_path: str = "/") -> list[Entry]:
         """Entries of a directory, by name; SandboxFileMissing when there is none."""
-        listing = await self._transport.call(
-            Listing, "GET", f"{self._path}/files/list", params={"path": remote_path}
-        )
-        return listing.files
+        return (await self._call(Listing, operations.FILES, params={"path": remote_path})).files
 
     async def check_env(self, verbose: bool = True) -> dict[str, Any]:
         """What shells find here: whether `~/.bashrc` is loaded, conda, PATH with and without login, python.
@@ -317,9 +309,7 @@ class AsyncSandbox:
 
     async def snapshot(self, image: str) -> SnapshotReply:
         """Make the file system as it is now an image. Wait for commands that write before."""
-        return await self._transport.call(
-            SnapshotReply, "POST", f"{self._path}/snapshot", body=SnapshotRequest(image=image)
-        )
+        return await self._call(SnapshotReply, operations.SNAPSHOT, body=SnapshotRequest(image=image))
 
     async def fork(
         self,
@@ -343,19 +333,16 @@ class AsyncSandbox:
             labels=labels,
             ttl_seconds=ttl_seconds,
         )
-        key = idempotency_key or uuid.uuid4().hex
-        forks = await self._transport.call(
-            list[SandboxInfo], "POST", f"{self._path}/fork", body=request, key=key
-        )
+        forks = await self._call(list[SandboxInfo], operations.FORK, body=request, key=idempotency_key)
         return await self._made(forks)
 
     async def status(self) -> SandboxInfo:
         """The sandbox's record as it is now."""
-        return await self._transport.call(SandboxInfo, "GET", self._path)
+        return await self._call(SandboxInfo, operations.GET)
 
     async def heartbeat(self) -> None:
         """Tell the service, once, that the sandbox is needed."""
-        await self._transport.call(Acknowledgement, "POST", f"{self._path}/heartbeat")
+        await self._call(Acknowledgement, operations.HEARTBEAT)
 
     def start_heartbeat(self, interval: float = 60.0) -> None:
         """Tell the service every `interval` seconds that the sandbox is needed, until stopped or deleted."""
@@ -376,12 +363,16 @@ class AsyncSandbox:
     async def delete(self) -> None:
         """Kill everything inside and remove it; nothing when it is gone."""
         await self.stop_heartbeat()
-        await self._transport.call(Acknowledgement, "DELETE", self._path)
+        await self._call(Acknowledgement, operations.DELETE)
         self._deleted(self.sandbox_id)
 
-    @property
-    def _path(self) -> str:
-        return f"/sandboxes/{self.sandbox_id}"
+    async def _call(self, kind: type[T], operation: operations.Operation, **options: Any) -> T:
+        return await self._transport.call(kind, operation, self.sandbox_id, **options)
+
+    async def _download(
+        self, operation: operations.Operation, path: str, target: IO[bytes], limit: int
+    ) -> None:
+        await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit)
 
     async def _beat(self, interval: float) -> None:
         while True:

@@ -6,8 +6,9 @@ import os
 import random
 import ssl
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import IO, Any, TypeVar
 
 import aiohttp
@@ -20,8 +21,8 @@ from orchard.injector.errors import (
     SandboxUnavailable,
     error_for,
 )
+from orchard.injector.operations import JSON, KEY, RAW, Operation
 
-KEY_HEADER = "Idempotency-Key"
 API_KEY_HEADER = "X-API-Key"
 REASON_HEADER = "X-Error-Reason"
 OVERLOAD = "overload"
@@ -29,7 +30,6 @@ OVERLOAD = "overload"
 
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message."""
-RAW = "application/octet-stream"
 PIECE = 1024 * 1024
 """Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
@@ -70,8 +70,8 @@ class Transport:
     async def call(
         self,
         kind: type[T],
-        method: str,
-        path: str,
+        operation: Operation,
+        name: str = "",
         *,
         body: msgspec.Struct | bytes | IO[bytes] | None = None,
         params: Mapping[str, str] | list[tuple[str, str]] | None = None,
@@ -80,35 +80,21 @@ class Transport:
     ) -> T:
         """The JSON answer as `kind`. Raises the typed errors; tries again while the service is away.
 
-        `timeout` bounds one try, in seconds.
+        `name` is of the sandbox or job that `operation` is about. An operation that has an idempotency key is
+        given one where `key` is None. `timeout` bounds one try, in seconds.
         """
-        async with self.answered(method, path, body=body, params=params, key=key, timeout=timeout) as reply:
-            return msgspec.json.decode(await reply.read(), type=kind)
-
-    @asynccontextmanager
-    async def answered(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: msgspec.Struct | bytes | IO[bytes] | None = None,
-        params: Mapping[str, str] | list[tuple[str, str]] | None = None,
-        key: str | None = None,
-        timeout: float | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A successful answer whose body has been read."""
         headers = dict(self.headers)
-        if key is not None:
-            headers[KEY_HEADER] = key
+        if KEY in operation.parameters:
+            headers[KEY.name] = key or uuid.uuid4().hex
         data: Any = body
         if isinstance(body, msgspec.Struct):
             data = msgspec.json.encode(body)
-            headers["Content-Type"] = "application/json"
-        reply = await self._patiently(
-            lambda: self._try(method, path, data, params, headers, timeout or self._timeout)
+            headers["Content-Type"] = JSON
+        path, seconds = operation.at(name), timeout or self._timeout
+        answer = await self._patiently(
+            lambda: self._try(operation.method, path, data, params, headers, seconds)
         )
-        async with reply:
-            yield reply
+        return msgspec.json.decode(answer, type=kind)
 
     async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
         """The answer of a GET into a file, whole or not at all; tries again from its start.
@@ -172,21 +158,20 @@ class Transport:
 
     async def _try(
         self, method: str, path: str, data: Any, params: Any, headers: dict[str, str], timeout: float
-    ) -> aiohttp.ClientResponse:
+    ) -> bytes:
         with self._explained(timeout):
-            reply = await self._opened().request(
+            async with self._opened().request(
                 method,
                 self._url + path,
                 data=data if data is None or isinstance(data, bytes) else _pieces(data),
                 params=params,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout),
-            )
-            await reply.read()
+            ) as reply:
+                answer = await reply.read()
         if reply.status >= 400:
-            async with reply:
-                raise _error(reply, await reply.read())
-        return reply
+            raise _error(reply, answer)
+        return answer
 
     async def _try_line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         try:

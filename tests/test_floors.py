@@ -4,6 +4,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,21 @@ def test_the_agent_imports_only_the_standard_library_and_aiohttp() -> None:
         for module in modules(path):
             if room_of(module) == "injector":
                 assert module.startswith("orchard.injector.agent"), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - {"orchard"}))
+def test_no_module_imports_one_that_imports_it(room: str) -> None:
+    """For types alone neither."""
+    files = {
+        ".".join(("orchard", *path.with_suffix("").relative_to(ROOT).parts)): path
+        for path in (ROOT / room).rglob("*.py")
+    }
+    graph = {
+        name: {module if module in files else module.rpartition(".")[0] for module in modules(path)}
+        & set(files)
+        for name, path in files.items()
+    }
+    assert set(TopologicalSorter(graph).static_order()) == set(files)  # CycleError names a cycle
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)

@@ -57,7 +57,7 @@ def privileges(descriptors: tuple[int, int]) -> Privileges:
     return Privileges(dropped, seccomp.program(os.uname().machine), descriptors)
 
 
-def entry(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
+def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
     """The calls for the spawner's request `enter`.
 
     A process of the sandbox's pid namespace is seen there from its birth, can be stopped at once, and shows

@@ -40,7 +40,7 @@ class OutputForgotten(Conflict):
 
 
 @dataclass(kw_only=True, eq=False)
-class Job:
+class TrackedJob:
     """One command. Times are epoch seconds."""
 
     job_id: str
@@ -113,14 +113,14 @@ class Jobs:
         self._sandbox_id = sandbox_id
         self._spawner = spawner
         self._machine = machine
-        self._jobs: dict[str, Job] = {}
-        self._keys: dict[str, Job] = {}
+        self._jobs: dict[str, TrackedJob] = {}
+        self._keys: dict[str, TrackedJob] = {}
         self._spent_keys: dict[bytes, None] = {}
         self._leftovers: set[PipeReader] = set()
-        self._finished: dict[str, Job] = {}
+        self._finished: dict[str, TrackedJob] = {}
         self._held = 0
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> TrackedJob:
         """Raises NotFound."""
         job = self._jobs.get(job_id)
         if job is None:
@@ -135,7 +135,7 @@ class Jobs:
         """Whether any job has not ended."""
         return any(not job.done.is_set() for job in self._jobs.values())
 
-    async def start(self, request: Mapping[str, Any], key: str | None) -> Job:
+    async def start(self, request: Mapping[str, Any], key: str | None) -> TrackedJob:
         """Start the command of an exec request; with the `key` of an earlier start, return that job.
 
         Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept.
@@ -153,7 +153,7 @@ class Jobs:
                     "and its result is no longer kept"
                 )
         limit = int(request.get("output_limit") or OUTPUT_LIMIT)
-        job = Job(
+        job = TrackedJob(
             job_id=f"{self._sandbox_id}.{uuid.uuid4().hex[:12]}",
             sandbox_id=self._sandbox_id,
             command=request["command"],
@@ -168,7 +168,7 @@ class Jobs:
         await self._run(job, request)
         return job
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str) -> TrackedJob:
         """Kill the job's process group; nothing when it has ended."""
         job = self.get(job_id)
         self._stop(job, "cancelled")
@@ -189,7 +189,7 @@ class Jobs:
             reader.close()
         self._leftovers.clear()
 
-    async def _run(self, job: Job, request: Mapping[str, Any]) -> None:
+    async def _run(self, job: TrackedJob, request: Mapping[str, Any]) -> None:
         command = job.command
         flag = "-lc" if request.get("login_shell") else "-c"
         shell = [flag, command] if isinstance(command, str) else []
@@ -207,7 +207,7 @@ class Jobs:
         try:
             await self._spawner.enter(
                 job.job_id,
-                self._machine.entry,
+                self._machine.entrance,
                 argv=[] if isinstance(command, str) else command,
                 shell=shell,
                 env={**self._machine.environment, **(request.get("env") or {})},
@@ -221,7 +221,7 @@ class Jobs:
                 reader.close_writer()
 
     def _ended(
-        self, job: Job, readers: list[PipeReader], timer: asyncio.TimerHandle
+        self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle
     ) -> Callable[[int, str | None], None]:
         def report(status: int, failure: str | None) -> None:
             timer.cancel()
@@ -233,7 +233,7 @@ class Jobs:
 
         return report
 
-    def _judge(self, job: Job, status: int, failure: str | None) -> None:
+    def _judge(self, job: TrackedJob, status: int, failure: str | None) -> None:
         if failure is not None:
             self._complete(job, None, failure)
             return
@@ -253,7 +253,7 @@ class Jobs:
             self._complete(job, code, None)
         # Else the sandbox is ending: `settle` tells the caller, once the sandbox itself says that it failed.
 
-    def _complete(self, job: Job, code: int | None, error: str | None) -> None:
+    def _complete(self, job: TrackedJob, code: int | None, error: str | None) -> None:
         job.exit_code = code
         job.error = error
         job.completed_at = time.time()
@@ -263,7 +263,7 @@ class Jobs:
         self._held += job.held
         self._make_room(job)
 
-    def _make_room(self, newest: Job) -> None:
+    def _make_room(self, newest: TrackedJob) -> None:
         """Forget the oldest finished jobs, not those that somebody is about to report."""
         surplus = len(self._finished) - RETAINED_JOBS
         if surplus <= 0 and self._held <= RETAINED_OUTPUT:
@@ -279,12 +279,12 @@ class Jobs:
             elif not old.forgotten:
                 self._forget(old)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: TrackedJob) -> None:
         self._held -= job.held
         job.out, job.err, job.command = BoundedOutput(0), BoundedOutput(0), ""
         job.forgotten = True
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: TrackedJob) -> None:
         self._held -= job.held
         del self._finished[job.job_id]
         del self._jobs[job.job_id]
@@ -294,7 +294,7 @@ class Jobs:
             if len(self._spent_keys) > REMEMBERED_KEYS:
                 del self._spent_keys[next(iter(self._spent_keys))]
 
-    def _stop(self, job: Job, why: str) -> None:
+    def _stop(self, job: TrackedJob, why: str) -> None:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)

@@ -1,12 +1,13 @@
 """What the agent needs from whatever makes its sandboxes: namespaces of a machine, or the Pod it is in."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.errors import RequestInvalid, Unsupported
+from orchard.injector.agent.spawning import Entrance
 
 Died = Callable[[str, str], None]
 """Called when a machine ends without having been asked to: reason (a word), sentence."""
@@ -82,7 +83,7 @@ class Template(Protocol):
 class Machine(Protocol):
     """One started sandbox."""
 
-    entry: Entry
+    entrance: Entrance
     root: int
     """Descriptor of its root directory, as its processes see it."""
     environment: dict[str, str]
@@ -110,6 +111,41 @@ class Machine(Protocol):
 
     async def destroy(self) -> None:
         """Kill all its processes, free everything it holds. May be called again after a failure."""
+
+
+@dataclass(kw_only=True)
+class PlainMachine:
+    """The root that the agent itself is in, called a sandbox: nothing is isolated from here."""
+
+    environment: dict[str, str]
+    no_copy: str
+    """Why there are no snapshots and forks, and what to do instead."""
+    working_directory: str = "/"
+    note: str = ""
+    entrance: Entrance = field(default_factory=lambda: Entrance(pidfd=None, cgroups=()))
+    root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def oom_kills(self) -> int:
+        """Not limited from here, so never."""
+        return 0
+
+    def dying(self) -> bool:
+        """Not before the agent does."""
+        return False
+
+    async def snapshot(self, image: str) -> dict[str, Any]:
+        """Raises Unsupported."""
+        raise Unsupported(f"no snapshot `{image}`: {self.no_copy}")
+
+    async def template(self) -> Template:
+        """Raises Unsupported."""
+        raise Unsupported(f"no fork: {self.no_copy}")
+
+    async def destroy(self) -> None:
+        """Give up the root descriptor."""
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
 
 
 class Host(Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchard.injector.agent.jobs import Job, Jobs
+from orchard.injector.agent.jobs import Jobs, TrackedJob
 
 # Outside a repository, so that nothing is left out silently because it lies beside the current directory,
 # and no configuration of the repository has a say. All or nothing: git writes no file unless every hunk
@@ -38,7 +38,7 @@ async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[st
 
 async def _run(
     jobs: Jobs, request: dict[str, Any], command: list[str], env: dict[str, str], key: str | None
-) -> Job:
+) -> TrackedJob:
     job = await jobs.start(
         {
             "command": command,
@@ -54,5 +54,5 @@ async def _run(
     return job
 
 
-def _program_missing(job: Job) -> bool:
+def _program_missing(job: TrackedJob) -> bool:
     return job.exit_code is None and job.error is not None and job.error.startswith("could not execute")

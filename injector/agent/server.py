@@ -4,17 +4,17 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from orchard.injector.agent import archives, bodies, files, patches
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
-from orchard.injector.agent.jobs import Job
+from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.machine import Host, Machine, SandboxSpec
 from orchard.injector.agent.sandboxes import Sandbox, Sandboxes, matching
@@ -49,32 +49,43 @@ class AgentServer:
     def application(self, *middlewares: Middleware) -> web.Application:
         """The aiohttp application; `middlewares` come before every handler."""
         app = web.Application(middlewares=[_errors, *middlewares], client_max_size=1 << 40)
+        held = self._held
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/capabilities", self._capabilities),
                 web.post("/sandboxes", self._create),
                 web.get("/sandboxes", self._list),
-                web.get("/sandboxes/{id}", self._get),
-                web.get("/sandboxes/{id}/wait", self._wait),
+                web.get("/sandboxes/{id}", held(self._get)),
+                web.get("/sandboxes/{id}/wait", held(self._wait)),
                 web.delete("/sandboxes/{id}", self._delete),
-                web.post("/sandboxes/{id}/heartbeat", self._heartbeat),
-                web.post("/sandboxes/{id}/exec", self._exec),
-                web.get("/sandboxes/{id}/exec/pty", self._terminal),
-                web.post("/sandboxes/{id}/apply_patch", self._apply_patch),
-                web.put("/sandboxes/{id}/files", self._write),
-                web.get("/sandboxes/{id}/files", self._read),
-                web.get("/sandboxes/{id}/files/list", self._files),
-                web.get("/sandboxes/{id}/archive", self._read_archive),
-                web.put("/sandboxes/{id}/archive", self._write_archive),
-                web.post("/sandboxes/{id}/snapshot", self._snapshot),
-                web.post("/sandboxes/{id}/fork", self._fork),
+                web.post("/sandboxes/{id}/heartbeat", held(self._heartbeat)),
+                web.post("/sandboxes/{id}/exec", held(self._exec)),
+                web.get("/sandboxes/{id}/exec/pty", held(self._terminal)),
+                web.post("/sandboxes/{id}/apply_patch", held(self._apply_patch)),
+                web.put("/sandboxes/{id}/files", held(self._write)),
+                web.get("/sandboxes/{id}/files", held(self._read)),
+                web.get("/sandboxes/{id}/files/list", held(self._files)),
+                web.get("/sandboxes/{id}/archive", held(self._read_archive)),
+                web.put("/sandboxes/{id}/archive", held(self._write_archive)),
+                web.post("/sandboxes/{id}/snapshot", held(self._snapshot)),
+                web.post("/sandboxes/{id}/fork", held(self._fork)),
                 web.get("/jobs/{job}", self._job),
                 web.get("/jobs/{job}/wait", self._wait_job),
                 web.delete("/jobs/{job}", self._cancel_job),
             ]
         )
         return app
+
+    def _held(self, work: Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]) -> Handler:
+        """A handler on a sandbox, which does not expire meanwhile."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            sandbox = self._sandboxes.get(request.match_info["id"])
+            with self._sandboxes.active(sandbox):
+                return await work(request, sandbox)
+
+        return handle
 
     async def _health(self, _request: web.Request) -> web.Response:
         return _json({"status": "healthy"})
@@ -92,137 +103,99 @@ class AgentServer:
         labels = dict(label.split("=", 1) for label in request.query.getall("label", []))
         return _json(matching(self._sandboxes, labels))
 
-    async def _get(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            return _json(sandbox.document())
+    async def _get(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+        return _json(sandbox.document())
 
-    async def _wait(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            await self._sandboxes.wait(sandbox.spec.sandbox_id, _seconds(request))
-            return _json(sandbox.document())
+    async def _wait(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        await self._sandboxes.wait(sandbox.spec.sandbox_id, _seconds(request))
+        return _json(sandbox.document())
 
     async def _delete(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         await self._sandboxes.delete(sandbox_id)
         return _json({"status": "deleted", "sandbox_id": sandbox_id})
 
-    async def _heartbeat(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            sandbox.ready()
+    async def _heartbeat(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+        sandbox.ready()
         return _json({"status": "ok", "sandbox_id": sandbox.spec.sandbox_id})
 
-    async def _exec(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            body = await request.json()
-            _, jobs = sandbox.ready()
-            wait = body.pop("wait", False)
-            job = await jobs.start(body, request.headers.get(KEY_HEADER))
-            if not wait:
-                return _json({"job_id": job.job_id, "status": "queued"})
-            return await _finished(job, float(body.get("timeout_seconds") or 300.0) + EXEC_WAIT_MARGIN)
+    async def _exec(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        body = await request.json()
+        _, jobs = sandbox.ready()
+        wait = body.pop("wait", False)
+        job = await jobs.start(body, request.headers.get(KEY_HEADER))
+        if not wait:
+            return _json({"job_id": job.job_id, "status": "queued"})
+        return await _finished(job, float(body.get("timeout_seconds") or 300.0) + EXEC_WAIT_MARGIN)
 
-    async def _terminal(self, request: web.Request) -> web.WebSocketResponse:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
-            await line.prepare(request)
-            await TerminalSession(line, machine, self._sandboxes.spawner).run()
-            await line.close()
-            return line
+    async def _terminal(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+        machine, _ = sandbox.ready()
+        line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
+        await line.prepare(request)
+        await TerminalSession(line, machine, self._sandboxes.spawner).run()
+        await line.close()
+        return line
 
-    async def _apply_patch(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            body = await request.json()
-            _, jobs = sandbox.ready()
-            return _json(await patches.apply(jobs, body, request.headers.get(KEY_HEADER)))
+    async def _apply_patch(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        body = await request.json()
+        _, jobs = sandbox.ready()
+        return _json(await patches.apply(jobs, body, request.headers.get(KEY_HEADER)))
 
-    async def _write(self, request: web.Request) -> web.Response:
-        sandbox, path = self._sandbox(request), _path(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            size = 0
-            upload = Upload()
-            try:
-                await _in_thread(upload.open, machine, path)
-                async for piece in bodies.pieces(request):
-                    await asyncio.to_thread(upload.write, piece)
-                    size += len(piece)
-                await asyncio.to_thread(upload.finish)
-            except OSError as error:
-                raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
-            finally:
-                await discarded(upload)
-            return _json({"success": True, "path": path, "size": size})
+    async def _write(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        path = _path(request)
+        machine, _ = sandbox.ready()
+        size = 0
+        upload = Upload()
+        try:
+            await _in_thread(upload.open, machine, path)
+            async for piece in bodies.pieces(request):
+                await asyncio.to_thread(upload.write, piece)
+                size += len(piece)
+            await asyncio.to_thread(upload.finish)
+        except OSError as error:
+            raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
+        finally:
+            await discarded(upload)
+        return _json({"success": True, "path": path, "size": size})
 
-    async def _read(self, request: web.Request) -> web.StreamResponse:
-        sandbox, path = self._sandbox(request), _path(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            limit = int(request.query["limit"]) if "limit" in request.query else None
-            source, size = await _in_thread(partial(files.open_for_reading, limit=limit), machine, path)
-            try:
-                if size <= files.CHUNK:
-                    data = await asyncio.to_thread(source.read, size)
-                    return web.Response(body=data, content_type="application/octet-stream")
-                reply = bodies.stream(request, "application/octet-stream")
-                await reply.prepare(request)
-                # What is added meanwhile is not waited for: a task could do so without end.
-                with _cut_short(request):
-                    while piece := await asyncio.to_thread(source.read, min(size, files.CHUNK)):
-                        size -= len(piece)
-                        await reply.write(piece)
-                    await reply.write_eof()
-                return reply
-            finally:
-                source.close()
+    async def _read(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+        path = _path(request)
+        machine, _ = sandbox.ready()
+        limit = int(request.query["limit"]) if "limit" in request.query else None
+        source, size = await _in_thread(partial(files.open_for_reading, limit=limit), machine, path)
+        with source:
+            if size <= files.CHUNK:
+                data = await asyncio.to_thread(source.read, size)
+                return web.Response(body=data, content_type="application/octet-stream")
+            return await _streamed(request, "application/octet-stream", _first(source, size))
 
-    async def _files(self, request: web.Request) -> web.Response:
-        sandbox, path = self._sandbox(request), _path(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            return _json({"path": path, "files": await _in_thread(files.listing, machine, path)})
+    async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        path = _path(request)
+        machine, _ = sandbox.ready()
+        return _json({"path": path, "files": await _in_thread(files.listing, machine, path)})
 
-    async def _snapshot(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            body = await request.json()
-            machine, _ = sandbox.ready()
-            return _json(await machine.snapshot(body["image"]))
+    async def _snapshot(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        body = await request.json()
+        machine, _ = sandbox.ready()
+        return _json(await machine.snapshot(body["image"]))
 
-    async def _read_archive(self, request: web.Request) -> web.StreamResponse:
-        sandbox, path = self._sandbox(request), _path(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            with _root(machine) as root:
-                async with archives.packed(root, path) as pieces:
-                    reply = bodies.stream(request, "application/x-tar")
-                    await reply.prepare(request)
-                    with _cut_short(request):
-                        async for piece in pieces:
-                            await reply.write(piece)
-                        await reply.write_eof()
-                    return reply
+    async def _read_archive(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+        path = _path(request)
+        machine, _ = sandbox.ready()
+        with _root(machine) as root:
+            async with archives.packed(root, path) as pieces:
+                return await _streamed(request, "application/x-tar", pieces)
 
-    async def _write_archive(self, request: web.Request) -> web.Response:
-        sandbox, path = self._sandbox(request), _path(request)
-        with self._sandboxes.active(sandbox):
-            machine, _ = sandbox.ready()
-            with _root(machine) as root:
-                done = await archives.unpack(root, path, bodies.pieces(request))
-            return _json({"success": True, "path": path, "size": done.size})
+    async def _write_archive(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        path = _path(request)
+        machine, _ = sandbox.ready()
+        with _root(machine) as root:
+            done = await archives.unpack(root, path, bodies.pieces(request))
+        return _json({"success": True, "path": path, "size": done.size})
 
-    async def _fork(self, request: web.Request) -> web.Response:
-        sandbox = self._sandbox(request)
-        with self._sandboxes.active(sandbox):
-            key = request.headers.get(KEY_HEADER)
-            forks = await self._sandboxes.fork(sandbox, await request.json(), key)
-            return _json([fork.document() for fork in forks])
+    async def _fork(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        forks = await self._sandboxes.fork(sandbox, await request.json(), request.headers.get(KEY_HEADER))
+        return _json([fork.document() for fork in forks])
 
     async def _job(self, request: web.Request) -> web.Response:
         return await _job_reply(self._find_job(request)[1])
@@ -238,10 +211,7 @@ class AgentServer:
             sandbox.jobs.cancel(job.job_id)
         return await _job_reply(job)
 
-    def _sandbox(self, request: web.Request) -> Sandbox:
-        return self._sandboxes.get(request.match_info["id"])
-
-    def _find_job(self, request: web.Request) -> tuple[Sandbox, Job]:
+    def _find_job(self, request: web.Request) -> tuple[Sandbox, TrackedJob]:
         job_id = request.match_info["job"]
         sandbox = self._sandboxes.of_job(job_id)
         if sandbox.jobs is None:
@@ -251,9 +221,7 @@ class AgentServer:
 
 
 @web.middleware
-async def _errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     REQUEST_ID.set(request.headers.get(REQUEST_ID_HEADER))
     try:
         reply = await handler(request)
@@ -282,7 +250,7 @@ def _error(error: AgentError) -> web.Response:
     )
 
 
-async def _finished(job: Job, timeout: float) -> web.Response:
+async def _finished(job: TrackedJob, timeout: float) -> web.Response:
     """The job when it has ended, or in whatever state it is after `timeout` seconds."""
     with job.kept():
         with suppress(TimeoutError):
@@ -291,7 +259,7 @@ async def _finished(job: Job, timeout: float) -> web.Response:
         return await _job_reply(job)
 
 
-async def _job_reply(job: Job) -> web.Response:
+async def _job_reply(job: TrackedJob) -> web.Response:
     """Large outputs are decoded and encoded in a thread, so that other sandboxes are not held up."""
     if job.out.kept + job.err.kept < files.CHUNK:
         return _json(job.document())
@@ -321,15 +289,28 @@ def _root(machine: Machine) -> Iterator[int]:
         os.close(root)
 
 
-@contextmanager
-def _cut_short(request: web.Request) -> Iterator[None]:
+async def _streamed(
+    request: web.Request, content_type: str, pieces: AsyncIterator[bytes]
+) -> web.StreamResponse:
     """An answer that has begun cannot become an error: it is broken off, so nobody takes it for whole."""
+    reply = bodies.stream(request, content_type)
+    await reply.prepare(request)
     try:
-        yield
+        async for piece in pieces:
+            await reply.write(piece)
+        await reply.write_eof()
     except OSError as error:
         log.warning("%s %s is broken off: %s", request.method, request.path, error)
         if request.transport is not None:
             request.transport.abort()
+    return reply
+
+
+async def _first(source: IO[bytes], size: int) -> AsyncIterator[bytes]:
+    """Of a file as much as it had. What is added meanwhile is not waited for: a task could do so for ever."""
+    while size > 0 and (piece := await asyncio.to_thread(source.read, min(size, files.CHUNK))):
+        size -= len(piece)
+        yield piece
 
 
 async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:

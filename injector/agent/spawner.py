@@ -251,8 +251,7 @@ class _Spawner:
                 setpgroup=0,
             )
         except OSError as error:
-            self._report({"id": request["id"], "failed": f"{arguments[0]}: {error.strerror}"})
-            self._report({"id": request["id"], "exit": 127 << 8})
+            self._never_ran(request, f"{arguments[0]}: {error.strerror}")
             return
         self._remember(pid, _Command(request["id"]))
         if request["tell"]:
@@ -265,35 +264,36 @@ class _Spawner:
         try:
             pid = self._play(places)
         except OSError as error:
-            self._report({"id": request["id"], "failed": f"{request['steps'][0]}: {error.strerror}"})
-            self._report({"id": request["id"], "exit": 127 << 8})
+            self._never_ran(request, f"{request['steps'][0]}: {error.strerror}")
             return
         descriptors.remove(written)
         self._remember(pid, _Command(request["id"], written, request), bearing=True)
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        target = descriptors[3] if request["namespaces"] else None
-        written, told, tells = -1, -1, self._nothing
+        """What it opens is closed with the request's descriptors, but for what a started command needs."""
+        stdio, target = descriptors[:3], (*descriptors[3:], self._nothing)[0]
+        told, tells = -1, self._nothing
         try:
-            written = entering.entry(request, self._given_up).open()
+            written = entering.program(request, self._given_up).open()
+            descriptors.append(written)
             if request["terminal"]:
                 told, tells = os.pipe2(os.O_CLOEXEC)
-            places = [*zip(descriptors[:3], (0, 1, 2), strict=True), (written, syscall_program.DESCRIPTOR)]
-            places += [(self._nothing if target is None else target, entering.TARGET), (tells, entering.TOLD)]
-            pid = self._play(places)
+                descriptors += [told, tells]
+            places = [*zip(stdio, (0, 1, 2), strict=True), (written, syscall_program.DESCRIPTOR)]
+            pid = self._play([*places, (target, entering.TARGET), (tells, entering.TOLD)])
         except OSError as error:
-            for descriptor in {written, told} - {-1}:
-                os.close(descriptor)
-            self._report({"id": request["id"], "failed": _why_not_started(request, error)})
-            self._report({"id": request["id"], "exit": 127 << 8})
+            self._never_ran(request, _why_not_started(request, error))
             return
-        finally:
-            if tells != self._nothing:
-                os.close(tells)
-        self._remember(pid, _Command(request["id"], written, request), bearing=target is not None)
+        descriptors.remove(written)
+        self._remember(pid, _Command(request["id"], written, request), bearing=request["namespaces"])
         if told >= 0:
+            descriptors.remove(told)
             self._told[told] = request["id"]
             self._ready.register(told, select.EPOLLIN)
+
+    def _never_ran(self, request: Mapping[str, Any], why: str) -> None:
+        self._report({"id": request["id"], "failed": why})
+        self._report({"id": request["id"], "exit": 127 << 8})
 
     def _play(self, places: list[tuple[int, int]]) -> int:
         """Start the entry program; `places` are descriptors here and what they are there."""

@@ -17,7 +17,7 @@ Report = Callable[[int, str | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entrance:
     """How to get into a sandbox: what a command needs to become one of its processes."""
 
     pidfd: int | None
@@ -103,7 +103,7 @@ class Spawner:
     async def enter(
         self,
         name: str,
-        entry: Entry,
+        entrance: Entrance,
         *,
         argv: Sequence[str],
         shell: Sequence[str],
@@ -124,16 +124,16 @@ class Spawner:
         request = {
             "do": "enter",
             "id": name,
-            "namespaces": entry.pidfd is not None,
+            "namespaces": entrance.pidfd is not None,
             "terminal": on_terminal is not None,
-            "cgroups": list(entry.cgroups),
-            "rlimits": list(entry.rlimits.items()),
+            "cgroups": list(entrance.cgroups),
+            "rlimits": list(entrance.rlimits.items()),
             "argv": list(argv),
             "shell": list(shell),
             "env": env,
             "cwd": cwd,
         }
-        descriptors = [*stdio] if entry.pidfd is None else [*stdio, entry.pidfd]
+        descriptors = [*stdio] if entrance.pidfd is None else [*stdio, entrance.pidfd]
         await self._send(request, descriptors)
 
     def close(self) -> None:

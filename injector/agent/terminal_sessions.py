@@ -94,7 +94,7 @@ class TerminalSession:
         argv, shell = _command(init["cmd"], bool(init.get("login_shell")))
         await self._spawner.enter(
             self._name,
-            self._machine.entry,
+            self._machine.entrance,
             argv=argv,
             shell=shell,
             env={"TERM": DEFAULT_TERM, **self._machine.environment, **init["env"]},
@@ -108,7 +108,7 @@ class TerminalSession:
             await _first(self._started, self._ended)
             if self._started.done():
                 leader, pid = self._started.result()
-                self._session = Session(leader, self._machine.entry)
+                self._session = Session(leader, self._machine.entrance)
                 await self._send(type="ready", pid=pid)
             loop = asyncio.get_running_loop()
             output = loop.create_task(self._forward_output())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.spawning import Entrance
 
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441
@@ -59,11 +59,11 @@ def signal_number(name: object) -> signal.Signals | None:
 class Session:
     """The processes on one terminal: those of the session that `leader` (as the agent sees it) began."""
 
-    def __init__(self, leader: int, entry: Entry) -> None:
-        """`entry.cgroups`, the sandbox's control groups, list what runs; without any, all of /proc does."""
+    def __init__(self, leader: int, entrance: Entrance) -> None:
+        """The control groups of `entrance` list what runs; without any, all of /proc does."""
         self._leader = leader
-        self._lists = [Path(cgroup).with_name("cgroup.procs") for cgroup in entry.cgroups]
-        self._own_namespace = entry.pidfd is not None
+        self._lists = [Path(cgroup).with_name("cgroup.procs") for cgroup in entrance.cgroups]
+        self._own_namespace = entrance.pidfd is not None
         self._namespace = self._namespace_of(leader)
 
     def signal(self, master: int, number: signal.Signals) -> None:

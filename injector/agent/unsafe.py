@@ -1,14 +1,12 @@
 """Commands run on this machine without any isolation: only for who asks for it by name."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.errors import NotFound, RequestInvalid, Unsupported
-from orchard.injector.agent.machine import Died, SandboxSpec, Template
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.errors import NotFound
+from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 
@@ -29,52 +27,17 @@ class UnsafeHost:
         """Says what is missing: everything."""
         return {"isolation": "none", "limits": {}, "images": ["host"], "problems": [NOTE]}
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "UnsafeMachine":  # noqa: ARG002
+    async def create(self, spec: SandboxSpec, died: Died) -> PlainMachine:  # noqa: ARG002
         """Raises NotFound (`image_missing`) for any image but `host`."""
         if spec.image != "host":
             raise NotFound(
                 f"without isolation there is no image but `host`, not `{spec.image}`", reason="image_missing"
             )
-        machine = UnsafeMachine()
+        names = ("PATH", os.defpath), ("HOME", "/")
+        machine = PlainMachine(
+            environment={name: os.environ.get(name, default) for name, default in names},
+            no_copy="without isolation a sandbox has no file system of its own",
+            note=NOTE,
+        )
         files.make_directory(machine.root, "/workspace")
         return machine
-
-
-@dataclass
-class UnsafeMachine:
-    """This machine, called a sandbox."""
-
-    entry: Entry = field(default_factory=lambda: Entry(pidfd=None, cgroups=()))
-    root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    environment: dict[str, str] = field(
-        default_factory=lambda: {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": os.environ.get("HOME", "/"),
-        }
-    )
-    working_directory: str = "/"
-    note: str = NOTE
-
-    def oom_kills(self) -> int:
-        """Not limited, so never."""
-        return 0
-
-    def dying(self) -> bool:
-        """Not before we do."""
-        return False
-
-    async def snapshot(self, image: str) -> dict[str, Any]:
-        """Raises RequestInvalid: there are no layers."""
-        raise RequestInvalid(
-            f"no snapshot `{image}`: without isolation a sandbox has no file system of its own"
-        )
-
-    async def template(self) -> Template:
-        """Raises Unsupported: there are no layers."""
-        raise Unsupported("no fork: without isolation a sandbox has no file system of its own")
-
-    async def destroy(self) -> None:
-        """Give up the root descriptor."""
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1

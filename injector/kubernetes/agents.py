@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
+import msgspec
 
 from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AGENT_REPLACED, AgentConnection, AgentUnreachable
@@ -24,6 +26,7 @@ from orchard.injector.kubernetes.failures import mark_failed
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import Verdict, judge
+from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 
 VERDICT_GRACE = 5.0
 """Seconds that a silent agent's Pod gets to say why: the kubelet reports a container's end that late."""
@@ -48,7 +51,7 @@ class Agents:
     ) -> None:
         self._api = api
         self._cache = cache
-        self._activity = activity
+        self.activity = activity
         self._settings = settings
         self._secret = secret
         self.fingerprint = marks.fingerprint(secret)
@@ -86,29 +89,29 @@ class Agents:
         deadline = asyncio.get_running_loop().time() + VERDICT_GRACE
         while True:
             try:
-                with self._activity.request(pod):
+                with self.activity.request(pod):
                     asked = work(self.line(pod), pod.labels[marks.AGENT])
                     return await self._unless_failed(pod, asked), pod
-            except AgentUnreachable as error:
+            except (SandboxUnavailable, SandboxFailed) as error:
+                pod = await self._after(error, pod, sandbox_id, deadline)
+
+    async def _after(self, error: SandboxError, pod: Pod, sandbox_id: str, deadline: float) -> Pod:
+        """The Pod to ask again, after an error from before anything was sent; else raises what it means."""
+        match error:
+            case AgentUnreachable():
                 pod = await self._still_usable(pod, sandbox_id)
                 if asyncio.get_running_loop().time() > deadline:
                     raise SandboxUnavailable(error.detail, reason=error.reason) from error
                 await self._cache.changed(sandbox_id, RETRY_PAUSE)
-            except SandboxUnavailable:
+                return pod
+            case SandboxUnavailable():
                 await self._explain(pod, sandbox_id, deadline)
-                raise
-            except SandboxFailed as error:
-                if error.reason != AGENT_REPLACED:
-                    raise
+            case SandboxFailed(reason=reason) if reason == AGENT_REPLACED:
                 now = await self._still_usable(pod, sandbox_id)
-                if (now.uid, now.address) == (pod.uid, pod.address):
-                    await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
-                    raise
-                raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
-
-    async def check(self, sandbox_id: str) -> None:
-        """Have the agent prove that it is the one which was given the key. Raises the same errors."""
-        await self.ask(sandbox_id, lambda line, _: _proof(line))
+                if (now.uid, now.address) != (pod.uid, pod.address):
+                    raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
+                await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
+        raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
         """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
@@ -194,9 +197,47 @@ class Agents:
                 task.add_done_callback(self._closing.discard)
 
 
-async def _proof(line: AgentConnection) -> None:
-    if not await line.proves_itself():
-        raise SandboxFailed("the agent of the sandbox was replaced: it has no key", reason=AGENT_REPLACED)
+class PodAgent(NamedTuple):
+    """See Agent: the agent of one sandbox, in whatever Pod it is when it is asked."""
+
+    agents: Agents
+    sandbox_id: str
+
+    async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        """See Agent."""
+        reply, _ = await self.agents.ask(
+            self.sandbox_id,
+            lambda line, name: line.call(kind, method, path.replace("{id}", name), **options),
+        )
+        return self._of_the_sandbox(reply)
+
+    @asynccontextmanager
+    async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """See Agent."""
+        async with AsyncExitStack() as stack:
+            pieces, pod = await self.agents.ask(
+                self.sandbox_id,
+                lambda line, name: stack.enter_async_context(line.stream(path.replace("{id}", name), params)),
+            )
+            with self.agents.activity.request(pod):
+                yield pieces
+
+    async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        """See Agent."""
+        line, pod = await self.agents.ask(
+            self.sandbox_id, lambda line, name: line.line(path.replace("{id}", name))
+        )
+        self.agents.activity.hold(pod, line)
+        return line
+
+    def _of_the_sandbox(self, reply: T) -> T:
+        """The agent in a warm Pod was started, and has its own name, before it was whose it is."""
+        changed: dict[str, str] = {}
+        if isinstance(reply, Job | JobQueued):
+            changed["job_id"] = f"{self.sandbox_id}.{reply.job_id.partition('.')[2]}"
+        if isinstance(reply, Job | Acknowledgement):
+            changed["sandbox_id"] = self.sandbox_id
+        return msgspec.structs.replace(reply, **changed) if changed else reply  # type: ignore[type-var]
 
 
 def _failed(sandbox_id: str, verdict: Verdict) -> SandboxFailed:

@@ -11,8 +11,8 @@ the whole cluster: nodes list.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import aiohttp
@@ -44,6 +44,16 @@ class ApiRefused(SandboxError):
         super().__init__(f"the API server answers {code}: {refusal.message or refusal.reason}")
         self.code = code
         self.refusal = refusal
+
+
+@contextmanager
+def passing_over(*codes: int) -> Iterator[None]:
+    """Around a request: go on after the block when it is refused with one of these."""
+    try:
+        yield
+    except ApiRefused as error:
+        if error.code not in codes:
+            raise
 
 
 class ClusterApi:
@@ -105,11 +115,8 @@ class ClusterApi:
     async def delete(self, path: str, body: Manifest) -> None:
         """Nothing when it is gone already. Raises ApiRefused (409: a precondition) and SandboxUnavailable."""
         async with self._writes:
-            try:
+            with passing_over(404):
                 await self._repeated(msgspec.Raw, "DELETE", path, body=body)
-            except ApiRefused as error:
-                if error.code != 404:
-                    raise
 
     @asynccontextmanager
     async def watch(

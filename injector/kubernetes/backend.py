@@ -6,22 +6,17 @@ Any number of orchestrators may serve the same cluster: none remembers anything 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
 
-import aiohttp
 import msgspec
 
-from orchard.injector.errors import (
-    SandboxNotFound,
-    SandboxUnavailable,
-    SandboxUnsupported,
-    SandboxWaitTimeout,
-)
+from orchard.injector.backend import Agent
+from orchard.injector.errors import SandboxNotFound, SandboxUnavailable, SandboxWaitTimeout
 from orchard.injector.kubernetes import marks, pods
 from orchard.injector.kubernetes.activity import Activity
-from orchard.injector.kubernetes.agents import Agents, Work
+from orchard.injector.kubernetes.agents import Agents, PodAgent
 from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.caretaker import Caretaker
@@ -33,30 +28,12 @@ from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.resources import resources
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import judge
-from orchard.schemas.sandboxes import (
-    ApplyPatch,
-    CreateSandbox,
-    ExecRequest,
-    FileList,
-    FileWritten,
-    ForkSandbox,
-    Health,
-    Job,
-    JobQueued,
-    PatchResult,
-    Resources,
-    SandboxInfo,
-    SnapshotReply,
-)
+from orchard.schemas.sandboxes import CreateSandbox, Health, Resources, SandboxInfo
 
 SYNC_TIMEOUT = 10.0
 """Seconds that a request waits, after the start, until it is known which sandboxes there are."""
 GLANCE = 3.0
 """Seconds that a question which can also be answered from what is known asks the API server."""
-
-T = TypeVar("T")
-J = TypeVar("J", Job, JobQueued, Job | JobQueued)
-_encode = msgspec.json.encode
 
 log = logging.getLogger(__name__)
 
@@ -129,21 +106,6 @@ class KubernetesBackend:
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         """See Backend."""
         return self._info(await self._open.creation.create(request, key))
-
-    async def fork(
-        self,
-        sandbox_id: str,
-        request: ForkSandbox,  # noqa: ARG002
-        key: str | None,  # noqa: ARG002
-    ) -> list[SandboxInfo]:
-        """A Pod's root cannot be copied: SandboxUnsupported names what can be."""
-        await self.get(sandbox_id)
-        raise _unsupported("a sandbox that is a Pod cannot be forked")
-
-    async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:  # noqa: ARG002
-        """A Pod's root cannot be made an image: SandboxUnsupported names what can be done."""
-        await self.get(sandbox_id)
-        raise _unsupported("a sandbox that is a Pod cannot become an image")
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """As the API server says now; while it cannot be reached, as it last said."""
@@ -223,86 +185,9 @@ class KubernetesBackend:
         if marks.birth(pod).reserved:
             await parts.reservations.give_up(sandbox_id)
 
-    async def heartbeat(self, sandbox_id: str) -> None:
-        """See Backend; the agent is asked, too."""
-        await self._open.agents.check(sandbox_id)
-
-    async def exec(self, sandbox_id: str, request: ExecRequest, key: str | None) -> Job | JobQueued:
+    def agent(self, sandbox_id: str) -> Agent:
         """See Backend."""
-        kind: type[Job | JobQueued] = Job if request.wait else JobQueued
-        job = await self._ask(
-            sandbox_id,
-            lambda line, agent: line.call(
-                kind, "POST", f"/sandboxes/{agent}/exec", body=_encode(request), key=key
-            ),
-        )
-        return _as_of(job, sandbox_id)
-
-    async def terminal(self, sandbox_id: str) -> aiohttp.ClientWebSocketResponse:
-        """See Backend."""
-        parts = self._open
-        line, pod = await parts.agents.ask(
-            sandbox_id, lambda line, agent: line.line(f"/sandboxes/{agent}/exec/pty")
-        )
-        parts.activity.hold(pod, line)
-        return line
-
-    async def job(self, job_id: str) -> Job:
-        """See Backend."""
-        return await self._job(job_id, "GET", "")
-
-    async def wait_job(self, job_id: str, timeout: float) -> Job:
-        """See Backend."""
-        return await self._job(job_id, "GET", "/wait", {"timeout": str(timeout)})
-
-    async def cancel_job(self, job_id: str) -> Job:
-        """See Backend."""
-        return await self._job(job_id, "DELETE", "")
-
-    async def apply_patch(self, sandbox_id: str, request: ApplyPatch, key: str | None) -> PatchResult:
-        """See Backend."""
-        return await self._ask(
-            sandbox_id,
-            lambda line, agent: line.call(
-                PatchResult, "POST", f"/sandboxes/{agent}/apply_patch", body=_encode(request), key=key
-            ),
-        )
-
-    async def write_file(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """See Backend."""
-        return await self._put(sandbox_id, "files", path, content)
-
-    async def write_archive(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """See Backend."""
-        return await self._put(sandbox_id, "archive", path, content)
-
-    @asynccontextmanager
-    async def read_file(
-        self, sandbox_id: str, path: str, limit: int | None = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Backend."""
-        params = {"path": path} if limit is None else {"path": path, "limit": str(limit)}
-        async with self._stream(sandbox_id, "files", params) as pieces:
-            yield pieces
-
-    @asynccontextmanager
-    async def read_archive(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Backend."""
-        async with self._stream(sandbox_id, "archive", {"path": path}) as pieces:
-            yield pieces
-
-    async def list_files(self, sandbox_id: str, path: str) -> FileList:
-        """See Backend."""
-        return await self._ask(
-            sandbox_id,
-            lambda line, agent: line.call(
-                FileList, "GET", f"/sandboxes/{agent}/files/list", params={"path": path}
-            ),
-        )
+        return PodAgent(self._open.agents, sandbox_id)
 
     @property
     def _open(self) -> "_Parts":
@@ -312,46 +197,6 @@ class KubernetesBackend:
 
     def _info(self, pod: Pod) -> SandboxInfo:
         return pods.info(pod, self._settings.namespace, judge(pod, self._settings, time.time()))
-
-    async def _ask(self, sandbox_id: str, work: Work[T]) -> T:
-        return (await self._open.agents.ask(sandbox_id, work))[0]
-
-    async def _job(
-        self, job_id: str, method: str, suffix: str, params: Mapping[str, str] | None = None
-    ) -> Job:
-        sandbox_id, _, number = job_id.partition(".")
-        if not number.isalnum():
-            raise SandboxNotFound(f"there is no job {job_id}")
-        job = await self._ask(
-            sandbox_id,
-            lambda line, agent: line.call(Job, method, f"/jobs/{agent}.{number}{suffix}", params=params),
-        )
-        return _as_of(job, sandbox_id)
-
-    async def _put(
-        self, sandbox_id: str, what: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        return await self._ask(
-            sandbox_id,
-            lambda line, agent: line.call(
-                FileWritten, "PUT", f"/sandboxes/{agent}/{what}", params={"path": path}, body=content
-            ),
-        )
-
-    @asynccontextmanager
-    async def _stream(
-        self, sandbox_id: str, what: str, params: Mapping[str, str]
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        parts = self._open
-        async with AsyncExitStack() as stack:
-            pieces, pod = await parts.agents.ask(
-                sandbox_id,
-                lambda line, agent: stack.enter_async_context(
-                    line.stream(f"/sandboxes/{agent}/{what}", params)
-                ),
-            )
-            with parts.activity.request(pod):
-                yield pieces
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,17 +209,3 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     introductions: KeyExchange
     creation: Creation
     reservations: Reservations
-
-
-def _as_of(job: J, sandbox_id: str) -> J:
-    """A job as its sandbox's: the agent in a warm Pod was started before it was whose it is."""
-    number = job.job_id.partition(".")[2]
-    renamed = msgspec.structs.replace(job, job_id=f"{sandbox_id}.{number}")
-    return msgspec.structs.replace(renamed, sandbox_id=sandbox_id) if isinstance(renamed, Job) else renamed
-
-
-def _unsupported(what: str) -> SandboxUnsupported:
-    return SandboxUnsupported(
-        f"{what}: its root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
-        " and put it into another sandbox with PUT /sandboxes/ID/archive"
-    )

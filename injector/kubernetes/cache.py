@@ -16,7 +16,7 @@ import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, selector
+from orchard.injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
 from orchard.schemas.sandboxes import SANDBOX_ID
 
@@ -137,13 +137,10 @@ class PodCache:
 
         Raises SandboxUnavailable after `patience` seconds without an answer.
         """
-        try:
+        pod: Pod | None = None
+        with passing_over(404):
             pod = await self._api.get(Pod, f"{self.path}/{name}", patience=patience)
-        except ApiRefused as error:
-            if error.code != 404:
-                raise
-            return None
-        self.learn(pod)
+            self.learn(pod)
         return pod
 
     async def look_up(self, sandbox_id: str) -> Pod | None:
@@ -162,11 +159,8 @@ class PodCache:
     async def delete(self, pod: Pod) -> None:
         """Have the API server delete a Pod at once; it may be gone already."""
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
-        try:
+        with passing_over(409):  # another Pod has its name by now
             await self._api.delete(f"{self.path}/{pod.name}", body)
-        except ApiRefused as error:
-            if error.code != 409:  # another Pod has its name by now
-                raise
 
     def learn(self, pod: Pod) -> None:
         """Take over what a request of ours answered, unless the watch was faster."""

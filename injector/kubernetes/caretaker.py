@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks, policies, reconcile, warm
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi, selector
+from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.failures import mark_failed
 from orchard.injector.kubernetes.leadership import Leadership, leases
@@ -117,8 +117,5 @@ class Caretaker:
     async def _delete(self, path: str, seen: Metadata) -> None:
         """Only if it is still as we saw it."""
         preconditions = {"uid": seen.uid, "resourceVersion": seen.resource_version}
-        try:
+        with passing_over(409):
             await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": preconditions})
-        except ApiRefused as error:
-            if error.code != 409:
-                raise

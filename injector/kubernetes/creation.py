@@ -13,7 +13,7 @@ import uuid
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes import marks, pods, warm
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.reservations import Reservations
@@ -101,24 +101,20 @@ class Creation:
         )
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
-            try:
+            with passing_over(409):
                 pod = await self._api.create(Pod, self._cache.path, body)
-            except ApiRefused as error:
-                if error.code != 409:
-                    raise
-                present = await self._cache.refresh(marks.pod_name(sandbox_id))
-                if present is None:
-                    continue  # it has just gone
-                if present.metadata.deletion_timestamp is None:
-                    return _same(present, born, sandbox_id)
-                left = deadline - asyncio.get_running_loop().time()
-                if not await self._cache.gone(present.name, present.uid, sandbox_id, left):
-                    raise SandboxConflict(
-                        f"there is a sandbox {sandbox_id} already, which is being deleted", reason="exists"
-                    ) from error
-            else:
                 self._cache.learn(pod)
                 return pod
+            present = await self._cache.refresh(marks.pod_name(sandbox_id))
+            if present is None:
+                continue  # it has just gone
+            if present.metadata.deletion_timestamp is None:
+                return _same(present, born, sandbox_id)
+            left = deadline - asyncio.get_running_loop().time()
+            if not await self._cache.gone(present.name, present.uid, sandbox_id, left):
+                raise SandboxConflict(
+                    f"there is a sandbox {sandbox_id} already, which is being deleted", reason="exists"
+                )
 
 
 def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:

@@ -1,7 +1,7 @@
 """Writes on a Pod that its sandbox has failed, so that it stays failed whatever becomes of the Pod."""
 
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
 
@@ -17,8 +17,5 @@ async def mark_failed(api: ClusterApi, cache: PodCache, pod: Pod, failure: marks
         "metadata": {"uid": pod.uid, "annotations": {marks.FAILED: marks.encoded(failure)}},
         "spec": {"activeDeadlineSeconds": PROMPTLY},
     }
-    try:
+    with passing_over(404, 409):  # gone, or another Pod of the same name
         cache.learn(await api.patch(Pod, f"{cache.path}/{pod.name}", body))
-    except ApiRefused as error:
-        if error.code not in (404, 409):  # gone, or another Pod of the same name
-            raise

@@ -23,7 +23,7 @@ from orchard.injector.agent_connection import AGENT_REPLACED
 from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
 from orchard.injector.kubernetes import marks, policies
 from orchard.injector.kubernetes.agents import Agents
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -156,12 +156,9 @@ class KeyExchange:
             "resourceVersion": pod.metadata.resource_version,
             "annotations": annotations,
         }
-        try:
-            written = await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", {"metadata": metadata})
-        except ApiRefused as error:
-            if error.code not in (404, 409):
-                raise
-            await self._cache.refresh(pod.name)
-            return False
-        self._cache.learn(written)
-        return True
+        with passing_over(404, 409):
+            body = {"metadata": metadata}
+            self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
+            return True
+        await self._cache.refresh(pod.name)
+        return False

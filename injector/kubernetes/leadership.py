@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ApiRefused, ClusterApi, passing_over
 from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
 
 NAME = "orchard-orchestrator"
@@ -112,12 +112,9 @@ class Leadership:
 
     async def _read(self) -> Lease | None:
         patience = self._seconds / RENEWALS
-        try:
+        with passing_over(404):
             return await self._api.get(Lease, f"{self._path}/{NAME}", patience=patience)
-        except ApiRefused as error:
-            if error.code != 404:
-                raise
-            return None
+        return None
 
     async def _write(self, version: str, holder: str) -> Lease:
         body: Manifest = {

@@ -3,7 +3,7 @@
 import ipaddress
 
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.objects import Manifest, Named, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 
@@ -56,8 +56,5 @@ async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> Non
     """Make the allowance that a sandbox asked for, if it did; nothing when it is there."""
     if marks.birth(pod).request.block_network:
         return
-    try:
+    with passing_over(409):
         await api.create(Named, path(settings.namespace), allowance(pod, settings))
-    except ApiRefused as error:
-        if error.code != 409:
-            raise

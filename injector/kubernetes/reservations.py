@@ -10,7 +10,7 @@ import time
 
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.leadership import leases
 from orchard.injector.kubernetes.objects import Lease, Manifest, Pod, microtime
@@ -42,12 +42,9 @@ class Reservations:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
         while True:
-            try:
+            with passing_over(409):
                 await self._api.create(Lease, self.path, self._body(sandbox_id, holder))
                 return None
-            except ApiRefused as error:
-                if error.code != 409:
-                    raise
             lease = await self._read(sandbox_id)
             if lease is None:
                 continue  # it has just gone
@@ -71,21 +68,15 @@ class Reservations:
     async def _take_over(self, lease: Lease, sandbox_id: str, holder: str) -> bool:
         body = self._body(sandbox_id, holder)
         body["metadata"]["resourceVersion"] = lease.metadata.resource_version
-        try:
+        with passing_over(404, 409):
             await self._api.replace(Lease, f"{self.path}/{lease.metadata.name}", body)
-        except ApiRefused as error:
-            if error.code not in (404, 409):
-                raise
-            return False
-        return True
+            return True
+        return False
 
     async def _read(self, sandbox_id: str) -> Lease | None:
-        try:
+        with passing_over(404):
             return await self._api.get(Lease, f"{self.path}/{marks.pod_name(sandbox_id)}")
-        except ApiRefused as error:
-            if error.code != 404:
-                raise
-            return None
+        return None
 
     def _body(self, sandbox_id: str, holder: str) -> Manifest:
         return {

@@ -3,7 +3,7 @@
 import msgspec
 
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.objects import ContainerStatus, Pod
+from orchard.injector.kubernetes.objects import Pod, PodStatus, Terminated
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import SandboxStatus
 
@@ -21,8 +21,13 @@ IMAGE_REASONS = frozenset(
 START_REASONS = frozenset(
     {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
-START_ERRORS = frozenset({"ContainerCannotRun", "StartError"})
-"""Why a container ended that never ran."""
+_NEVER_RAN = ("start_failed", "it could not be started: {}")
+_ENDS = {
+    "OOMKilled": ("out_of_memory", "it used more memory than its limit"),
+    "ContainerCannotRun": _NEVER_RAN,
+    "StartError": _NEVER_RAN,
+}
+"""Our reason, and a sentence, for the cluster's word for why a container ended."""
 EVICTIONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"})
 EVICTING_CONDITION = "DisruptionTarget"
 NODE_LOST = "NodeLost"
@@ -98,39 +103,36 @@ def _agent_started(pod: Pod) -> bool:
 
 def _ended(pod: Pod) -> Verdict | None:
     """Why it will not run again, if so."""
-    status = pod.status
-    word = status.reason
+    status, word = pod.status, pod.status.reason
     if word == NODE_LOST or status.phase == "Unknown":
         return _failed("node_lost", f"its node is lost: {status.message or 'it does not answer'}")
-    if pod.metadata.deletion_timestamp is not None:
-        if word in EVICTIONS or _evicting(pod):
-            return _failed("evicted", f"it is being evicted: {status.message or word}", settled=True)
-        return _failed("deleted", "it is being deleted", settled=True)
-    if status.phase not in ("Failed", "Succeeded"):
+    leaving = pod.metadata.deletion_timestamp is not None
+    if not leaving and status.phase not in ("Failed", "Succeeded"):
         return None
-    if word == DEADLINE:
-        return _failed("expired", "it reached the most that a sandbox may live", settled=True)
-    if word in EVICTIONS or _evicting(pod):
-        return _failed("evicted", f"it was evicted: {status.message or word}", settled=True)
+    if word == DEADLINE and not leaving:
+        why = "expired", "it reached the most that a sandbox may live"
+    elif word in EVICTIONS or _evicting(pod):
+        why = "evicted", f"it {'is being' if leaving else 'was'} evicted: {status.message or word}"
+    elif leaving:
+        why = "deleted", "it is being deleted"
+    else:
+        why = _container_ended(status)
+    return _failed(*why, settled=True)
+
+
+def _container_ended(status: PodStatus) -> tuple[str, str]:
+    """Of the first container that tells of an end: the reason and a sentence."""
     for container in status.init_container_statuses:
         over = container.state.terminated
         if over is not None and over.exit_code != 0:
-            return _failed(
-                "start_failed", f"the agent could not be installed: {_ending(container)}", settled=True
-            )
+            return "start_failed", f"the agent could not be installed: {_ending(over)}"
     for container in status.container_statuses:
         over = container.state.terminated
-        if over is None:
-            continue
-        if over.reason == "OOMKilled":
-            return _failed("out_of_memory", "it used more memory than its limit", settled=True)
-        if over.reason in START_ERRORS:
-            return _failed("start_failed", f"it could not be started: {_ending(container)}", settled=True)
-        return _failed("died", f"its agent ended: {_ending(container)}", settled=True)
+        if over is not None:
+            reason, sentence = _ENDS.get(over.reason, ("died", "its agent ended: {}"))
+            return reason, sentence.format(_ending(over))
     # No container ever ran: the node refused it, for example because it ran full in the meantime.
-    return _failed(
-        "start_failed", f"its node refused it: {status.message or word or status.phase}", settled=True
-    )
+    return "start_failed", f"its node refused it: {status.message or status.reason or status.phase}"
 
 
 def _evicting(pod: Pod) -> bool:
@@ -140,9 +142,7 @@ def _evicting(pod: Pod) -> bool:
     )
 
 
-def _ending(container: ContainerStatus) -> str:
-    over = container.state.terminated
-    assert over is not None
+def _ending(over: Terminated) -> str:
     words = [f"exit code {over.exit_code}", over.reason, over.message.strip()]
     return ", ".join(word for word in words if word)
 

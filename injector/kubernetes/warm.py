@@ -14,7 +14,7 @@ import msgspec
 
 from orchard.injector.agent.machine import quantity
 from orchard.injector.kubernetes import marks, pods
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
@@ -76,14 +76,10 @@ async def claim(
             },
             "spec": {"activeDeadlineSeconds": math.ceil(born.at - pod.created_at + settings.max_lifetime)},
         }
-        try:
+        with passing_over(404, 409):  # another was faster, or it has changed: the next one will do
             claimed = await api.patch(Pod, f"{cache.path}/{pod.name}", body)
-        except ApiRefused as error:
-            if error.code not in (404, 409):
-                raise
-            continue  # another was faster, or it has changed: the next one will do
-        cache.learn(claimed)
-        return claimed
+            cache.learn(claimed)
+            return claimed
     return None
 
 

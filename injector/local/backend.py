@@ -4,44 +4,33 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 
 from orchard.injector.agent.machine import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
+from orchard.injector.backend import Agent
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.local import agent_process
+from orchard.injector.resources import resources
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     Amounts,
-    ApplyPatch,
     CreateSandbox,
-    ExecRequest,
-    FileList,
-    FileWritten,
-    ForkSandbox,
     Health,
-    Job,
-    JobQueued,
     Node,
-    PatchResult,
     Resources,
     SandboxInfo,
     SandboxPod,
     SandboxStatus,
-    SnapshotReply,
-    SnapshotRequest,
 )
 
 SOCKET = "agent.sock"
 T = TypeVar("T")
-
-_encode = msgspec.json.encode
 
 
 class LocalBackend:
@@ -80,58 +69,26 @@ class LocalBackend:
         return await self._call(Health, "GET", "/health")
 
     async def resources(self) -> Resources:
-        """This machine and the sandboxes on it."""
-        sandboxes = await self.list({})
+        """This machine and the sandboxes on it. Limits are not reservations: more may be asked for."""
         machine = Amounts(
             cpu=float(os.cpu_count() or 1),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         )
-        pods = [
-            SandboxPod(
-                name=sandbox.pod_name,
-                namespace=sandbox.namespace,
-                phase=_PHASES[sandbox.status],
-                cpu_request=quantity(sandbox.cpu),
-                memory_request_bytes=int(quantity(sandbox.memory)),
-            )
-            for sandbox in sandboxes
-        ]
-        live = [pod for pod in pods if pod.phase != "Failed"]
-        requested = Amounts(
-            cpu=sum(pod.cpu_request for pod in live),
-            memory_bytes=sum(pod.memory_request_bytes for pod in live),
-        )
-        return Resources(
-            status="ok",
-            nodes=[Node(name=socket.gethostname(), capacity=machine, allocatable=machine)],
-            total_capacity=machine,
-            total_allocatable=machine,
-            total_requested=requested,
-            # Limits are not reservations here, so more may be asked for than there is.
-            available=Amounts(
-                cpu=max(0.0, machine.cpu - requested.cpu),
-                memory_bytes=max(0, machine.memory_bytes - requested.memory_bytes),
-            ),
-            sandbox_pods=pods,
-        )
+        node = Node(name=socket.gethostname(), capacity=machine, allocatable=machine)
+        return resources([node], [_pod(sandbox) for sandbox in await self.list({})])
 
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         """See Backend."""
-        return await self._call(SandboxInfo, "POST", "/sandboxes", body=_encode(request), key=key)
-
-    async def fork(self, sandbox_id: str, request: ForkSandbox, key: str | None) -> list[SandboxInfo]:
-        """See Backend."""
-        path, body = f"/sandboxes/{_part(sandbox_id)}/fork", _encode(request)
-        return await self._call(list[SandboxInfo], "POST", path, body=body, key=key)
+        return await self._call(SandboxInfo, "POST", "/sandboxes", body=request, key=key)
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """See Backend."""
-        return await self._call(SandboxInfo, "GET", f"/sandboxes/{_part(sandbox_id)}")
+        return await self.agent(sandbox_id).call(SandboxInfo, "GET", "/sandboxes/{id}")
 
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         """See Backend."""
         params = {"timeout": str(timeout)}
-        return await self._call(SandboxInfo, "GET", f"/sandboxes/{_part(sandbox_id)}/wait", params=params)
+        return await self.agent(sandbox_id).call(SandboxInfo, "GET", "/sandboxes/{id}/wait", params=params)
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """See Backend."""
@@ -140,83 +97,11 @@ class LocalBackend:
 
     async def delete(self, sandbox_id: str) -> None:
         """See Backend."""
-        await self._call(Acknowledgement, "DELETE", f"/sandboxes/{_part(sandbox_id)}")
+        await self.agent(sandbox_id).call(Acknowledgement, "DELETE", "/sandboxes/{id}")
 
-    async def heartbeat(self, sandbox_id: str) -> None:
+    def agent(self, sandbox_id: str) -> Agent:
         """See Backend."""
-        await self._call(Acknowledgement, "POST", f"/sandboxes/{_part(sandbox_id)}/heartbeat")
-
-    async def exec(self, sandbox_id: str, request: ExecRequest, key: str | None) -> Job | JobQueued:
-        """See Backend."""
-        path, body = f"/sandboxes/{_part(sandbox_id)}/exec", _encode(request)
-        if request.wait:
-            return await self._call(Job, "POST", path, body=body, key=key)
-        return await self._call(JobQueued, "POST", path, body=body, key=key)
-
-    async def terminal(self, sandbox_id: str) -> aiohttp.ClientWebSocketResponse:
-        """See Backend."""
-        await self.heartbeat(sandbox_id)  # a refused WebSocket cannot say why; this can
-        return await self._connected.line(f"/sandboxes/{_part(sandbox_id)}/exec/pty")
-
-    async def job(self, job_id: str) -> Job:
-        """See Backend."""
-        return await self._call(Job, "GET", f"/jobs/{_part(job_id)}")
-
-    async def wait_job(self, job_id: str, timeout: float) -> Job:
-        """See Backend."""
-        return await self._call(Job, "GET", f"/jobs/{_part(job_id)}/wait", params={"timeout": str(timeout)})
-
-    async def cancel_job(self, job_id: str) -> Job:
-        """See Backend."""
-        return await self._call(Job, "DELETE", f"/jobs/{_part(job_id)}")
-
-    async def apply_patch(self, sandbox_id: str, request: ApplyPatch, key: str | None) -> PatchResult:
-        """See Backend."""
-        path = f"/sandboxes/{_part(sandbox_id)}/apply_patch"
-        return await self._call(PatchResult, "POST", path, body=_encode(request), key=key)
-
-    async def write_file(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """See Backend."""
-        params = {"path": path}
-        return await self._call(
-            FileWritten, "PUT", f"/sandboxes/{_part(sandbox_id)}/files", params=params, body=content
-        )
-
-    @asynccontextmanager
-    async def read_file(
-        self, sandbox_id: str, path: str, limit: int | None = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Backend."""
-        params = {"path": path} if limit is None else {"path": path, "limit": str(limit)}
-        async with self._connected.stream(f"/sandboxes/{_part(sandbox_id)}/files", params) as pieces:
-            yield pieces
-
-    async def list_files(self, sandbox_id: str, path: str) -> FileList:
-        """See Backend."""
-        return await self._call(
-            FileList, "GET", f"/sandboxes/{_part(sandbox_id)}/files/list", params={"path": path}
-        )
-
-    @asynccontextmanager
-    async def read_archive(self, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Backend."""
-        archive = f"/sandboxes/{_part(sandbox_id)}/archive"
-        async with self._connected.stream(archive, {"path": path}) as pieces:
-            yield pieces
-
-    async def write_archive(
-        self, sandbox_id: str, path: str, content: AsyncIterator[bytes] | bytes
-    ) -> FileWritten:
-        """See Backend."""
-        archive = f"/sandboxes/{_part(sandbox_id)}/archive"
-        return await self._call(FileWritten, "PUT", archive, params={"path": path}, body=content)
-
-    async def snapshot(self, sandbox_id: str, image: str) -> SnapshotReply:
-        """See Backend."""
-        body = _encode(SnapshotRequest(image=image))
-        return await self._call(SnapshotReply, "POST", f"/sandboxes/{_part(sandbox_id)}/snapshot", body=body)
+        return _Agent(self, quote(sandbox_id, safe=""))
 
     @property
     def _connected(self) -> AgentConnection:
@@ -242,15 +127,36 @@ class LocalBackend:
                 await agent_process.start(self._state, backend=self._backend)
 
 
-def _part(text: str) -> str:
-    """As one part of a path, whatever it contains."""
-    return quote(text, safe="")
+class _Agent(NamedTuple):
+    """Of all sandboxes of the machine, asked about one."""
+
+    backend: LocalBackend
+    name: str
+    """The sandbox's id as one part of a path."""
+
+    async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        """See Agent."""
+        return await self.backend._call(kind, method, path.replace("{id}", self.name), **options)
+
+    def stream(
+        self, path: str, params: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """See Agent."""
+        return self.backend._connected.stream(path.replace("{id}", self.name), params)
+
+    async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        """See Agent."""
+        return await self.backend._connected.line(path.replace("{id}", self.name))
 
 
-_PHASES = {
-    SandboxStatus.PENDING: "Pending",
-    SandboxStatus.UNSCHEDULABLE: "Pending",
-    SandboxStatus.READY: "Running",
-    SandboxStatus.FAILED: "Failed",
-    SandboxStatus.NOT_FOUND: "Failed",
-}
+_PHASES = {SandboxStatus.READY: "Running", SandboxStatus.FAILED: "Failed", SandboxStatus.NOT_FOUND: "Failed"}
+
+
+def _pod(sandbox: SandboxInfo) -> SandboxPod:
+    return SandboxPod(
+        name=sandbox.pod_name,
+        namespace=sandbox.namespace,
+        phase=_PHASES.get(sandbox.status, "Pending"),
+        cpu_request=quantity(sandbox.cpu),
+        memory_request_bytes=int(quantity(sandbox.memory)),
+    )

@@ -1,15 +1,21 @@
-"""The routes of the sandbox service in front of a Backend."""
+"""The operations of the sandbox service in front of a Backend.
+
+What concerns a sandbox's life is the backend's; all else is passed on to the sandbox's agent and back.
+"""
 
 import base64
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from orchard.injector import operations
 from orchard.injector.agent.machine import quantity
 from orchard.injector.backend import Backend
-from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.errors import SandboxNotFound, SandboxUnavailable
+from orchard.injector.operations import JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
 from orchard.injector.orchestrator import deadlines, openapi
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.drain import Drain
@@ -23,6 +29,7 @@ from orchard.injector.orchestrator.replies import (
     JSON_BODY_LIMIT,
     KEY_NAME,
     Door,
+    Handler,
     add_request_id,
     decoded,
     file_content,
@@ -30,26 +37,27 @@ from orchard.injector.orchestrator.replies import (
     middleware,
     streamed,
 )
-from orchard.injector.orchestrator.routes import JSON, RAW, ROUTES, TAR
+from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
     Acknowledgement,
-    ApplyPatch,
     CreateSandbox,
     ExecRequest,
+    FileWritten,
     ForkSandbox,
     Job,
+    JobQueued,
     SandboxCreatedReply,
     ServiceInfo,
-    SnapshotRequest,
     UploadFile,
 )
 
-KEY_HEADER = "Idempotency-Key"
 WAIT_DEFAULT = 300.0
 """Seconds of a wait that names no timeout."""
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
 SERVICE = "orchard-sandbox"
+_FILES = "/sandboxes/{id}/files"
+"""Where an agent has files."""
 
 
 class Orchestrator:
@@ -87,9 +95,10 @@ class Orchestrator:
         app[deadlines.GRACE] = self._body_grace
         app.on_response_prepare.append(add_request_id)
         app.cleanup_ctx.append(self._backend_open)
-        for route in ROUTES:
-            if not (route.name == "serve_metrics" and self._own_metrics_port):
-                app.router.add_route(route.method, route.path, getattr(self, f"_{route.name}"))
+        for one in OPERATIONS:
+            if not (one is operations.METRICS and self._own_metrics_port):
+                handler = getattr(self, f"_{one.name}", None) or self._passing_on(one)
+                app.router.add_route(one.method, one.path, handler)
         return app
 
     def metrics_application(self) -> web.Application:
@@ -146,36 +155,28 @@ class Orchestrator:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        labels: dict[str, str] = {}
-        for label in request.query.getall("label", []):
-            name, equals, value = label.partition("=")
-            if not equals:
-                raise Invalid(["query", "label"], "a label filter is `name=value`")
-            labels[name] = value
+        labels = dict(_label(text) for text in request.query.getall("label", []))
         return json_reply(await self._backend.list({**labels, **self._ownership.seen_by(request[KEY_NAME])}))
 
     async def _get(self, request: web.Request) -> web.Response:
         return json_reply(await self._backend.get(request.match_info["id"]))
 
     async def _wait(self, request: web.Request) -> web.Response:
-        return json_reply(await self._backend.wait(request.match_info["id"], _timeout(request)))
+        return json_reply(
+            await self._backend.wait(request.match_info["id"], _timeout(request.query.get("timeout")))
+        )
 
     async def _delete(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         await self._backend.delete(sandbox_id)
         return json_reply(Acknowledgement(status="deleted", sandbox_id=sandbox_id))
 
-    async def _heartbeat(self, request: web.Request) -> web.Response:
-        sandbox_id = request.match_info["id"]
-        await self._backend.heartbeat(sandbox_id)
-        return json_reply(Acknowledgement(status="ok", sandbox_id=sandbox_id))
-
     async def _exec(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, ExecRequest)
         if not wanted.command:
             raise Invalid(["body", "command"], "the command is empty")
-        key = request.headers.get(KEY_HEADER)
-        job = await self._backend.exec(request.match_info["id"], wanted, key)
+        kind: type[PassedJob | JobQueued] = PassedJob if wanted.wait else JobQueued
+        job = await self._asked(request, operations.EXEC, wanted, kind)
         if isinstance(job, Job):
             self._metrics.executed(job)
         return json_reply(job)
@@ -185,49 +186,30 @@ class Orchestrator:
         line = web.WebSocketResponse(protocols=offered, max_msg_size=FRAME_LIMIT, compress=False)
         if not line.can_prepare(request).ok:
             raise web.HTTPBadRequest(reason="a terminal session is a WebSocket: send an upgrade")
-        agent = await self._backend.terminal(request.match_info["id"])
+        await self._asked(request, operations.HEARTBEAT)  # a refused WebSocket cannot say why; this can
+        held = await self._backend.agent(request.match_info["id"]).line(operations.TERMINAL.path)
         try:
             await line.prepare(request)
-            await relay(line, agent)
+            await relay(line, held)
         finally:
-            await agent.close()
+            await held.close()
         return line
 
-    async def _apply_patch(self, request: web.Request) -> web.Response:
-        wanted = await decoded(request, ApplyPatch)
-        key = request.headers.get(KEY_HEADER)
-        return json_reply(await self._backend.apply_patch(request.match_info["id"], wanted, key))
-
     async def _write(self, request: web.Request) -> web.Response:
-        sandbox_id = request.match_info["id"]
-        if "path" in request.query:
-            pieces = arriving(request)
-            return json_reply(await self._backend.write_file(sandbox_id, request.query["path"], pieces))
-        upload = await decoded(request, UploadFile)
-        try:
-            content = base64.b64decode(upload.content, validate=True)
-        except ValueError as error:  # binascii.Error is one; text beyond ASCII is another
-            raise Invalid(["body", "content"], f"not base64: {error}") from error
-        return json_reply(await self._backend.write_file(sandbox_id, upload.path, content))
+        path = request.query.get("path")
+        content: AsyncIterator[bytes] | bytes = arriving(request)
+        if path is None:
+            upload = await decoded(request, UploadFile)
+            path, content = upload.path, _decoded(upload.content)
+        agent = self._backend.agent(request.match_info["id"])
+        return json_reply(await agent.call(FileWritten, "PUT", _FILES, params={"path": path}, body=content))
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
-        path = _path(request)
-        async with self._backend.read_file(request.match_info["id"], path, _limit(request)) as pieces:
+        asked = _asked_for(request, operations.READ)
+        async with self._backend.agent(request.match_info["id"]).stream(_FILES, asked) as pieces:
             if RAW in request.headers.get("Accept", ""):
                 return await streamed(request, pieces, RAW)
-            return await streamed(request, file_content(path, pieces), JSON)
-
-    async def _files(self, request: web.Request) -> web.Response:
-        return json_reply(await self._backend.list_files(request.match_info["id"], _path(request)))
-
-    async def _read_archive(self, request: web.Request) -> web.StreamResponse:
-        path = _path(request)
-        async with self._backend.read_archive(request.match_info["id"], path) as pieces:
-            return await streamed(request, pieces, TAR)
-
-    async def _write_archive(self, request: web.Request) -> web.Response:
-        path, pieces = _path(request), arriving(request)
-        return json_reply(await self._backend.write_archive(request.match_info["id"], path, pieces))
+            return await streamed(request, file_content(asked["path"], pieces), JSON)
 
     async def _fork(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, ForkSandbox)
@@ -237,30 +219,63 @@ class Orchestrator:
         ids = wanted.sandbox_ids
         if ids is not None and not len(ids) == len(set(ids)) == wanted.count:
             raise Invalid(["body", "sandbox_ids"], "as many different ids are needed as `count` says")
-        key, sandbox_id = request.headers.get(KEY_HEADER), request.match_info["id"]
-        labels = wanted.labels
+        key, labels = request.headers.get(KEY_HEADER), wanted.labels
         if labels is None and self._ownership.matters(request[KEY_NAME]):
-            labels = without_owner((await self._backend.get(sandbox_id)).labels)
+            labels = without_owner((await self._backend.get(request.match_info["id"])).labels)
         async with self._ownership.of(request[KEY_NAME], wanted.count, key, labels) as own:
             wanted = msgspec.structs.replace(wanted, labels=own)
-            return json_reply(await self._backend.fork(sandbox_id, wanted, key))
+            return json_reply(await self._asked(request, operations.FORK, wanted))
 
-    async def _snapshot(self, request: web.Request) -> web.Response:
-        wanted = await decoded(request, SnapshotRequest)
-        return json_reply(await self._backend.snapshot(request.match_info["id"], wanted.image))
+    def _passing_on(self, operation: Operation) -> Handler:
+        """The handler of an operation that only the agent has to do with."""
+        kind = PassedJob if operation.reply is Job else operation.reply
 
-    async def _job(self, request: web.Request) -> web.Response:
-        return json_reply(await self._backend.job(request.match_info["job"]))
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if operation.reply is None:
+                agent = self._backend.agent(request.match_info["id"])
+                async with agent.stream(operation.path, _asked_for(request, operation)) as pieces:
+                    return await streamed(request, pieces, operation.reply_media or RAW)
+            body: Any = arriving(request) if operation.request_media else None
+            if operation.request is not None:
+                body = await decoded(request, operation.request)
+            return json_reply(await self._asked(request, operation, body, kind))
 
-    async def _wait_job(self, request: web.Request) -> web.Response:
-        return json_reply(await self._backend.wait_job(request.match_info["job"], _timeout(request)))
+        return handle
 
-    async def _cancel_job(self, request: web.Request) -> web.Response:
-        return json_reply(await self._backend.cancel_job(request.match_info["job"]))
+    async def _asked(
+        self, request: web.Request, operation: Operation, body: Any = None, kind: Any = None
+    ) -> Any:
+        """What the sandbox's agent answers, as `kind`; None: as the operation's record."""
+        job_id = request.match_info.get("job")
+        sandbox_id, path = request.match_info.get("id", ""), operation.path
+        if job_id is not None:
+            sandbox_id, _, number = job_id.partition(".")
+            if not number.isalnum():
+                raise SandboxNotFound(f"there is no job {job_id}")
+            path = path.replace("{job}", f"{{id}}.{number}")
+        return await self._backend.agent(sandbox_id).call(
+            kind or operation.reply,
+            operation.method,
+            path,
+            body=body,
+            params=_asked_for(request, operation),
+            key=request.headers.get(KEY_HEADER) if KEY in operation.parameters else None,
+        )
 
 
-def _timeout(request: web.Request) -> float:
-    text = request.query.get("timeout")
+def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
+    """What the query says, as the agent shall have it. Raises Invalid."""
+    found: dict[str, str] = {}
+    for one in operation.parameters:
+        text = request.query.get(one.name) if one.place == "query" else None
+        if text is not None:
+            found[one.name] = str(_CHECKED.get(one.name, str)(text))
+        elif one.required:
+            raise Invalid(["query", one.name], f"the query needs `{one.name}`", "missing")
+    return found
+
+
+def _timeout(text: str | None) -> float:
     if text is None:
         return WAIT_DEFAULT
     try:
@@ -272,13 +287,27 @@ def _timeout(request: web.Request) -> float:
     return seconds
 
 
-def _limit(request: web.Request) -> int | None:
-    text = request.query.get("limit")
-    if text is None:
-        return None
+def _limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise Invalid(["query", "limit"], f"`{text[:40]}` is not a number of bytes")
     return int(text)
+
+
+_CHECKED: dict[str, Callable[[str], Any]] = {"timeout": _timeout, "limit": _limit}
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid(["query", "label"], "a label filter is `name=value`")
+    return name, value
+
+
+def _decoded(content: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:  # binascii.Error is one; text beyond ASCII is another
+        raise Invalid(["body", "content"], f"not base64: {error}") from error
 
 
 def _check_quantity(name: str, text: str) -> None:
@@ -288,13 +317,6 @@ def _check_quantity(name: str, text: str) -> None:
         raise Invalid(["body", name], str(error)) from error
     if number <= 0:
         raise Invalid(["body", name], f"`{text}` is not more than zero")
-
-
-def _path(request: web.Request) -> str:
-    path = request.query.get("path")
-    if path is None:
-        raise Invalid(["query", "path"], "the query needs `path`", "missing")
-    return path
 
 
 def _version() -> str:

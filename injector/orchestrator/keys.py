@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
+from orchard.injector.operations import TERMINAL
 from orchard.injector.orchestrator.limits import OPEN, name_of
-from orchard.injector.orchestrator.routes import TERMINAL
 
 KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
@@ -65,7 +65,7 @@ def _given(request: web.Request) -> str | None:
     given = request.headers.get(KEY_HEADER)
     resource = request.match_info.route.resource
     session = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
-    if given is not None or not session or resource is None or resource.canonical != TERMINAL:
+    if given is not None or not session or resource is None or resource.canonical != TERMINAL.path:
         return given
     protocols = offered_protocols(request)
     return request.query.get(KEY_QUERY) or (protocols[0].removeprefix(KEY_PROTOCOL) if protocols else None)

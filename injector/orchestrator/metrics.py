@@ -3,6 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -22,54 +23,38 @@ class Metrics:
         """`names`: what each key is called here, by its name in logs."""
         self._names = names
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "orchard_sandbox_requests",
-            "Requests answered.",
-            ("method", "route", "status"),
-            registry=self._registry,
+        count, gauge = partial(Counter, registry=self._registry), partial(Gauge, registry=self._registry)
+        times = partial(Histogram, registry=self._registry, buckets=_BUCKETS)
+        self._requests = count(
+            "orchard_sandbox_requests", "Requests answered.", ("method", "route", "status")
         )
-        self._seconds = Histogram(
+        self._seconds = times(
             "orchard_sandbox_request_seconds",
             "From a request's headers to the end of its handler, waiting included.",
             ("method", "route"),
-            buckets=_BUCKETS,
-            registry=self._registry,
         )
-        self._in_flight = Gauge(
-            "orchard_sandbox_requests_in_flight", "Requests being handled.", registry=self._registry
-        )
-        self._by_key = Counter(
+        self._in_flight = gauge("orchard_sandbox_requests_in_flight", "Requests being handled.")
+        self._by_key = count(
             "orchard_sandbox_requests_by_key",
             "Requests let in, by key: `key-1` is the first; the log has its name.",
             ("key",),
-            registry=self._registry,
         )
-        self._in_flight_by_key = Gauge(
-            "orchard_sandbox_requests_in_flight_by_key",
-            "Requests being handled, by key.",
-            ("key",),
-            registry=self._registry,
+        self._in_flight_by_key = gauge(
+            "orchard_sandbox_requests_in_flight_by_key", "Requests being handled, by key.", ("key",)
         )
-        self._refused = Counter(
+        self._refused = count(
             "orchard_sandbox_requests_refused",
             "Requests refused for a limit: rate, requests, sandboxes, overload.",
             ("key", "limit"),
-            registry=self._registry,
         )
-        self._commands = Histogram(
+        self._commands = times(
             "orchard_sandbox_exec_seconds",
             "Run time of commands whose request waited for them.",
             ("outcome",),
-            buckets=_BUCKETS,
-            registry=self._registry,
         )
-        self._sandboxes = Gauge(
-            "orchard_sandbox_sandboxes", "Sandboxes there are.", ("status",), registry=self._registry
-        )
-        self._backend_up = Gauge(
-            "orchard_sandbox_backend_up",
-            "1 when the backend could be asked for its sandboxes.",
-            registry=self._registry,
+        self._sandboxes = gauge("orchard_sandbox_sandboxes", "Sandboxes there are.", ("status",))
+        self._backend_up = gauge(
+            "orchard_sandbox_backend_up", "1 when the backend could be asked for its sandboxes."
         )
 
     @contextmanager

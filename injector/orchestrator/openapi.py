@@ -9,28 +9,27 @@ from typing import Any
 
 import msgspec
 
+from orchard.injector.operations import JSON, OPERATIONS, Operation, Parameter, Problem, ValidationProblem
 from orchard.injector.orchestrator.keys import KEY_HEADER
-from orchard.injector.orchestrator.routes import ROUTES, Parameter, Problem, Route, ValidationProblem
 
 API_VERSION = "1.0"
 ANY_ROUTE = (403, 421, 500, 503)
 WITH_A_KEY = (401, 403)
 TOO_MUCH = 429
 WITH_A_RECORD = (408, 413, 415, 422)
-JSON = "application/json"
 
 
 def document() -> dict[str, Any]:
     """All routes with their records, parameters and errors."""
     kinds: dict[str, Any] = {}
-    for route in ROUTES:
+    for route in OPERATIONS:
         kinds |= {f"{route.name} {part}": kind for part, kind in _kinds(route).items()}
     schemas, components = msgspec.json.schema_components(
         list(kinds.values()), ref_template="#/components/schemas/{name}"
     )
     named = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
+    for route in OPERATIONS:
         operation = _operation(route, {part: named[f"{route.name} {part}"] for part in _kinds(route)})
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
@@ -49,7 +48,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _kinds(route: Route) -> dict[str, Any]:
+def _kinds(route: Operation) -> dict[str, Any]:
     kinds = {f"parameter {one.name}": one.kind for one in route.parameters}
     if route.request is not None:
         kinds["request"] = route.request
@@ -60,7 +59,7 @@ def _kinds(route: Route) -> dict[str, Any]:
     return {**kinds, "problem": Problem, "validation": ValidationProblem}
 
 
-def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary}
     if route.open:
         operation["security"] = []
@@ -90,7 +89,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _errors(route: Route) -> list[int]:
+def _errors(route: Operation) -> list[int]:
     """What the route may answer with beside success."""
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
     errors |= set() if route.open or route.unlimited else {TOO_MUCH}

@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
+from orchard.injector.operations import JSON, OPERATIONS
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.deadlines import body as whole_body
 from orchard.injector.orchestrator.drain import Drain
@@ -23,15 +24,14 @@ from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
 from orchard.injector.orchestrator.metrics import Metrics
 from orchard.injector.orchestrator.ownership import Ownership
 from orchard.injector.orchestrator.refusals import Invalid, OverLimit
-from orchard.injector.orchestrator.routes import JSON, ROUTES
 
 REASON_HEADER = "X-Error-Reason"
-OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)
+OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
 """Answered without a key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 """Asked every few seconds: logged only for debugging."""
-KEPT_ALIVE = frozenset((route.method, route.path) for route in ROUTES if route.unlimited)
-METHODS = frozenset({route.method for route in ROUTES} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
+KEPT_ALIVE = frozenset((one.method, one.path) for one in OPERATIONS if one.unlimited)
+METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
 """As a status in logs and figures: nobody was left to be answered."""
 RETRY_AFTER = "1"

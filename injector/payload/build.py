@@ -78,7 +78,7 @@ def _ignored(_directory: str, names: list[str]) -> set[str]:
     return {
         name
         for name in names
-        if name.partition(".")[0] in LEFT_OUT or name.startswith(_BEGINNINGS) or name.endswith(".a")
+        if name.partition(".")[0] in LEFT_OUT or name.startswith(_BEGINNINGS) or name.endswith((".a", ".s"))
     }
 
 

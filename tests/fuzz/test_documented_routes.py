@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schemathesis.checks import CHECKS
 
+from orchard.injector.operations import TAR
 from orchard.injector.orchestrator import openapi
-from orchard.injector.orchestrator.routes import TAR
 from tests.fuzz.conftest import EXAMPLES, LIMIT, Target
 
 REAL = st.sampled_from([True, True, True, False])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchard.injector.orchestrator.routes import ROUTES
+from orchard.injector.operations import OPERATIONS
 from tests.fuzz.conftest import EXAMPLES, KEY, LIMIT, Target
 
 fuzzed = settings(
@@ -21,7 +21,7 @@ fuzzed = settings(
     derandomize=EXAMPLES < 100,
     suppress_health_check=list(HealthCheck),
 )
-routes = st.sampled_from(ROUTES)
+routes = st.sampled_from(OPERATIONS)
 SEPARATORS = "\r\n"
 
 
@@ -68,7 +68,7 @@ odd = st.one_of(
 
 @fuzzed
 @given(route=routes, part=odd, where=st.sampled_from(["id", "query", "value"]))
-@example(route=ROUTES[0], part="x" * 100_000, where="query")
+@example(route=OPERATIONS[0], part="x" * 100_000, where="query")
 def test_odd_paths(target: Target, route: Any, part: str, where: str) -> None:
     quoted = "".join(letter for letter in part if letter not in "\r\n ")
     path = route.path.replace("{id}", quoted if where == "id" else target.sandbox_id)
@@ -130,7 +130,7 @@ content_types = st.sampled_from(
         ),
     ]
 )
-WITH_BODY = [route for route in ROUTES if route.method in ("POST", "PUT")]
+WITH_BODY = [route for route in OPERATIONS if route.method in ("POST", "PUT")]
 
 
 @fuzzed
@@ -262,7 +262,7 @@ def test_many_that_begin_and_say_no_more_hold_nobody_up(target: Target) -> None:
             line.close()
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize("route", OPERATIONS, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_asks_for_the_key_before_it_reads(target: Target, route: Any) -> None:
     """A body of a gigabyte is announced, and none sent: the answer does not wait for it."""
     path = _path(target, route.path)

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from orchard.injector.agent.signing import Seal, sandbox_key
-from orchard.injector.agent_connection import AgentConnection
+from orchard.injector.agent_connection import INTRODUCTION, AgentConnection
 from orchard.injector.payload import launch
 from orchard.schemas.sandboxes import Job, JobQueued
 
@@ -82,6 +82,14 @@ class PodAgent:
             aiohttp.TCPConnector(limit=0), f"http://127.0.0.1:{port or self.port}", seal=seal
         )
 
+    async def introduced(self) -> bool:
+        """Whether it says that it was given a key."""
+        line = self.connect(None)
+        try:
+            return bool((await line.call(dict[str, Any], "GET", "/health"))["introduced"])
+        finally:
+            await line.close()
+
     async def run(self, command: str | list[str], *, key: str | None = None, **fields: Any) -> Job:
         """Execute and wait, in `/` unless told otherwise."""
         body = msgspec.json.encode({"command": command, "cwd": "/", "wait": True, **fields})
@@ -109,6 +117,11 @@ class PodAgent:
     def gone(self) -> None:
         """Wait until the container is."""
         self.process.wait(DEADLINE)
+
+
+async def proof(line: AgentConnection) -> None:
+    """Raises SandboxFailed unless the agent has the key."""
+    await line.call(dict[str, Any], "GET", INTRODUCTION)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
-from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job
+from tests.injector.direct import Direct
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 class Box:
     """One sandbox and its directories."""
 
-    def __init__(self, backend: LocalBackend, sandbox_id: str) -> None:
+    def __init__(self, backend: Direct, sandbox_id: str) -> None:
         self.backend = backend
         self.sandbox_id = sandbox_id
 
     async def run(self, command: str) -> str:
-        job = await self.backend.exec(self.sandbox_id, ExecRequest(command=command, wait=True), None)
+        job = await self.backend.exec(self.sandbox_id, ExecRequest(command=command, wait=True))
         assert isinstance(job, Job)
         return job.stdout + job.stderr
 
     async def read(self, path: str) -> bytes:
-        async with self.backend.read_archive(self.sandbox_id, path) as pieces:
+        async with self.backend.read("archive", self.sandbox_id, path) as pieces:
             return b"".join([piece async for piece in pieces])
 
     async def write(self, path: str, content: bytes) -> int:
-        return (await self.backend.write_archive(self.sandbox_id, path, content)).size
+        return (await self.backend.write("archive", self.sandbox_id, path, content)).size
 
 
 @pytest.fixture
 async def make_box(service: "Service") -> AsyncIterator[Callable[[], "asyncio.Future[Box]"]]:
-    backend = LocalBackend(service.state, start_agent=False)
+    backend = Direct(service.state, start_agent=False)
     await backend.open()
     made = []
 
@@ -106,15 +106,15 @@ async def test_a_directory_comes_back_as_it_was_in_another_sandbox(
 async def test_large_files_stream(make_box: Callable[[], "asyncio.Future[Box]"]) -> None:
     first, second = await make_box(), await make_box()
     await first.run("mkdir d; head -c 30000000 /dev/urandom > d/x")
-    async with first.backend.read_archive(first.sandbox_id, "/workspace/d") as pieces:
-        written = await second.backend.write_archive(second.sandbox_id, "/workspace/d", pieces)
+    async with first.backend.read("archive", first.sandbox_id, "/workspace/d") as pieces:
+        written = await second.backend.write("archive", second.sandbox_id, "/workspace/d", pieces)
     assert written.size == 30_000_000
     assert await second.run("md5sum d/x") == await first.run("md5sum d/x")
 
 
 async def test_reading_stops_with_its_reader(box: Box) -> None:
     await box.run("mkdir d; head -c 30000000 /dev/zero > d/x")
-    async with box.backend.read_archive(box.sandbox_id, "/workspace/d") as pieces:
+    async with box.backend.read("archive", box.sandbox_id, "/workspace/d") as pieces:
         assert await anext(pieces)
     assert await box.run("echo fine") == "fine\n"
 

@@ -10,17 +10,17 @@ import pytest
 from orchard.injector.agent.local.machine import OURS
 from orchard.injector.agent.local.overlay import MAX_LAYERS
 from orchard.injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxRequestInvalid
-from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job, SandboxInfo
+from tests.injector.direct import Direct
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
 
 @pytest.fixture
-async def backend(service: "Service") -> AsyncIterator[LocalBackend]:
+async def backend(service: "Service") -> AsyncIterator[Direct]:
     """A line to the agent; sandboxes are deleted at the end."""
-    made = LocalBackend(service.state, start_agent=False)
+    made = Direct(service.state, start_agent=False)
     await made.open()
     before = {sandbox.sandbox_id for sandbox in await made.list({})}
     yield made
@@ -30,15 +30,15 @@ async def backend(service: "Service") -> AsyncIterator[LocalBackend]:
     await made.close()
 
 
-async def create(backend: LocalBackend, image: str = "host", **fields: object) -> str:
+async def create(backend: Direct, image: str = "host", **fields: object) -> str:
     request = CreateSandbox(image=image, **fields)  # type: ignore[arg-type]
     sandbox = await backend.create(request, None)
     assert (await backend.wait(sandbox.sandbox_id, 60)).ready
     return sandbox.sandbox_id
 
 
-async def run(backend: LocalBackend, sandbox_id: str, command: str) -> str:
-    job = await backend.exec(sandbox_id, ExecRequest(command=command, wait=True), None)
+async def run(backend: Direct, sandbox_id: str, command: str) -> str:
+    job = await backend.exec(sandbox_id, ExecRequest(command=command, wait=True))
     assert isinstance(job, Job)
     return job.stdout + job.stderr
 
@@ -47,15 +47,13 @@ def fork_layers(service: "Service") -> list[str]:
     return [path.name for path in (service.state / "layers").glob("fork-*")]
 
 
-async def fork(
-    backend: LocalBackend, origin: str, key: str | None = None, **fields: object
-) -> list[SandboxInfo]:
+async def fork(backend: Direct, origin: str, key: str | None = None, **fields: object) -> list[SandboxInfo]:
     forks = await backend.fork(origin, ForkSandbox(**fields), key)  # type: ignore[arg-type]
     assert all(made.ready for made in forks), forks
     return forks
 
 
-async def test_forks_have_the_files_and_not_the_processes(backend: LocalBackend, service: "Service") -> None:
+async def test_forks_have_the_files_and_not_the_processes(backend: Direct, service: "Service") -> None:
     origin = await create(backend)
     await run(
         backend,
@@ -73,7 +71,7 @@ async def test_forks_have_the_files_and_not_the_processes(backend: LocalBackend,
     assert len(fork_layers(service)) == 1
 
 
-async def test_forks_and_origin_are_independent(backend: LocalBackend) -> None:
+async def test_forks_and_origin_are_independent(backend: Direct) -> None:
     origin = await create(backend)
     await run(backend, origin, "echo 0 > n")
     first, second = await fork(backend, origin, count=2)
@@ -85,7 +83,7 @@ async def test_forks_and_origin_are_independent(backend: LocalBackend) -> None:
     assert await run(backend, second.sandbox_id, "cat n") == "0\n"
 
 
-async def test_forks_of_forks_and_the_end_of_their_layers(backend: LocalBackend, service: "Service") -> None:
+async def test_forks_of_forks_and_the_end_of_their_layers(backend: Direct, service: "Service") -> None:
     before = len(fork_layers(service))
     line = [await create(backend)]
     for number in range(5):
@@ -100,7 +98,7 @@ async def test_forks_of_forks_and_the_end_of_their_layers(backend: LocalBackend,
     assert len(fork_layers(service)) == before
 
 
-async def test_a_snapshot_of_a_fork_keeps_what_it_stands_on(backend: LocalBackend) -> None:
+async def test_a_snapshot_of_a_fork_keeps_what_it_stands_on(backend: Direct) -> None:
     origin = await create(backend)
     await run(backend, origin, "echo kept > a")
     (made,) = await fork(backend, origin)
@@ -109,7 +107,7 @@ async def test_a_snapshot_of_a_fork_keeps_what_it_stands_on(backend: LocalBacken
     assert await run(backend, await create(backend, "forked:1"), "cat a") == "kept\n"
 
 
-async def test_limits_and_labels_are_inherited_or_their_own(backend: LocalBackend) -> None:
+async def test_limits_and_labels_are_inherited_or_their_own(backend: Direct) -> None:
     origin = await create(backend, cpu="1", memory="128Mi", labels={"a": "b"}, ttl_seconds=600)
     (same,) = await fork(backend, origin)
     (other,) = await fork(backend, origin, cpu="500m", labels={"c": "d"}, sandbox_ids=["other-fork"])
@@ -117,11 +115,11 @@ async def test_limits_and_labels_are_inherited_or_their_own(backend: LocalBacken
     assert (other.sandbox_id, other.cpu, other.memory) == ("other-fork", "500m", "128Mi")
     assert other.labels == {"c": "d"}
     eater = ExecRequest(command=["python3", "-c", "x = b'x' * 300_000_000"], wait=True)
-    job = await backend.exec(same.sandbox_id, eater, None)
+    job = await backend.exec(same.sandbox_id, eater)
     assert isinstance(job, Job) and job.oom_killed
 
 
-async def test_the_same_key_forks_once(backend: LocalBackend) -> None:
+async def test_the_same_key_forks_once(backend: Direct) -> None:
     origin = await create(backend)
     asked = [fork(backend, origin, "again", count=2) for _ in range(3)]
     answers = [{made.sandbox_id for made in forks} for forks in await asyncio.gather(*asked)]
@@ -132,7 +130,7 @@ async def test_the_same_key_forks_once(backend: LocalBackend) -> None:
     assert len(await backend.list({})) >= 3
 
 
-async def test_forks_that_cannot_be(backend: LocalBackend, service: "Service") -> None:
+async def test_forks_that_cannot_be(backend: Direct, service: "Service") -> None:
     origin = await create(backend)
     before = len(await backend.list({})), len(fork_layers(service))
     with pytest.raises(SandboxRequestInvalid, match="2 different"):
@@ -146,19 +144,19 @@ async def test_forks_that_cannot_be(backend: LocalBackend, service: "Service") -
 
 
 async def test_a_failed_sandbox_cannot_be_forked(own_service: "Service") -> None:
-    backend = LocalBackend(own_service.state, start_agent=True)
+    backend = Direct(own_service.state, start_agent=True)
     await backend.open()
     origin = await create(backend)
     await backend.close()
     own_service.kill_agent()
-    backend = LocalBackend(own_service.state, start_agent=True)
+    backend = Direct(own_service.state, start_agent=True)
     await backend.open()
     with pytest.raises(SandboxFailed):
         await fork(backend, origin)
     await backend.close()
 
 
-async def test_a_tree_that_changes_all_the_time_can_be_forked(backend: LocalBackend) -> None:
+async def test_a_tree_that_changes_all_the_time_can_be_forked(backend: Direct) -> None:
     """What was removed between being listed and being copied is left out; nothing fails."""
     origin = await create(backend)
     await run(
@@ -172,7 +170,7 @@ async def test_a_tree_that_changes_all_the_time_can_be_forked(backend: LocalBack
 
 
 async def test_a_line_of_forks_ends_with_a_sentence_before_the_kernel_ends_it(
-    backend: LocalBackend, service: "Service"
+    backend: Direct, service: "Service"
 ) -> None:
     """An image of as many layers as can be mounted, made by hand."""
     origin = await create(backend)

@@ -21,7 +21,7 @@ import pytest
 from orchard.injector.agent.local.cgroups import Cgroups, cgroup_name
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxError, SandboxUnavailable
-from orchard.injector.local.backend import LocalBackend
+from tests.injector.direct import Direct
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -177,15 +177,15 @@ async def test_no_route_leads_out(arena: Arena, outside: Path, path: str) -> Non
         await box.download_content(file)
     with pytest.raises(SandboxError):
         await box.list_files(directory)
-    backend = LocalBackend(arena.service.state, start_agent=False)
+    backend = Direct(arena.service.state, start_agent=False)
     await backend.open()
     with pytest.raises(SandboxError):
-        async with backend.read_archive(box.sandbox_id, directory) as pieces:
+        async with backend.read("archive", box.sandbox_id, directory) as pieces:
             [piece async for piece in pieces]
     with contextlib.suppress(SandboxError):
         await box.upload_content("planted", path.format(outside / "planted"))
     with contextlib.suppress(SandboxError):
-        await backend.write_archive(box.sandbox_id, directory, tarball("planted"))
+        await backend.write("archive", box.sandbox_id, directory, tarball("planted"))
     await backend.close()
     relative = path.format(outside / "planted").lstrip("/")
     patch = f"--- /dev/null\n+++ b/{relative}\n@@ -0,0 +1 @@\n+planted\n"
@@ -207,15 +207,15 @@ async def test_a_directory_that_becomes_a_link_while_files_arrive(arena: Arena, 
         "i=$((i+1)); done"
     )
     running = await arena.attacker.exec(swap, wait=False, timeout_seconds=60)
-    backend = LocalBackend(arena.service.state, start_agent=False)
+    backend = Direct(arena.service.state, start_agent=False)
     await backend.open()
     box = arena.attacker
     read: set[bytes] = set()
     for _ in range(60):
         for work in (
             box.upload_content("planted", "/workspace/d/planted"),
-            backend.write_archive(box.sandbox_id, "/workspace/d", tarball("planted")),
-            backend.write_archive(box.sandbox_id, "/workspace", tarball("d/planted")),
+            backend.write("archive", box.sandbox_id, "/workspace/d", tarball("planted")),
+            backend.write("archive", box.sandbox_id, "/workspace", tarball("d/planted")),
         ):
             with contextlib.suppress(SandboxError):
                 await work
@@ -347,10 +347,10 @@ async def test_directories_without_end_can_be_removed(arena: Arena, depth: int) 
     assert await arena.attack(["python3", "-c", dig]) == ""
     with pytest.raises(SandboxError):
         await arena.attacker.snapshot("deep:1")
-    backend = LocalBackend(arena.service.state, start_agent=False)
+    backend = Direct(arena.service.state, start_agent=False)
     await backend.open()
     with pytest.raises(SandboxUnavailable):
-        async with backend.read_archive(arena.attacker.sandbox_id, "/workspace") as pieces:
+        async with backend.read("archive", arena.attacker.sandbox_id, "/workspace") as pieces:
             [piece async for piece in pieces]
     await backend.close()
 

@@ -14,8 +14,8 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from orchard.injector.agent.errors import NotFound
-from orchard.injector.agent.jobs import RETAINED_JOBS, Job, Jobs, OutputForgotten
-from orchard.injector.agent.spawning import Entry
+from orchard.injector.agent.jobs import RETAINED_JOBS, Jobs, OutputForgotten, TrackedJob
+from orchard.injector.agent.spawning import Entrance
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxConflict, SandboxNotFound
 from orchard.injector.local.backend import LocalBackend
@@ -32,7 +32,7 @@ class InstantSpawner:
     """Every command succeeds as soon as it was started."""
 
     async def enter(
-        self, _name: str, _entry: Entry, *, report: Callable[[int, None], None], **_: Any
+        self, _name: str, _entrance: Entrance, *, report: Callable[[int, None], None], **_: Any
     ) -> None:
         asyncio.get_running_loop().call_soon(report, 0, None)
 
@@ -40,7 +40,7 @@ class InstantSpawner:
 class QuietMachine:
     """A machine of which nothing is asked."""
 
-    entry = Entry(pidfd=None, cgroups=())
+    entrance = Entrance(pidfd=None, cgroups=())
     environment: dict[str, str] = {}  # noqa: RUF012
     working_directory = "/"
 
@@ -59,7 +59,7 @@ def grown(before: Counter[str], after: Counter[str]) -> dict[str, int]:
     return {kind: more for kind, more in (after - before).items() if more >= REQUESTS}
 
 
-async def run(jobs: Jobs, number: int) -> Job:
+async def run(jobs: Jobs, number: int) -> TrackedJob:
     job = await jobs.start({"command": "x" * 1000, "stdin": "y" * 10_000}, f"key-{number}")
     await job.done.wait()
     return job

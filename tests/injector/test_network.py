@@ -18,8 +18,8 @@ import pytest
 
 from orchard.injector.agent.local.network import prohibition
 from orchard.injector.errors import SandboxFailed
-from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job, JobQueued, SandboxInfo
+from tests.injector.direct import Direct
 
 pytestmark = pytest.mark.needs_root("network namespaces")
 
@@ -137,8 +137,8 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
 
 
 @pytest.fixture
-async def backend(net: Net) -> AsyncIterator[LocalBackend]:
-    made = LocalBackend(net.state, start_agent=False)
+async def backend(net: Net) -> AsyncIterator[Direct]:
+    made = Direct(net.state, start_agent=False)
     await made.open()
     yield made
     for sandbox in await made.list({}):
@@ -146,16 +146,16 @@ async def backend(net: Net) -> AsyncIterator[LocalBackend]:
     await made.close()
 
 
-async def create(backend: LocalBackend, **fields: object) -> str:
+async def create(backend: Direct, **fields: object) -> str:
     made = await backend.create(CreateSandbox(image="host", **fields), None)  # type: ignore[arg-type]
     ready: SandboxInfo = await backend.wait(made.sandbox_id, 60)
     assert ready.ready, ready
     return ready.sandbox_id
 
 
-async def python(backend: LocalBackend, sandbox_id: str, code: str) -> str:
+async def python(backend: Direct, sandbox_id: str, code: str) -> str:
     request = ExecRequest(command=["python3", "-c", "import socket\n" + code], wait=True)
-    job = await backend.exec(sandbox_id, request, None)
+    job = await backend.exec(sandbox_id, request)
     assert isinstance(job, Job)
     return job.stdout + (job.stderr.splitlines() or [""])[-1]
 
@@ -175,13 +175,13 @@ def translators(agent: int) -> set[int]:
     return found
 
 
-async def test_it_reaches_what_the_machine_reaches_by_name_and_by_address(backend: LocalBackend) -> None:
+async def test_it_reaches_what_the_machine_reaches_by_name_and_by_address(backend: Direct) -> None:
     sandbox = await create(backend, block_network=False)
     assert await python(backend, sandbox, connecting(FAR)) == f"hello to {MACHINE}\n"
     assert await python(backend, sandbox, connecting("task.example")) == f"hello to {MACHINE}\n"
 
 
-async def test_blocked_stays_blocked(backend: LocalBackend) -> None:
+async def test_blocked_stays_blocked(backend: Direct) -> None:
     sandbox = await create(backend)
     assert "Network is unreachable" in await python(backend, sandbox, connecting(FAR))
 
@@ -191,7 +191,7 @@ async def test_blocked_stays_blocked(backend: LocalBackend) -> None:
     ["127.0.0.1", "10.0.2.2", "10.0.2.1", "10.0.2.4", MACHINE, PRIVATE, METADATA, "0.0.0.0"],
 )
 async def test_the_machine_its_services_and_private_ranges_are_out_of_reach(
-    backend: LocalBackend, net: Net, address: str
+    backend: Direct, net: Net, address: str
 ) -> None:
     assert net.reaches(net.machine, MACHINE, 8080) and net.reaches(net.machine, PRIVATE, 8080)
     sandbox = await create(backend, block_network=False)
@@ -199,7 +199,7 @@ async def test_the_machine_its_services_and_private_ranges_are_out_of_reach(
     assert "hello" not in said and "Error" in said
 
 
-async def test_root_inside_cannot_change_what_is_refused(backend: LocalBackend) -> None:
+async def test_root_inside_cannot_change_what_is_refused(backend: Direct) -> None:
     sandbox = await create(backend, block_network=False)
     code = "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\n"
     code += f"s.send({prohibition('192.168.0.0/16', 1)!r}.replace(b'\\x18\\0', b'\\x19\\0', 1))\n"
@@ -207,12 +207,12 @@ async def test_root_inside_cannot_change_what_is_refused(backend: LocalBackend) 
     assert await python(backend, sandbox, code) == "-1\n"
 
 
-async def test_nobody_gets_in(backend: LocalBackend, net: Net) -> None:
+async def test_nobody_gets_in(backend: Direct, net: Net) -> None:
     one, two = await create(backend, block_network=False), await create(backend, block_network=False)
     code = "import socket; s = socket.create_server(('', 7000)); print(1, flush=True); [*iter(s.accept, 0)]"
     serve = f'python3 -c "{code}" > out & until [ -s out ]; do sleep 0.01; done'
     request = ExecRequest(command=serve, wait=True)
-    await backend.exec(one, request, None)
+    await backend.exec(one, request)
     assert "Error" not in await python(backend, one, "socket.create_connection(('10.0.2.100', 7000), 2)")
     for address in (MACHINE, "127.0.0.1", "10.0.2.100"):
         assert not net.reaches(net.machine, address, 7000)
@@ -220,7 +220,7 @@ async def test_nobody_gets_in(backend: LocalBackend, net: Net) -> None:
         assert "Error" in await python(backend, two, f"socket.create_connection(({address!r}, 7000), 2)")
 
 
-async def test_the_translator_is_confined_and_goes_with_its_sandbox(backend: LocalBackend, net: Net) -> None:
+async def test_the_translator_is_confined_and_goes_with_its_sandbox(backend: Direct, net: Net) -> None:
     sandbox = await create(backend, block_network=False)
     (pid,) = translators(net.agent.pid)
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -232,9 +232,9 @@ async def test_the_translator_is_confined_and_goes_with_its_sandbox(backend: Loc
     assert translators(net.agent.pid) == set()
 
 
-async def test_a_sandbox_whose_network_is_lost_has_failed(backend: LocalBackend, net: Net) -> None:
+async def test_a_sandbox_whose_network_is_lost_has_failed(backend: Direct, net: Net) -> None:
     sandbox = await create(backend, block_network=False)
-    running = await backend.exec(sandbox, ExecRequest(command="sleep 1032"), None)
+    running = await backend.exec(sandbox, ExecRequest(command="sleep 1032"))
     assert isinstance(running, JobQueued)
     for pid in translators(net.agent.pid):
         os.kill(pid, signal.SIGKILL)

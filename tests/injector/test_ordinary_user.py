@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.injector.local.backend import LocalBackend
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
+from tests.injector.direct import Direct
 
 pytestmark = pytest.mark.needs_root("makes accounts")
 
@@ -116,9 +116,9 @@ def agent(account: Account) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.fixture
-async def backend(account: Account, agent: "subprocess.Popen[bytes]") -> AsyncIterator[LocalBackend]:
+async def backend(account: Account, agent: "subprocess.Popen[bytes]") -> AsyncIterator[Direct]:
     assert agent.poll() is None
-    made = LocalBackend(account.state, start_agent=False)
+    made = Direct(account.state, start_agent=False)
     await made.open()
     yield made
     for sandbox in await made.list({}):
@@ -126,22 +126,22 @@ async def backend(account: Account, agent: "subprocess.Popen[bytes]") -> AsyncIt
     await made.close()
 
 
-async def create(backend: LocalBackend, **fields: object) -> str:
+async def create(backend: Direct, **fields: object) -> str:
     request = CreateSandbox(**{"image": "host", **fields})  # type: ignore[arg-type]
     made = await backend.wait((await backend.create(request, None)).sandbox_id, 200)
     assert made.ready, made
     return made.sandbox_id
 
 
-async def run(backend: LocalBackend, sandbox_id: str, command: str | list[str], **fields: object) -> Job:
+async def run(backend: Direct, sandbox_id: str, command: str | list[str], **fields: object) -> Job:
     request = ExecRequest(command=command, wait=True, **fields)  # type: ignore[arg-type]
-    job = await backend.exec(sandbox_id, request, None)
+    job = await backend.exec(sandbox_id, request)
     assert isinstance(job, Job)
     return job
 
 
 async def test_it_is_root_inside_and_the_user_outside(
-    backend: LocalBackend, agent: "subprocess.Popen[bytes]"
+    backend: Direct, agent: "subprocess.Popen[bytes]"
 ) -> None:
     sandbox = await create(backend)
     await run(backend, sandbox, "sleep 1051 & echo $! > pid")
@@ -156,22 +156,22 @@ async def test_it_is_root_inside_and_the_user_outside(
     assert f"Uid:\t{USER}\t" in status
 
 
-async def test_commands_files_and_timeouts(backend: LocalBackend) -> None:
+async def test_commands_files_and_timeouts(backend: Direct) -> None:
     sandbox = await create(backend)
-    await backend.write_file(sandbox, "/workspace/data", b"\xff\x00data")
-    async with backend.read_file(sandbox, "/workspace/data") as pieces:
+    await backend.write("files", sandbox, "/workspace/data", b"\xff\x00data")
+    async with backend.read("files", sandbox, "/workspace/data") as pieces:
         assert b"".join([piece async for piece in pieces]) == b"\xff\x00data"
     assert (await run(backend, sandbox, "cat > copy; wc -c < data", stdin="x")).stdout == "6\n"
     slow = await run(backend, sandbox, "echo begun; sleep 1052", timeout_seconds=0.5)
     assert (slow.exit_code, slow.timed_out, slow.stdout) == (124, True, "begun\n")
     held = await run(backend, sandbox, "sleep 1053 & echo done")
     assert (held.exit_code, held.stdout) == (0, "done\n")
-    async with backend.read_archive(sandbox, "/workspace") as pieces:
+    async with backend.read("archive", sandbox, "/workspace") as pieces:
         content = b"".join([piece async for piece in pieces])
-    assert (await backend.write_archive(sandbox, "/workspace/again", content)).size == 7
+    assert (await backend.write("archive", sandbox, "/workspace/again", content)).size == 7
 
 
-async def test_programs_can_be_installed(backend: LocalBackend) -> None:
+async def test_programs_can_be_installed(backend: Direct) -> None:
     sandbox = await create(backend)
     job = await run(
         backend,
@@ -242,17 +242,17 @@ print(tried > 200, refused[:5])
 """Changes files of the machine in every way, and checks what they had."""
 
 
-async def test_every_directory_can_be_written(backend: LocalBackend) -> None:
+async def test_every_directory_can_be_written(backend: Direct) -> None:
     """Whoever owns it on the machine; there is no list of directories."""
     sandbox = await create(backend)
-    await backend.write_file(sandbox, "/tmp/everywhere.py", EVERYWHERE.encode())
+    await backend.write("files", sandbox, "/tmp/everywhere.py", EVERYWHERE.encode())
     assert (await run(backend, sandbox, ["python3", "/tmp/everywhere.py"])).stdout == "True []\n"
 
 
-async def test_the_machines_files_can_be_changed_in_place(backend: LocalBackend, account: Account) -> None:
+async def test_the_machines_files_can_be_changed_in_place(backend: Direct, account: Account) -> None:
     owner = "1000" if account.ids else "0"
     sandbox = await create(backend)
-    await backend.write_file(sandbox, "/tmp/in_place.py", IN_PLACE.encode())
+    await backend.write("files", sandbox, "/tmp/in_place.py", IN_PLACE.encode())
     job = await run(backend, sandbox, ["python3", "/tmp/in_place.py", owner, owner])
     assert (job.stdout, job.stderr) == ("True []\n", "")
     untouched = await create(backend)
@@ -349,10 +349,10 @@ def test_without_memory_for_files_directories_can_be_written_at_least(
     assert "Value too large" in done.stdout
 
 
-async def test_forks_and_snapshots_have_what_was_changed_in_usr_too(backend: LocalBackend) -> None:
+async def test_forks_and_snapshots_have_what_was_changed_in_usr_too(backend: Direct) -> None:
     origin = await create(backend)
     await run(backend, origin, "echo 1 > a; echo 2 > /usr/local/bin/b; rm -r /usr/local/lib/python3*")
-    (made,) = await backend.fork(origin, ForkSandbox(), None)
+    (made,) = await backend.fork(origin, ForkSandbox())
     await backend.snapshot(made.sandbox_id, "copy:1")
     for sandbox in (made.sandbox_id, await create(backend, image="copy:1")):
         job = await run(backend, sandbox, "cat a /usr/local/bin/b; ls -d /usr/local/lib/python3*")
@@ -362,7 +362,7 @@ async def test_forks_and_snapshots_have_what_was_changed_in_usr_too(backend: Loc
 
 
 async def test_sandboxes_do_not_see_each_other_the_network_or_the_users_files(
-    backend: LocalBackend, account: Account
+    backend: Direct, account: Account
 ) -> None:
     one, two = await create(backend), await create(backend)
     await run(backend, one, "echo secret > /tmp/s; sleep 1054 &")
@@ -374,7 +374,7 @@ async def test_sandboxes_do_not_see_each_other_the_network_or_the_users_files(
         assert (await run(backend, two, refused)).exit_code not in (0, None)
 
 
-async def test_nobody_looks_into_the_first_process_or_makes_it_do_anything(backend: LocalBackend) -> None:
+async def test_nobody_looks_into_the_first_process_or_makes_it_do_anything(backend: Direct) -> None:
     sandbox = await create(backend)
     intruder, puppeteer = ((HERE / name).read_text() for name in ("intruder.py", "puppeteer.py"))
     looked = await run(backend, sandbox, ["python3", "-c", intruder, "1", "self-test"])
@@ -385,13 +385,13 @@ async def test_nobody_looks_into_the_first_process_or_makes_it_do_anything(backe
     assert "Seccomp:\t2" in (await run(backend, sandbox, "cat /proc/1/status")).stdout
 
 
-async def test_a_network_can_be_had(backend: LocalBackend) -> None:
+async def test_a_network_can_be_had(backend: Direct) -> None:
     sandbox = await create(backend, block_network=False)
     job = await run(backend, sandbox, "cat /etc/resolv.conf; cat /proc/net/dev | grep -c tap0")
     assert job.stdout == "nameserver 10.0.2.3\n1\n"
 
 
-async def test_what_is_not_limited_is_said_and_what_can_be_is(backend: LocalBackend) -> None:
+async def test_what_is_not_limited_is_said_and_what_can_be_is(backend: Direct) -> None:
     sandbox = await create(backend, memory="128Mi")
     note = (await backend.get(sandbox)).status_message
     assert "not limited on this machine: memory, process count, processor time" in note
@@ -402,7 +402,7 @@ async def test_what_is_not_limited_is_said_and_what_can_be_is(backend: LocalBack
     assert limit.stdout == "4096\n"
 
 
-async def test_other_owners_where_there_is_a_range_of_ids(backend: LocalBackend, account: Account) -> None:
+async def test_other_owners_where_there_is_a_range_of_ids(backend: Direct, account: Account) -> None:
     sandbox = await create(backend)
     job = await run(backend, sandbox, "touch f; chown 1000:1000 f; stat -c %u f")
     assert job.stdout == ("1000\n" if account.ids else "0\n"), job
@@ -431,7 +431,7 @@ async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> 
 async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventually: Eventually) -> None:
     account = Account(user=USER + 1)
     process = account.start()
-    backend = LocalBackend(account.state, start_agent=False)
+    backend = Direct(account.state, start_agent=False)
     await backend.open()
     sandbox = await create(backend, block_network=False)
     await run(backend, sandbox, "setsid sleep 1055 & sleep 1055 &")
@@ -442,7 +442,7 @@ async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventua
     eventually(lambda: not doomed & processes_of(account.user), "all processes are gone")
     await backend.close()
     again = account.start()
-    backend = LocalBackend(account.state, start_agent=False)
+    backend = Direct(account.state, start_agent=False)
     await backend.open()
     info = await backend.get(sandbox)
     assert (info.status, info.reason) == ("failed", "agent_died")

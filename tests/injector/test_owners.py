@@ -12,10 +12,10 @@ from aiohttp import web
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound, SandboxRequestInvalid
 from orchard.injector.local.backend import LocalBackend
+from orchard.injector.operations import OPERATIONS
 from orchard.injector.orchestrator import deadlines
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.routes import ROUTES
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -54,7 +54,7 @@ async def test_every_route_of_anothers_sandbox_says_that_it_is_not_there(
 ) -> None:
     sandbox = await one.create_sandbox("host")
     job = await sandbox.start("echo mine")
-    paths = [route for route in ROUTES if "{" in route.path]
+    paths = [route for route in OPERATIONS if "{" in route.path]
     assert len(paths) > 15
     async with aiohttp.ClientSession(shared.url, headers={"X-API-Key": TWO}) as http:
         for route in paths:

@@ -41,6 +41,7 @@ from tests.injector.in_pod import (
     container,
     pod_agent,
     port_told,
+    proof,
     python,
 )
 
@@ -162,14 +163,16 @@ class TestTheKey:
 class TestRequests:
     async def test_nothing_works_before_the_introduction(self, payload: Path, busybox: Path) -> None:
         async with pod_agent(payload, busybox, introduced=False) as agent:
-            assert not await agent.connection.proves_itself()
+            with replaced():
+                await proof(agent.connection)
+            assert not await agent.introduced()
             for connection in (agent.connect(None), agent.connection):
                 with pytest.raises((SandboxRequestInvalid, SandboxFailed)):
                     await connection.call(Job, "POST", PATH, body=COMMAND)
                 await connection.close()
             agent.connection = agent.connect(Seal(KEY))
             await agent.connection.introduce()
-            assert await agent.connection.proves_itself()
+            await proof(agent.connection)
             assert (await agent.run("cat /tmp/runs")).exit_code == 1
 
     async def test_the_same_key_again_is_fine_and_another_is_refused(self, agent: PodAgent) -> None:
@@ -180,7 +183,7 @@ class TestRequests:
         with replaced():
             await other.call(Job, "POST", PATH, body=COMMAND)
         with replaced():
-            await other.proves_itself()
+            await proof(other)
         await other.close()
         assert (await agent.run("cat /tmp/runs")).exit_code == 1
 
@@ -200,7 +203,7 @@ class TestRequests:
             writer.write(body[10:])
             assert b" 409 " in await asyncio.wait_for(reader.readline(), DEADLINE)
             writer.close()
-            assert await agent.connection.proves_itself()
+            await proof(agent.connection)
 
     @pytest.mark.parametrize(
         "path", ["/sandboxes", f"/sandboxes/{ID}", "/capabilities", "/introduction", "/jobs/x", "/nothing"]
@@ -257,9 +260,9 @@ class TestRequests:
         async with pod_agent(payload, busybox, introduced=False) as agent:
             line = agent.connect(ahead)
             await line.introduce()
-            assert await line.proves_itself()
+            await proof(line)
             with pytest.raises(SandboxRequestInvalid, match="clock") as caught:
-                await agent.connection.proves_itself()
+                await proof(agent.connection)
             assert caught.value.reason == "seal_refused"
             await line.close()
 
@@ -277,7 +280,7 @@ class TestAnswers:
             with replaced():
                 await agent.run("true")
             with replaced():
-                await agent.connection.proves_itself()
+                await proof(agent.connection)
             with replaced():
                 async with agent.connection.stream(f"/sandboxes/{ID}/files", {"path": "/x"}):
                     pass
@@ -292,7 +295,7 @@ class TestAnswers:
             again = f"{AT_GO} kill -9 2; until {' '.join(line)} > /dev/null 2>&1; do :; done"
             await agent.begin(again)
             (busybox / "tmp/go").touch()
-            await answered(agent.connection.proves_itself, wanted=lambda proven: not proven)
+            await answered(agent.introduced, wanted=lambda given: not given)
             await agent.connection.close()
             agent.connection = agent.connect(Seal(KEY))
             with replaced():
@@ -304,7 +307,7 @@ class TestAnswers:
             (busybox / "tmp/go").touch()
             await gone(agent.run, "true")
             with pytest.raises(AgentUnreachable):
-                await agent.connection.proves_itself()
+                await proof(agent.connection)
 
     async def test_its_port_is_not_shared_while_it_lives(self, agent: PodAgent) -> None:
         code = """

@@ -1,6 +1,9 @@
 """Names and orders of arguments that callers of the published client rely on; both clients have the same."""
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +91,42 @@ def test_a_result_has_the_published_fields() -> None:
     fields |= {"created_at", "started_at", "completed_at", "succeeded", "failed", "is_complete"}
     assert all(hasattr(JobResult, field) for field in fields)
     assert orchard.SandboxInstance is Sandbox and orchard.AsyncSandboxInstance is AsyncSandbox
+
+
+USER = """
+from typing import assert_type
+from orchard import AsyncContainerProcess, AsyncSandbox, AsyncSandboxClient
+from orchard import ContainerProcess, JobResult, Sandbox, SandboxClient
+
+def blocking(client: SandboxClient) -> None:
+    with client as same:
+        assert_type(same, SandboxClient)
+    with client.create_sandbox("host", cpu="2", labels={"a": "b"}) as box:
+        assert_type(box, Sandbox)
+    assert_type(client.get_sandbox("x"), Sandbox)
+    assert_type(box.exec(["true"], timeout=3, wait=True), JobResult)
+    assert_type(box.exec("sh", pty=True, rows=9).read(1.0), bytes)
+    assert_type(box.exec("sh", pty=True), ContainerProcess)
+    assert_type(box.fork(2, labels={}), list[Sandbox])
+    assert_type(box.download_content("/x", limit=3), bytes)
+    box.get_job(3)  # type: ignore[arg-type]
+    box.wait_job()  # type: ignore[call-arg]
+    box.apply_patch("x", cdw="y")  # type: ignore[call-arg]
+    client.create_sandbox("host", cores=2)  # type: ignore[call-arg]
+
+async def awaited(client: AsyncSandboxClient) -> None:
+    async with await client.create_sandbox("host", cpu="2") as box:
+        assert_type(box, AsyncSandbox)
+    assert_type(await box.exec(["true"], timeout=3, wait=True), JobResult)
+    assert_type(await box.exec("sh", pty=True), AsyncContainerProcess)
+    assert_type(await box.fork(2, labels={}), list[AsyncSandbox])
+    await box.get_job(3)  # type: ignore[arg-type]
+"""
+
+
+def test_a_users_type_checker_knows_both_clients(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    options = ["--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]
+    line = [sys.executable, "-m", "mypy", *options, str(tmp_path / "user.py")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout

@@ -59,7 +59,7 @@ def import_image(state: Path, path: Path, name: str | None = None) -> Image:
         diff_ids = config.get("rootfs", {}).get("diff_ids", [])
         if len(diff_ids) != len(found.layers) or not all(_DIGEST.fullmatch(diff_id) for diff_id in diff_ids):
             raise RequestInvalid(f"the configuration of {name} does not match its layers")
-        with store.dependencies() as work:
+        with store.scratch() as work:
             for layer, diff_id in zip(found.layers, diff_ids, strict=True):
                 layer_name = diff_id.replace(":", "-")
                 if not store.layer(layer_name).is_dir():

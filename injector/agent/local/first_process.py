@@ -7,39 +7,28 @@ as a sealed in-memory file, so the `/proc/1/exe` that a task can find leads to n
 changed.
 """
 
-import struct
-
 from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
 
-# rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8);
-# if (write(1, "\x01", 1) != 1) exit(1);
-# close_range(0, ~0, 0); for (;;) pause();
-_X86_64 = bytes.fromhex(
-    "b80d000000 bf11000000 488d354f000000 31d2 41ba08000000 0f05"  # rt_sigaction
-    "b801000000 bf01000000 488d3534000000 ba01000000 0f05 ffc8 7519"  # write
-    "b8b4010000 31ff beffffffff 31d2 0f05"  # close_range
-    "b822000000 0f05 ebf7"  # pause, again
-    "b83c000000 bf01000000 0f05"  # exit
-    "0f1f4000"  # up to a multiple of 8
-)
-# The same; for want of pause, ppoll(NULL, 0, NULL, NULL, 0).
-_AARCH64 = bytes.fromhex(
-    "c81080d2 200280d2 81030010 020080d2 030180d2 010000d4"
-    "080880d2 200080d2 c1020010 220080d2 010000d4 1f0400f1 c1010054"
-    "883680d2 000080d2 01008012 020080d2 010000d4"
-    "280980d2 000080d2 010080d2 020080d2 030080d2 040080d2 010000d4 f9ffff17"
-    "a80b80d2 200080d2 010000d4 1f2003d5"
-)
-_ACTION = struct.pack(
-    "<QQQQ", 1, 0, 0, 0
-)  # SIG_IGN, no flags, no restorer, no mask; its first byte is written
-_CODE = {"x86_64": _X86_64, "aarch64": _AARCH64}
+_CODE = {
+    "x86_64": bytes.fromhex(
+        "b80d000000bf11000000488d354f00000031d241ba080000000f05b801000000bf01000000488d3534000000ba010000"
+        "000f05ffc87519b8b401000031ffbeffffffff31d20f05b8220000000f05ebf7b83c000000bf010000000f050f1f4000"
+        "0100000000000000000000000000000000000000000000000000000000000000"
+    ),
+    "aarch64": bytes.fromhex(
+        "c81080d2200280d281030010020080d2030180d2010000d4080880d2200080d2c1020010220080d2010000d41f0400f1"
+        "c1010054883680d2000080d201008012020080d2010000d4280980d2000080d2010080d2020080d2030080d2040080d2"
+        "010000d4f9ffff17a80b80d2200080d2010000d41f2003d5010000000000000000000000000000000000000000000000"
+        "0000000000000000"
+    ),
+}
+"""first_process.MACHINE.s, assembled."""
 
 
 def image(machine: str) -> bytes:
     """The ELF executable for `machine` (as `os.uname` names it); KeyError for an unknown one."""
-    return elf(machine, _CODE[machine] + _ACTION)
+    return elf(machine, _CODE[machine])
 
 
 def open_program(machine: str) -> int:

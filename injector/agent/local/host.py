@@ -10,7 +10,7 @@ from orchard.injector.agent.local.disk import DiskWatch
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
 from orchard.injector.agent.local.images import HOST, Image, ImageStore
-from orchard.injector.agent.local.machine import LocalMachine
+from orchard.injector.agent.local.machine import LocalMachine, Shared
 from orchard.injector.agent.local.network import RESOLVER
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.local.requirements import Requirements
@@ -29,18 +29,23 @@ class LocalHost:
         """`disk_limit`: bytes that one sandbox may take."""
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.spawner = spawner
-        self.requirements = requirements
+        self._requirements = requirements
         self._program = open_program(os.uname().machine)
-        self.store = ImageStore(state)
-        self.resolver = state / "resolv.conf"
-        """Of sandboxes with a network."""
-        self.cgroups = Cgroups(state)
-        self.host_image = HostImage(state, self.store)
+        self._store = ImageStore(state)
+        self._cgroups = Cgroups(state)
+        self._host_image = HostImage(state, self._store)
         self._host_image_lock = asyncio.Lock()
-        self.machines: set[LocalMachine] = set()
+        self._shared = Shared(
+            spawner=spawner,
+            store=self._store,
+            cgroups=self._cgroups,
+            host_image=self._host_image,
+            resolver=state / "resolv.conf",
+            slirp=requirements.slirp,
+            start=self._start,
+        )
         self._disk_limit = disk_limit
-        self._disk = DiskWatch(self._directory, disk_limit, lambda: self.machines)
+        self._disk = DiskWatch(self._directory, disk_limit, lambda: self._shared.machines)
 
     def clean(self) -> None:
         """Remove what an agent that died left; its mounts and processes went with it. Records stay."""
@@ -50,38 +55,37 @@ class LocalHost:
                     remove_tree(path)
             if not (sandbox / RECORD).exists():  # killed while it made or removed the directory
                 sandbox.rmdir()
-        self.cgroups.clean()
-        self.resolver.write_text(f"nameserver {RESOLVER}\n")
-        self.store.clean()
-        if not self.store.layer(FOUNDATION).is_dir():
-            with self.store.dependencies() as work:
+        self._cgroups.clean()
+        self._shared.resolver.write_text(f"nameserver {RESOLVER}\n")
+        self._store.clean()
+        if not self._store.layer(FOUNDATION).is_dir():
+            with self._store.scratch() as work:
                 _build_foundation(work / "foundation")
-                self.store.publish(work / "foundation", FOUNDATION)
+                self._store.publish(work / "foundation", FOUNDATION)
 
     def close(self) -> None:
         """After the last sandbox: leave nothing outside the state directory."""
-        self.cgroups.close()
+        self._cgroups.close()
 
     def capabilities(self) -> dict[str, Any]:
         """What this machine can and cannot do, for people."""
         return {
-            **self.requirements.document(),
-            "cgroup": self.cgroups.layout.version,
-            "limits": dict(self.cgroups.enforced),
+            **self._requirements.document(),
+            "cgroup": self._cgroups.layout.version,
+            "limits": dict(self._cgroups.enforced),
             "disk": {"limit": self._disk_limit, "enforced": "by watching: who takes more is stopped"},
-            "images": [HOST, *self.store.names()],
+            "images": [HOST, *self._store.names()],
         }
 
     async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
         """Start a sandbox; raises AgentError (`image_missing`, `start_failed`), leaving nothing."""
-        return await self.start(self.store.find(spec.image, spec.owner), spec, died)
+        return await self._start(self._store.find(spec.image, spec.owner), spec, died)
 
-    async def start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
-        """The same, whatever image the specification names."""
+    async def _start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
         layers = await self._layers(image)
-        machine = LocalMachine(self, self._directory / spec.sandbox_id, image, spec, died)
+        machine = LocalMachine(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
-            machine.group = self.cgroups.make(
+            machine.group = self._cgroups.make(
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
             )
             machine.note = self._note(image)
@@ -89,13 +93,13 @@ class LocalHost:
         except BaseException:
             await asyncio.shield(machine.destroy())
             raise
-        self.machines.add(machine)
+        self._shared.machines.add(machine)
         self._disk.wake()
         return machine
 
     def _note(self, image: Image) -> str:
         return "; ".join(
-            filter(None, (self.cgroups.note, self.host_image.note if HOST in image.layers else ""))
+            filter(None, (self._cgroups.note, self._host_image.note if HOST in image.layers else ""))
         )
 
     async def _layers(self, image: Image) -> list[Path]:
@@ -103,10 +107,10 @@ class LocalHost:
         for name in image.layers:
             if name == HOST:
                 async with self._host_image_lock:
-                    layers += await self.host_image.layers()
+                    layers += await self._host_image.layers()
             else:
-                layers.append(self.store.layer(name))
-        return [*layers, self.store.layer(FOUNDATION)]
+                layers.append(self._store.layer(name))
+        return [*layers, self._store.layer(FOUNDATION)]
 
 
 def _build_foundation(target: Path) -> None:

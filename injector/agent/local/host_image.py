@@ -100,7 +100,7 @@ class HostImage:
     def _python(self) -> Path:
         python = self._store.layer(python_layer())
         if not python.is_dir():
-            with self._store.dependencies() as work:
+            with self._store.scratch() as work:
                 build_python(work / "python")
                 self._store.publish(work / "python", python.name)
         return python

@@ -91,12 +91,12 @@ class ImageStore:
         check_name(image.name)
         if len(image.layers) > MAX_LAYERS:
             raise RequestInvalid(f"image {image.name} has more than {MAX_LAYERS} layers")
-        with self.dependencies() as work:
+        with self.scratch() as work:
             (work / "image.json").write_text(json.dumps(asdict(image)))
             (work / "image.json").rename(self._path(image.name))
 
     @contextmanager
-    def dependencies(self) -> Iterator[Path]:
+    def scratch(self) -> Iterator[Path]:
         """A new directory for work in progress, on the file system of the layers; removed at the end."""
         with self.locked(fcntl.LOCK_SH):
             work = self._tmp / uuid.uuid4().hex
@@ -159,7 +159,7 @@ class ImageStore:
     async def copy(self, upper: Path, kind: str) -> str:
         """Copy the directory `upper`, which may change meanwhile, as a new layer; returns its name."""
         layer = f"{kind}{uuid.uuid4().hex}"
-        with self.dependencies() as work:
+        with self.scratch() as work:
             copy = work / "layer"
             process = await asyncio.create_subprocess_exec(
                 *("cp", "-a", "--reflink=auto", "--", str(upper), str(copy)),

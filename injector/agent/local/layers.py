@@ -99,26 +99,35 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> None
 
 def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parent: int, name: str) -> None:
     hidden = _clear(parent, name, keep_directory=member.isdir())
+    if member.islnk():
+        _link(member, root, parent, name)
+        return
     if member.isdir():
         if not _is_directory(parent, name):
             os.mkdir(name, dir_fd=parent)
         if hidden:
             _open_and(make_opaque, parent, name)
     elif member.isreg():
-        source = archive.extractfile(member)
-        assert source is not None
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
-        with os.fdopen(fd, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        _copy(archive, member, parent, name)
     elif member.issym():
         os.symlink(member.linkname, name, dir_fd=parent)
-    elif member.islnk():
-        _link(member, root, parent, name)
-        return
     elif member.isfifo():
         os.mkfifo(name, dir_fd=parent)
     else:
         return  # devices: sandboxes have their own /dev and could not open these
+    _describe(member, parent, name)
+
+
+def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+    source = archive.extractfile(member)
+    assert source is not None
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    with os.fdopen(fd, "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _describe(member: tarfile.TarInfo, parent: int, name: str) -> None:
+    """Owner, mode and time."""
     try:
         os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
     except OSError as error:

@@ -3,45 +3,60 @@
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import AgentError, RequestInvalid
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
-from orchard.injector.agent.local.cgroups import Group
-from orchard.injector.agent.local.images import FORK, HOST, Image, tree_size
+from orchard.injector.agent.local.cgroups import Cgroups, Group
+from orchard.injector.agent.local.host_image import HostImage
+from orchard.injector.agent.local.images import FORK, HOST, Image, ImageStore, tree_size
 from orchard.injector.agent.local.network import Outbound
 from orchard.injector.agent.local.overlay import MAX_LAYERS
 from orchard.injector.agent.local.reading import Reading
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entry
-
-if TYPE_CHECKING:
-    from orchard.injector.agent.local.host import LocalHost
+from orchard.injector.agent.spawning import Entrance, Spawner
 
 WORKSPACE = "/workspace"
 OURS = 4
 """Layers that a sandbox may have below those that its image names."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the sandboxes of one Linux machine have together."""
+
+    spawner: Spawner
+    store: ImageStore
+    cgroups: Cgroups
+    host_image: HostImage
+    resolver: Path
+    """/etc/resolv.conf of sandboxes with a network."""
+    slirp: str
+    """Path of slirp4netns, or empty."""
+    start: "Callable[[Image, SandboxSpec, Died], Awaitable[LocalMachine]]"
+    """Start a sandbox on this image, whatever its specification names."""
+    machines: "set[LocalMachine]" = field(default_factory=set)
+    """Those that have started."""
+
+
 class LocalMachine:
     """One sandbox: its directory holds `upper` (what it changed), `work` and `root` (the mount point)."""
 
-    def __init__(
-        self, host: "LocalHost", directory: Path, image: Image, spec: SandboxSpec, died: Died
-    ) -> None:
-        self._host = host
+    def __init__(self, shared: Shared, directory: Path, image: Image, spec: SandboxSpec, died: Died) -> None:
+        self._shared = shared
         self._directory = directory
         self._image = image
         self._spec = spec
         self._died = died
-        self._spawner = host.spawner
-        self._store = host.store
+        self._spawner = shared.spawner
+        self._store = shared.store
         self._store.hold(image.layers)
         self._holding = True
         self._outbound: Outbound | None = None
@@ -55,7 +70,7 @@ class LocalMachine:
         self._destroying = False
         self.group: Group | None = None
         self.root = -1
-        self.entry = Entry(pidfd=None, cgroups=())
+        self.entrance = Entrance(pidfd=None, cgroups=())
         self.environment = {**image.environment}
         self.working_directory = image.working_directory
         self.note = ""
@@ -70,16 +85,14 @@ class LocalMachine:
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for needed in {WORKSPACE, self._image.working_directory}:
             files.make_directory(self.root, needed)
-        self.entry = Entry(
+        self.entrance = Entrance(
             pidfd=self._pidfd,
             cgroups=self.group.entrances if self.group else (),
-            rlimits=self._host.cgroups.rlimits(memory=self._spec.memory_bytes),
+            rlimits=self._shared.cgroups.rlimits(memory=self._spec.memory_bytes),
         )
         if not self._spec.block_network:
-            self._outbound = Outbound(
-                self._spawner, f"network of {self._name}", self._host.requirements.slirp
-            )
-            await self._outbound.open(self._pid, self.entry.cgroups, self._network_lost)
+            self._outbound = Outbound(self._spawner, f"network of {self._name}", self._shared.slirp)
+            await self._outbound.open(self._pid, self.entrance.cgroups, self._network_lost)
 
     def oom_kills(self) -> int:
         """Processes killed for memory so far."""
@@ -108,7 +121,7 @@ class LocalMachine:
                 "cannot be mounted: fork an earlier one"
             )
         layer = await self._store.copy(self.changes, FORK)
-        return LocalTemplate(self._host, replace(self._image, layers=[layer, *self._image.layers]))
+        return LocalTemplate(self._shared, replace(self._image, layers=[layer, *self._image.layers]))
 
     async def destroy(self) -> None:
         """Kill everything inside; remove root, changes and cgroups."""
@@ -132,7 +145,7 @@ class LocalMachine:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        self._host.machines.discard(self)
+        self._shared.machines.discard(self)
         await asyncio.to_thread(self._remove)
 
     @property
@@ -153,7 +166,7 @@ class LocalMachine:
         calls = building(
             overlays,
             sandbox_id=self._spec.sandbox_id,
-            resolver=None if self._spec.block_network else self._host.resolver,
+            resolver=None if self._spec.block_network else self._shared.resolver,
             groups=self.group.entrances if self.group else (),
         )
         loop = asyncio.get_running_loop()
@@ -204,7 +217,7 @@ class LocalMachine:
         """
         if HOST not in self._image.layers or not user_namespace.inside():
             return []
-        visible, content = self._host.host_image.usr(layers)
+        visible, content = self._shared.host_image.usr(layers)
         upper, work = self.changes / "usr", self._directory / "work" / "usr"
         upper.mkdir()
         work.mkdir()
@@ -227,15 +240,15 @@ class LocalMachine:
 class LocalTemplate:
     """A sandbox's changes as they were, as the topmost layer of an image without a name."""
 
-    def __init__(self, host: "LocalHost", image: Image) -> None:
-        self._host = host
+    def __init__(self, shared: Shared, image: Image) -> None:
+        self._shared = shared
         self._image = image
-        host.store.hold(image.layers)
+        shared.store.hold(image.layers)
 
     async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
         """As LocalHost.create."""
-        return await self._host.start(self._image, spec, died)
+        return await self._shared.start(self._image, spec, died)
 
     async def release(self) -> None:
         """The copy goes with the last sandbox that stands on it."""
-        await asyncio.to_thread(self._host.store.release, self._image.layers)
+        await asyncio.to_thread(self._shared.store.release, self._image.layers)

@@ -4,16 +4,14 @@ Nothing is isolated from here: that is what the container is for. Commands run a
 agent's own root; what keeps them from the agent is `protection`, and the seal on every request and answer.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
-from orchard.injector.agent.machine import Died, SandboxSpec, Template
+from orchard.injector.agent.errors import AgentError, Conflict
+from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
 from orchard.injector.agent.pod.memory import MemoryKills
-from orchard.injector.agent.spawning import Entry
 
 WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -48,16 +46,15 @@ class PodHost:
         return machine
 
 
-@dataclass
-class PodMachine:
+@dataclass(kw_only=True)
+class PodMachine(PlainMachine):
     """This container."""
 
-    environment: dict[str, str]
-    working_directory: str
+    no_copy: str = (
+        "a Pod's root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
+        " and put it into another sandbox with PUT /sandboxes/ID/archive"
+    )
     ended: Callable[[], None]
-    entry: Entry = field(default_factory=lambda: Entry(pidfd=None, cgroups=()))
-    root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    note: str = ""
     kills: MemoryKills = field(default_factory=MemoryKills)
 
     def prepare(self) -> None:
@@ -73,27 +70,7 @@ class PodMachine:
         """Of the container; 0 where it cannot know."""
         return self.kills.count()
 
-    def dying(self) -> bool:
-        """Not before the agent does: it is the container's first process."""
-        return False
-
-    async def snapshot(self, image: str) -> dict[str, Any]:
-        """Raises RequestInvalid: nobody inside a container can make an image of it."""
-        raise RequestInvalid(
-            f"no snapshot `{image}`: a Pod's file system cannot be copied from inside; take archives of the"
-            " directories that matter"
-        )
-
-    async def template(self) -> Template:
-        """Raises RequestInvalid, as `snapshot` does."""
-        raise RequestInvalid(
-            "no fork: a Pod's file system cannot be copied from inside; put archives of the directories that"
-            " matter into new sandboxes"
-        )
-
     async def destroy(self) -> None:
         """Let the agent end: with the first process of a container all others end."""
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
+        await super().destroy()
         self.ended()

@@ -95,6 +95,11 @@ async def has_a_key(agent: TestServer) -> bool:
         return bool((await reply.json())["introduced"])
 
 
+async def proof(side: Side) -> None:
+    """Raises SandboxFailed unless the agent has the key."""
+    await side.agents.ask("a", lambda line, _: line.call(dict[str, str], "GET", "/introduction"))
+
+
 async def test_marks_stand_before_and_after_the_key_is_given(
     api: ClusterApi, server: ApiServer, agent: TestServer
 ) -> None:
@@ -104,7 +109,7 @@ async def test_marks_stand_before_and_after_the_key_is_given(
     assert writes(server) == [marks.INTRODUCING, marks.INTRODUCED]
     assert marks.introduced_by(server.pods["sandbox-a"]) == side.agents.fingerprint
     assert await has_a_key(agent)
-    await side.agents.check("a")
+    await proof(side)
     await side.close()
 
 
@@ -118,7 +123,7 @@ async def test_two_at_once_do_it_once(
     await asyncio.gather(*(side.settles() for side in sides))
     assert writes(server).count(marks.INTRODUCED) == 1
     for side in sides:
-        await side.agents.check("a")
+        await proof(side)
         await side.close()
 
 
@@ -138,7 +143,7 @@ async def test_what_a_dead_orchestrator_began_another_ends(
     await side.close()
 
 
-@pytest.mark.parametrize("question", ["heartbeat", "job"])
+@pytest.mark.parametrize("question", ["proof", "job"])
 async def test_an_agent_without_a_key_where_commands_may_have_run_never_gets_it(
     api: ClusterApi, server: ApiServer, agent: TestServer, question: str
 ) -> None:
@@ -146,8 +151,8 @@ async def test_an_agent_without_a_key_where_commands_may_have_run_never_gets_it(
     side = Side(api, agent.port or 0, "one")
     await side.settles()
     with pytest.raises(SandboxFailed) as caught:
-        if question == "heartbeat":
-            await side.agents.check("a")
+        if question == "proof":
+            await proof(side)
         else:
             await side.agents.ask("a", lambda line, _: line.call(Health, "GET", "/jobs/a.1"))
     assert caught.value.reason == "agent_replaced"

@@ -1,0 +1,267 @@
+"""The operations of the sandbox service as a table.
+
+The client sends them, the orchestrator serves them or passes them on, the OpenAPI document says them. The
+agent has an HTTP face of its own (`agent/server.py`), which pairs with those that are passed on to it.
+"""
+
+import re
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from orchard.schemas.sandboxes import (
+    Acknowledgement,
+    ApplyPatch,
+    CreateSandbox,
+    ExecRequest,
+    FileContent,
+    FileList,
+    FileWritten,
+    ForkSandbox,
+    Health,
+    Job,
+    JobQueued,
+    PatchResult,
+    Resources,
+    SandboxCreatedReply,
+    SandboxInfo,
+    ServiceInfo,
+    SnapshotReply,
+    SnapshotRequest,
+    UploadFile,
+)
+
+JSON = "application/json"
+RAW = "application/octet-stream"
+TAR = "application/x-tar"
+PLAIN = "text/plain"
+KEY_HEADER = "Idempotency-Key"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Any error but 422; the header X-Error-Reason has a word for programs."""
+
+    detail: str
+
+
+class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a request, and where."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """422: the request does not fit, or can never be done."""
+
+    detail: list[FieldProblem] | str
+
+
+class Parameter(NamedTuple):
+    """One of the query or the headers."""
+
+    name: str
+    summary: str
+    kind: Any = str
+    place: Literal["query", "header"] = "query"
+    required: bool = False
+
+
+class Operation(NamedTuple):
+    """`name` is of the orchestrator's handler, less the underscore; the agent does what has no handler."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    reply: Any = None
+    """Record of a 200 in JSON; None where there is none."""
+    request: Any = None
+    """Record of the body."""
+    parameters: tuple[Parameter, ...] = ()
+    errors: tuple[int, ...] = ()
+    """Beside those that any operation may answer with."""
+    other_reply: Any = None
+    """Another record of a 200."""
+    reply_media: str | None = None
+    """What a 200 may be instead of JSON, or is where there is no record."""
+    request_media: str | None = None
+    """What the body may be instead of JSON, or must be where there is no record."""
+    status: int = 200
+    open: bool = False
+    """Answered without a key."""
+    unlimited: bool = False
+    """Beyond all limits, because it lets go of what is there or says that it is needed."""
+
+    def at(self, name: str) -> str:
+        """The path, with `name` for the sandbox or the job."""
+        return re.sub(r"{\w+}", lambda _: name, self.path)
+
+
+KEY = Parameter(KEY_HEADER, "the same again returns what the first request made", place="header")
+TIMEOUT = Parameter("timeout", "seconds to wait", float)
+PATH = Parameter("path", "an absolute path in the sandbox", required=True)
+LIMIT = Parameter("limit", "bytes; a larger file is refused with 413", int)
+LABEL = Parameter("label", "`name=value`; only sandboxes that carry all of them", list[str])
+_API_KEY = Parameter("api_key", "the key, where no header can be sent")
+_SANDBOX = (404, 409, 410)
+
+SERVICE = Operation("GET", "/", "service", "what this is", ServiceInfo, open=True)
+HEALTH = Operation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
+METRICS = Operation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
+OPENAPI = Operation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
+RESOURCES = Operation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
+CREATE = Operation(
+    "POST",
+    "/sandboxes",
+    "create",
+    "begin to create a sandbox",
+    SandboxCreatedReply,
+    CreateSandbox,
+    (KEY,),
+    (409,),
+)
+LIST = Operation("GET", "/sandboxes", "list", "all sandboxes", list[SandboxInfo], None, (LABEL,), (422,))
+GET = Operation("GET", "/sandboxes/{id}", "get", "one sandbox", SandboxInfo, errors=(404,))
+WAIT = Operation(
+    "GET",
+    "/sandboxes/{id}/wait",
+    "wait",
+    "the sandbox once it is ready or failed",
+    SandboxInfo,
+    parameters=(TIMEOUT,),
+    errors=(404, 408, 422),
+)
+DELETE = Operation(
+    "DELETE",
+    "/sandboxes/{id}",
+    "delete",
+    "remove a sandbox, or none",
+    Acknowledgement,
+    errors=(404,),
+    unlimited=True,
+)
+HEARTBEAT = Operation(
+    "POST",
+    "/sandboxes/{id}/heartbeat",
+    "heartbeat",
+    "it is needed",
+    Acknowledgement,
+    errors=_SANDBOX,
+    unlimited=True,
+)
+EXEC = Operation(
+    "POST",
+    "/sandboxes/{id}/exec",
+    "exec",
+    "run a command; with `wait` the answer is its job",
+    Job,
+    ExecRequest,
+    (KEY,),
+    _SANDBOX,
+    JobQueued,
+)
+TERMINAL = Operation(
+    "GET",
+    "/sandboxes/{id}/exec/pty",
+    "terminal",
+    "a terminal session: a WebSocket of JSON frames",
+    parameters=(_API_KEY,),
+    errors=(400, *_SANDBOX),
+    status=101,
+)
+APPLY_PATCH = Operation(
+    "POST",
+    "/sandboxes/{id}/apply_patch",
+    "apply_patch",
+    "apply a unified diff",
+    PatchResult,
+    ApplyPatch,
+    (KEY,),
+    _SANDBOX,
+)
+WRITE = Operation(
+    "POST",
+    "/sandboxes/{id}/files",
+    "write",
+    "make or replace a file: in JSON, or as it is with `path` in the query",
+    FileWritten,
+    UploadFile,
+    (PATH._replace(required=False),),
+    _SANDBOX,
+    request_media=RAW,
+)
+READ = Operation(
+    "GET",
+    "/sandboxes/{id}/files",
+    "read",
+    "a file: in JSON, or as it is where that is accepted",
+    FileContent,
+    parameters=(PATH, LIMIT),
+    errors=(*_SANDBOX, 413, 422),
+    reply_media=RAW,
+)
+FILES = Operation(
+    "GET",
+    "/sandboxes/{id}/files/list",
+    "files",
+    "a directory's entries",
+    FileList,
+    parameters=(PATH,),
+    errors=(*_SANDBOX, 422),
+)
+READ_ARCHIVE = Operation(
+    "GET",
+    "/sandboxes/{id}/archive",
+    "read_archive",
+    "a directory as a tar stream, names relative to it",
+    parameters=(PATH,),
+    errors=(*_SANDBOX, 422),
+    reply_media=TAR,
+)
+WRITE_ARCHIVE = Operation(
+    "PUT",
+    "/sandboxes/{id}/archive",
+    "write_archive",
+    "unpack a tar stream into a directory, which is made where it is missing",
+    FileWritten,
+    parameters=(PATH,),
+    errors=(*_SANDBOX, 422),
+    request_media=TAR,
+)
+FORK = Operation(
+    "POST",
+    "/sandboxes/{id}/fork",
+    "fork",
+    "begin to create copies: the file system as it is now, none of the processes",
+    list[SandboxInfo],
+    ForkSandbox,
+    (KEY,),
+    (*_SANDBOX, 501),
+)
+SNAPSHOT = Operation(
+    "POST",
+    "/sandboxes/{id}/snapshot",
+    "snapshot",
+    "make the file system an image",
+    SnapshotReply,
+    SnapshotRequest,
+    errors=(*_SANDBOX, 501),
+)
+JOB = Operation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
+WAIT_JOB = Operation(
+    "GET",
+    "/jobs/{job}/wait",
+    "wait_job",
+    "a job when it ended, or as it is when time is up",
+    Job,
+    parameters=(TIMEOUT,),
+    errors=(*_SANDBOX, 422),
+)
+CANCEL_JOB = Operation(
+    "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True
+)
+
+OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))
+"""All of the above, in this order."""

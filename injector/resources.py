@@ -1,0 +1,34 @@
+"""What there is for sandboxes and what they ask for, summed up."""
+
+from collections.abc import Iterable, Sequence
+
+from orchard.schemas.sandboxes import Amounts, Node, Resources, SandboxPod
+
+
+def resources(nodes: Sequence[Node], pods: Sequence[SandboxPod]) -> Resources:
+    """What has ended asks for nothing. There is no less than nothing available."""
+    capacity = total(node.capacity for node in nodes)
+    allocatable = total(node.allocatable for node in nodes)
+    requested = total(
+        Amounts(cpu=pod.cpu_request, memory_bytes=pod.memory_request_bytes)
+        for pod in pods
+        if pod.phase not in ("Failed", "Succeeded")
+    )
+    return Resources(
+        status="ok",
+        nodes=list(nodes),
+        total_capacity=capacity,
+        total_allocatable=allocatable,
+        total_requested=requested,
+        available=Amounts(
+            cpu=max(0.0, allocatable.cpu - requested.cpu),
+            memory_bytes=max(0, allocatable.memory_bytes - requested.memory_bytes),
+        ),
+        sandbox_pods=list(pods),
+    )
+
+
+def total(amounts: Iterable[Amounts]) -> Amounts:
+    """Their sum."""
+    listed = list(amounts)
+    return Amounts(cpu=sum(one.cpu for one in listed), memory_bytes=sum(one.memory_bytes for one in listed))
