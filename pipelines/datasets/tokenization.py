@@ -288,11 +288,11 @@ class ChatTokenizer:
         try:
             rendered: Any = render_jinja_template(
                 [messages],
-                tools=tools,  # type: ignore[arg-type]
+                tools=tools,
                 chat_template=self._template,
                 return_assistant_tokens_mask=self._marks_itself,
                 add_generation_prompt=generating,
-                **self._special,  # type: ignore[arg-type]
+                **self._special,
             )
         except (jinja2.TemplateError, ValueError, TypeError, LookupError) as error:
             raise DatasetError(f"example {name}: chat template of {self.name} refuses it: {error}") from error

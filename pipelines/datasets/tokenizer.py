@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: Path) -> Pre
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=END_OF_TEXT,

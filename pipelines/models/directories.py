@@ -13,7 +13,7 @@ from orchard.pipelines.models.errors import ModelError
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The causal model in a directory, or of that name on the Hub. Raises ModelError when there is none."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype)
     except (OSError, ValueError) as error:

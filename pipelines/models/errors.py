@@ -21,7 +21,7 @@ def require_torch(what: str) -> None:
         from transformers.utils import logging
     except ImportError as error:
         raise _missing(what, error.name) from error
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
 
 
 def require_installed(what: str) -> None:

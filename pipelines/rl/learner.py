@@ -73,8 +73,8 @@ class Learner:
         """`model` is put on the device, prepared for packs and sharded. Raises ModelError, TrainingError."""
         self.settings, self.model, self.processes = settings, model, processes
         self._loss = get_loss(settings.loss)
-        model.to(processes.device)  # type: ignore[arg-type]
-        model.eval()  # type: ignore[no-untyped-call]  # dropout would make the trained policy another one than the sampled
+        model.to(processes.device)
+        model.eval()  # dropout would make the trained policy another one than the sampled
         use_packed_attention(model)
         shard(model, processes, settings.precision)
         self.optimizer = adam(model.parameters(), settings)

@@ -70,7 +70,7 @@ def make_optimizers(
             raise TrainingError(
                 'optimizer "muon" runs in one process: start it without torchrun, or use "adamw"'
             )
-        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head: Any = model.get_output_embeddings()
         ends = {id(end.weight) for end in (model.get_input_embeddings(), head) if end is not None}
         inner = {name for name, each in trained.items() if each.ndim == 2 and id(each) not in ends}
         matrices = [trained.pop(name) for name in sorted(inner)]

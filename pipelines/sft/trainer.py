@@ -59,7 +59,7 @@ class Trainer:
         if settings.packing:
             use_packed_attention(model)
         if settings.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         freeze(model, settings.freeze)
         shard(model, processes, settings.precision)
         self.optimizers = make_optimizers(model, settings, processes.count)

@@ -35,6 +35,8 @@ LEASE_OVER = ACK_WAIT * 1.5
 """Seconds after which every lease of a process that says nothing has ended."""
 LET_GO_SECONDS = 120.0
 """The writer must have let go of the store of a damaged stream."""
+GUEST_SECONDS = 1200.0
+"""For a worker to start and get work while other faults go on, on a machine that is busy with other things."""
 CLOCK = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -126,7 +128,7 @@ async def clock(world: World) -> bool:
     variables = {"LD_PRELOAD": str(CLOCK), "FAKETIME": wrong, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     name = f"clock-{world.chance.randrange(2**32):08x}"
     async with world.guest(name, variables) as source:
-        await until(lambda: world.over or world.outcomes.ended[source] > 0, f"{name} to end a rollout", 300)
+        await until(lambda: world.over or world.outcomes.ended[source] > 0, f"{name} to end a rollout", GUEST_SECONDS)
     return world.outcomes.ended[source] > 0
 
 
@@ -138,7 +140,7 @@ async def proxy(world: World) -> bool:
         login = f"{server.username}:{server.password}"
         variables = {"ORCHARD_NATS__URL": f"nats://{login}@127.0.0.1:{line.port}"}
         async with world.guest(name, variables) as source:
-            await until(lambda: world.over or world.outcomes.begun[source] > 0, f"{name} to begin", 300)
+            await until(lambda: world.over or world.outcomes.begun[source] > 0, f"{name} to begin", GUEST_SECONDS)
             hit = not world.over
             await line.stall(LEASE_OVER)
     return hit
