@@ -145,7 +145,7 @@ async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: in
     fixed, kept = len(verdict.task.grading.fail_to_pass), len(verdict.task.grading.pass_to_pass)
     dropped = f", {len(verdict.dropped)} unsteady ones dropped" if verdict.dropped else ""
     console.print(
-        f"[bold green]proven[/] {fixed} tests must come to pass, {kept} must stay{dropped}: "
+        f"[bold green]proven[/] fail-to-pass tests: {fixed}, pass-to-pass tests: {kept}{dropped}. See "
         f"`orchard tasks show {escape(task.task_id)}`"
     )
 
