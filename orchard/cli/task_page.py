@@ -41,14 +41,14 @@ def task_page(store: str, task_id: str, *, full: bool = False) -> RenderableType
         when = f"{time:%Y-%m-%d %H:%M}"
         found.add_row(when, hashed[:12], Text(state, style=style), str(runs or ""), _text(why, full))
     unproven = Text("never validated: `orchard tasks validate` proves it", style="yellow")
-    statement = Panel(_text(task.statement, full), title="statement", title_align="left")
+    statement = Panel(_text(task.statement.strip(), full), title="statement", title_align="left")
     return Group(statement, facts, found if verdicts else unproven)
 
 
 def _place(task: Task) -> dict[str, str]:
     return {
         "task": f"{task.task_id}, of {task.repo} (source {task.source})",
-        "image": f"{task.image}, {task.cpu} cores, {task.memory}",
+        "image": f"{task.image}, cpu {task.cpu}, memory {task.memory}",
         "workdir": task.workdir + (f" at {task.base_commit[:12]}" if task.base_commit else ""),
         **({"set-up": "\n".join(task.setup_commands)} if task.setup_commands else {}),
         **({"variables": ", ".join(task.environment)} if task.environment else {}),
@@ -61,14 +61,14 @@ def _grading(task: Task, full: bool) -> dict[str, str]:
         case SWETests() as tests:
             return {
                 "judged by": f"tests, in a fresh sandbox: {tests.test_command} (read as {tests.parser})",
-                "must pass": _listed(tests.fail_to_pass, full),
-                "must stay": _listed(tests.pass_to_pass, full),
+                "fail-to-pass": _listed(tests.fail_to_pass, full),
+                "pass-to-pass": _listed(tests.pass_to_pass, full),
                 "test files": _listed(tests.test_files, full),
             }
         case StateCheck() as check:
             return {
                 "judged by": f"a check in the agent's sandbox, {check.timeout_seconds:g} s at most",
-                "check": check.command,
+                "check": check.command.strip(),
                 "its files": _listed(tuple(check.files), full),
             }
         case PluginGrading() as plugin:

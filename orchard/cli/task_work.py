@@ -1,7 +1,6 @@
 """What the `tasks` commands do: register, make, prove; each with a progress bar where it takes long."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from orchard.config import ConfigError
 from orchard.injector.agent.local.images import ImageStore
 from orchard.pipelines.tasks.catalogue import catalogue
-from orchard.pipelines.tasks.directories import Directory, directories, directory_task, read_directory
+from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.environments import Environments, SynthesisSettings
 from orchard.pipelines.tasks.errors import TaskError
@@ -127,7 +126,7 @@ async def validate_tasks(
 
 
 async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: int) -> None:
-    """Make and prove the task of a repository's change; ends with exit status 1 where it is refuted."""
+    """Make and prove the task of a repository's change. Raises TaskError where it is none, or is rejected."""
     settings = SynthesisSettings(cpu=wanted.cpu, memory=wanted.memory, test_seconds=wanted.seconds)
     async with registry(session) as tasks, session.sandboxes() as client:
         environments = Environments(client, PackageCache(session.directory / "packages"), settings)
@@ -145,17 +144,14 @@ async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: in
     fixed, kept = len(verdict.task.grading.fail_to_pass), len(verdict.task.grading.pass_to_pass)
     dropped = f", {len(verdict.dropped)} unsteady ones dropped" if verdict.dropped else ""
     console.print(
-        f"[bold green]proven[/] {fixed} tests must come to pass, {kept} must stay{dropped}: "
+        f"[bold green]proven[/] fail-to-pass tests: {fixed}, pass-to-pass tests: {kept}{dropped}. See "
         f"`orchard tasks show {escape(task.task_id)}`"
     )
 
 
 async def harbor_tasks(session: Session, root: Path, image: str) -> None:
     """Import the task directories at `root`, in their own images, built where need be, or in `image`."""
-    found = [read_directory(path) for path in directories(root)]
-    twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
-    if twice:
-        raise TaskError(f"{root} has several tasks with the name {twice[0]!r}: names must be unique")
+    found = read_all(root)
     tasks = [await asyncio.to_thread(_directory_task, session, each, image) for each in found]
     new = await register_tasks(session, tasks)
     console.print(

@@ -34,7 +34,7 @@ else
   grep -Eq '"reward"[[:space:]]*:[[:space:]]*1(\\.0*)?[[:space:]]*(,|}|$)' /logs/verifier/reward.json
 fi
 """
-_HOST_VARIABLE = re.compile(r"\$\{?\w+")
+_HOST_VARIABLE = re.compile(r"\$\{\w+")
 
 
 class Directory(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +67,12 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def image_name(self) -> str:
-        """The image's name, also where it is to be built: then another one for other files."""
+        """The image's name; where it is to be built, another one for other files. Raises TaskError."""
+        if self.image:
+            return self.image
         files = {name: _digest(path) for name, path in _paths(self.context).items()}
         slug = re.sub(r"[^a-z0-9_.-]+", "-", self.name.lower()).strip("-.")
-        return self.image or f"{self.source}/{slug}:{digest(files, 12)}"
+        return f"{self.source}/{slug}:{digest(files, 12)}"
 
     @property
     def dockerfile(self) -> Path:
@@ -86,6 +88,25 @@ def directories(root: Path) -> list[Path]:
             f"{root} has no task: give a directory with a task.toml or task.yaml, or of such ones"
         )
     return found[:1] if found[0] == root else found
+
+
+def read_all(root: Path) -> list[Directory]:
+    """All task directories at `root`; one TaskError names all that are none."""
+    paths = directories(root)
+    found: dict[str, Directory] = {}
+    problems = []
+    for path in paths:
+        try:
+            read = read_directory(path)
+            if read.name in found:
+                raise TaskError(f"{path}: the task {read.name!r} is already in {found[read.name].path}")
+            found[read.name] = read
+        except TaskError as error:
+            problems.append(str(error))
+    if problems:
+        listed = "\n  ".join(problems)
+        raise TaskError(f"{len(problems)} of {len(paths)} are no tasks, nothing was imported:\n  {listed}")
+    return list(found.values())
 
 
 def read_directory(path: Path) -> Directory:
@@ -161,7 +182,9 @@ def _placed(root: str, files: Mapping[str, bytes]) -> str:
 
 
 def _exports(variables: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    """Shell that sets the variables, but for those whose names it cannot say."""
+    said = ((name, shlex.quote(value)) for name, value in variables.items() if name.isidentifier())
+    return "".join(f"export {name}={value}\n" for name, value in said)
 
 
 def _last_workdir(dockerfile: Path) -> str:
@@ -183,12 +206,12 @@ def _format(path: Path) -> str:
 
 
 def _paths(root: Path) -> dict[str, Path]:
-    """The regular files below `root`, by relative path. Raises ValueError for a link that leads out of it."""
+    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             if not path.resolve().is_relative_to(root.resolve()):
-                raise ValueError(f"{path} is a link out of {root}: put a file in its place")
+                raise TaskError(f"{path} is a link out of {root}: put a file in its place")
             found[path.relative_to(root).as_posix()] = path
     return found
 

@@ -7,11 +7,9 @@ base commit as a repository of one commit: nothing of what came later is in it.
 import asyncio
 import re
 import subprocess
-import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,6 +31,18 @@ BUILD_SECONDS = 1800.0
 _TRAILER = re.compile(r"(?i)^(signed-off-by|co-authored-by|reviewed-by|change-id): .*\n?", re.MULTILINE)
 
 
+class Project(msgspec.Struct, frozen=True):
+    """What the table `project` of the base commit's pyproject.toml says."""
+
+    name: str = ""
+    version: str = "0"
+    dependencies: tuple[str, ...] = ()
+
+
+class _PyProject(msgspec.Struct, frozen=True):
+    project: Project = Project()
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What lies between two commits of a repository."""
 
@@ -50,8 +60,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the test patch."""
     files: tuple[str, ...]
     """All paths of the base commit."""
-    project: dict[str, Any] = {}
-    """The table `project` of its pyproject.toml."""
+    project: Project
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,12 +106,14 @@ def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()
         name=path.name.removesuffix(".git"),
         base=first,
         gold=second,
-        message=_TRAILER.sub("", _git(path, "log", "-1", "--format=%B", second)).strip(),
+        message=_TRAILER.sub(
+            "", _git(path, "log", "-1", "--no-show-signature", "--format=%B", second)
+        ).strip(),
         gold_patch=_diff(path, first, second, source),
         test_patch=_diff(path, first, second, tests),
         test_files=tuple(tests),
         files=tuple(files),
-        project=_project(_git(path, "show", f"{first}:pyproject.toml")) if "pyproject.toml" in files else {},
+        project=_project(_git(path, "show", f"{first}:pyproject.toml") if "pyproject.toml" in files else ""),
     )
 
 
@@ -114,6 +125,7 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     command, parser = reporting(wanted.tests, wanted.parser)
     if parser not in PARSERS:
         raise TaskError(f"there is no parser {parser!r} for the output of tests: use {', '.join(PARSERS)}")
+    statement = wanted.statement or _statement(change)
     base_image = wanted.image or await _python(change, wanted, environments)
     key = [layout.RECIPE, base_image, change.base, wanted.setup]
     image = f"repository/{_slug(change.name)}:{digest(key, 16)}"
@@ -134,7 +146,7 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
         source=SOURCE,
         repo=change.name,
         image=image,
-        statement=wanted.statement or _statement(change),
+        statement=statement,
         grading=SWETests(
             test_patch=change.test_patch,
             test_command=command,
@@ -169,20 +181,20 @@ async def _python(change: Change, wanted: Wanted, environments: Environments) ->
     """The image with Python and the packages that the tests need."""
     call = recognised(wanted.tests)
     runner = [environments.settings.pytest] if call and call.framework is Framework.PYTEST else []
-    declared = change.project.get("dependencies", [])
-    return await environments.image([*runner, *declared, *wanted.requires])
+    return await environments.image([*runner, *change.project.dependencies, *wanted.requires])
 
 
 async def _install(machine: SandboxMachine, change: Change, wanted: Wanted) -> str:
     """Bring the base commit and run the set-up lines; the id of its commit there."""
     pack_file = await asyncio.to_thread(_objects, change.path, change.base)
-    tree = _git(change.path, "rev-parse", f"{change.base}^{{tree}}").strip()
+    tree_id = _git(change.path, "rev-parse", f"{change.base}^{{tree}}").strip()
     await machine.write("/tmp/objects.pack", pack_file)
     what = f"the repository of {change.name}"
-    said = await done(machine, layout.checkout_script("/tmp/objects.pack", tree), what, 300.0)
+    said = await done(machine, layout.checkout_script("/tmp/objects.pack", tree_id), what, 300.0)
     if not wanted.image:
-        name, version = change.project.get("name", change.name), change.project.get("version", "0")
-        metadata = layout.installed_metadata(name, version, dict.fromkeys(change.files, b""))
+        name = change.project.name or change.name
+        tree = dict.fromkeys(change.files, b"")
+        metadata = layout.installed_metadata(name, change.project.version, tree)
         await machine.write("/tmp/metadata.tar", pack(metadata))
         await done(machine, layout.metadata_script(name, "/tmp/metadata.tar"), what, 60.0)
     if wanted.setup:
@@ -202,15 +214,17 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9_.-]+", "-", name.lower()).strip("-.") or "repository"
 
 
-def _project(text: str) -> dict[str, Any]:
+def _project(text: str) -> Project:
     try:
-        project = tomllib.loads(text).get("project", {})
-    except tomllib.TOMLDecodeError:
-        return {}
-    return project if isinstance(project, dict) else {}
+        return msgspec.toml.decode(text, type=_PyProject).project
+    except msgspec.DecodeError:  # it is about something else, or a beginner's
+        return Project()
 
 
 # --- git, which reads and changes nothing ---------------------------------------------------------
+
+
+_SETTINGS = ("-c", "core.fsmonitor=false", "-c", "core.quotePath=true", "-c", "diff.submodule=short")
 
 
 def _commit(path: Path, name: str) -> str:
@@ -221,7 +235,7 @@ def _commit(path: Path, name: str) -> str:
 
 
 def _diff(path: Path, base: str, gold: str, paths: Sequence[str]) -> str:
-    plain = ("--binary", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
+    plain = ("--binary", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "-U3")
     prefixes = ("--src-prefix=a/", "--dst-prefix=b/")
     return _git(path, "diff", *plain, *prefixes, base, gold, "--", *paths) if paths else ""
 
@@ -246,7 +260,7 @@ def _git(path: Path, *words: str) -> str:
 
 
 def _run(path: Path, *words: str, stdin: bytes | None = None) -> bytes:
-    command = ["git", "-C", str(path), "--literal-pathspecs", "-c", "core.fsmonitor=false", *words]
+    command = ["git", "-C", str(path), "--literal-pathspecs", *_SETTINGS, *words]
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, check=False)
     except FileNotFoundError:

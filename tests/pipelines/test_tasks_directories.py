@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.directories import directories, directory_task, read_directory
+from orchard.pipelines.tasks.directories import directories, directory_task, read_all, read_directory
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
@@ -115,6 +115,22 @@ def test_what_cannot_be_a_task_is_one_sentence(
     with pytest.raises(TaskError, match=sentence) as refused:
         read_directory(path)
     assert str(path) in str(refused.value)
+
+
+def test_all_bad_directories_are_named_at_once(tmp_path: Path) -> None:
+    _written(tmp_path / "a", HARBOR)
+    _written(tmp_path / "b", {**HARBOR, "task.toml": "[environment]\ngpus = 1\n"})
+    _written(tmp_path / "c", {"task.yaml": "difficulty: easy\n"})
+    _written(tmp_path / "d", {**HARBOR, "task.toml": '[task]\nname = "a"\n'})
+    with pytest.raises(TaskError) as refused:
+        read_all(tmp_path)
+    head, *lines = str(refused.value).splitlines()
+    assert "3 of 4 are no tasks, nothing was imported" in head
+    assert [line.strip().split(":")[0] for line in lines] == [
+        str(tmp_path / "b"),
+        f"a task or compose file in {tmp_path / 'c'}",
+        str(tmp_path / "d"),
+    ]
 
 
 def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
