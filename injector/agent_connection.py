@@ -17,13 +17,11 @@ from orchard.injector.errors import (
     SandboxFailed,
     SandboxRequestInvalid,
     SandboxUnavailable,
+    detail_of,
     error_for,
 )
-from orchard.injector.operations import KEY_HEADER
+from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
 
-REASON_HEADER = "X-Error-Reason"
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one WebSocket message."""
 CONNECT_TIMEOUT = 10.0
 """Seconds: a node that is lost does not refuse, it is silent."""
 INTRODUCTION = "/introduction"
@@ -261,7 +259,7 @@ def _refused(reply: aiohttp.ClientResponse, method: str, path: str, data: bytes)
     reason = reply.headers.get(REASON_HEADER)
     if reason is None and reply.status in _NO_SUCH_ROUTE:
         raise _differs(reply.headers, f"it has no {method} {path}")
-    raise error_for(reply.status, _detail(data), reason)
+    raise error_for(reply.status, detail_of(data), reason)
 
 
 def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
@@ -274,10 +272,3 @@ def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
         status=502,
         reason="version_differs",
     )
-
-
-def _detail(data: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(data)["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return data.decode(errors="replace")[:500]

@@ -1,5 +1,7 @@
 """What can go wrong between a caller and its sandbox: one type for each thing a caller would do about it."""
 
+import msgspec
+
 
 class SandboxError(Exception):
     """Any failure of the sandbox service. Never a command's own failure: that is a JobResult.
@@ -113,3 +115,14 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
         return SandboxFileTooLarge(detail)
     kind = _BY_STATUS.get(status, SandboxRequestInvalid if 400 <= status < 500 else SandboxError)
     return kind(detail, status=status, reason=reason)
+
+
+def detail_of(data: bytes) -> str:
+    """The sentence in the body of an answer that is an error."""
+    try:
+        detail = msgspec.json.decode(data)["detail"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return data.decode(errors="replace")[:500]
+    if isinstance(detail, list):
+        return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
+    return str(detail)

@@ -36,6 +36,9 @@ RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
 KEY_HEADER = "Idempotency-Key"
+REASON_HEADER = "X-Error-Reason"
+FRAME_LIMIT = 16 * 1024 * 1024
+"""Bytes of one WebSocket message, a frame of a terminal session."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,17 +19,15 @@ from orchard.injector.errors import (
     SandboxFileTooLarge,
     SandboxRequestInvalid,
     SandboxUnavailable,
+    detail_of,
     error_for,
 )
-from orchard.injector.operations import JSON, KEY, RAW, Operation
+from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, Operation
 
 API_KEY_HEADER = "X-API-Key"
-REASON_HEADER = "X-Error-Reason"
 OVERLOAD = "overload"
 """Reason of a replica that has too much to do."""
 
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one WebSocket message."""
 PIECE = 1024 * 1024
 """Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
@@ -221,18 +219,8 @@ async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
 
 def _error(reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
     reason, after = reply.headers.get(REASON_HEADER), reply.headers.get("Retry-After", "")
-    error = error_for(reply.status, _detail(body), reason)
+    error = error_for(reply.status, detail_of(body), reason)
     # Of a replica that is only ending, others may be asked at once.
     if isinstance(error, SandboxUnavailable) and (reply.status == 429 or reason == OVERLOAD):
         error.retry_after = float(after) if after.isdigit() else None
     return error
-
-
-def _detail(data: bytes) -> str:
-    try:
-        detail = msgspec.json.decode(data)["detail"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return data.decode(errors="replace")[:500]
-    if isinstance(detail, list):
-        return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
-    return str(detail)

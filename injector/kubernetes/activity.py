@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import aiohttp
 
@@ -16,6 +16,7 @@ from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
@@ -28,7 +29,7 @@ TICK = 1.0
 log = logging.getLogger(__name__)
 
 
-class Activity:
+class Activity(Going):
     """What is going on with the sandboxes of one orchestrator."""
 
     def __init__(self, api: ClusterApi, cache: PodCache) -> None:
@@ -39,19 +40,11 @@ class Activity:
         self._written: dict[str, float] = {}
         """When we wrote last, by the Pod's uid; the Pod itself may show it later."""
         self._writing: dict[str, asyncio.Task[None]] = {}
-        self._ticking: asyncio.Task[None] | None = None
         cache.listen(self._changed)
-
-    def start(self) -> None:
-        """Begin to look after requests that are under way."""
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def close(self) -> None:
         """Stop; what is being written gets a moment."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._ticking
+        await super().close()
         writing = list(self._writing.values())
         if writing:
             _, late = await asyncio.wait(writing, timeout=TICK)
@@ -82,7 +75,7 @@ class Activity:
         """An open line is a sign of life."""
         self._lines.append((pod, line))
 
-    async def _tick(self) -> None:
+    async def _go(self) -> None:
         while True:
             await asyncio.sleep(TICK)
             self._lines = [(pod, line) for pod, line in self._lines if not line.closed]

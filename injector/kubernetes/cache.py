@@ -10,13 +10,13 @@ import logging
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, passing_over, selector
+from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
 from orchard.schemas.sandboxes import SANDBOX_ID
 
@@ -39,7 +39,7 @@ Listener = Callable[[Pod | None, Pod | None], None]
 log = logging.getLogger(__name__)
 
 
-class PodCache:
+class PodCache(Going):
     """The Pods of one namespace that carry the label `app=sandbox`."""
 
     def __init__(self, api: ClusterApi, namespace: str) -> None:
@@ -55,22 +55,10 @@ class PodCache:
         self._lost = True
         """Whether everything has to be listed before it can be watched."""
         self._synced = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
 
     def listen(self, listener: Listener) -> None:
         """Call it at every change from now on."""
         self._listeners.append(listener)
-
-    def start(self) -> None:
-        """Begin to follow the cluster."""
-        self._watching = asyncio.get_running_loop().create_task(self._follow())
-
-    async def close(self) -> None:
-        """Stop following it."""
-        if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
 
     async def synced(self, timeout: float) -> None:
         """Return once all Pods are known. Raises SandboxUnavailable after `timeout` seconds."""
@@ -168,7 +156,7 @@ class PodCache:
         if pod.version > self._version and (known is None or pod.version > known.version):
             self._set(pod)
 
-    async def _follow(self) -> None:
+    async def _go(self) -> None:
         loop = asyncio.get_running_loop()
         pause = BACKOFF[0]
         while True:

@@ -10,6 +10,7 @@ from orchard.injector.kubernetes import marks, policies, reconcile, warm
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.failures import mark_failed
+from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
@@ -23,7 +24,7 @@ PAUSE = 0.05
 log = logging.getLogger(__name__)
 
 
-class Caretaker:
+class Caretaker(Going):
     """Makes rounds while it leads."""
 
     def __init__(
@@ -41,19 +42,7 @@ class Caretaker:
         self._fingerprint = fingerprint
         self._asked = asyncio.Event()
         self._swept = 0.0
-        self._going: asyncio.Task[None] | None = None
         cache.listen(self._changed)
-
-    def start(self) -> None:
-        """Begin."""
-        self._going = asyncio.get_running_loop().create_task(self._go())
-
-    async def close(self) -> None:
-        """Stop where we are."""
-        if self._going is not None:
-            self._going.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._going
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
         """A warm Pod was claimed or has gone: another is wanted. All else can wait for the next round."""

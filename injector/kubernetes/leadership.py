@@ -14,6 +14,7 @@ from enum import StrEnum
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ApiRefused, ClusterApi, passing_over
+from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
 
 NAME = "orchard-orchestrator"
@@ -41,7 +42,7 @@ def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: flo
     return Step.WAIT
 
 
-class Leadership:
+class Leadership(Going):
     """This process's part in it."""
 
     def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
@@ -54,29 +55,21 @@ class Leadership:
         """The version that was seen last, and since when, in the event loop's time."""
         self._until = 0.0
         self._lease: Lease | None = None
-        self._trying: asyncio.Task[None] | None = None
 
     @property
     def leading(self) -> bool:
         """Whether nobody else can be the leader now."""
         return asyncio.get_running_loop().time() < self._until
 
-    def start(self) -> None:
-        """Begin to try."""
-        self._trying = asyncio.get_running_loop().create_task(self._try())
-
     async def close(self) -> None:
         """Stop, and let another lead at once."""
-        if self._trying is not None:
-            self._trying.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._trying
+        await super().close()
         if self.leading and self._lease is not None:
             self._until = 0.0
             with suppress(SandboxError):  # it will be taken, only later
                 await self._write(self._lease.metadata.resource_version, holder="")
 
-    async def _try(self) -> None:
+    async def _go(self) -> None:
         while True:
             try:
                 await self._step()

@@ -15,7 +15,7 @@ from orchard.injector import operations
 from orchard.injector.agent.machine import quantity
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
+from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
 from orchard.injector.orchestrator import deadlines, openapi
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.drain import Drain
@@ -53,8 +53,6 @@ from orchard.schemas.sandboxes import (
 
 WAIT_DEFAULT = 300.0
 """Seconds of a wait that names no timeout."""
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one frame of a terminal session."""
 SERVICE = "orchard-sandbox"
 _FILES = "/sandboxes/{id}/files"
 """Where an agent has files."""
@@ -137,8 +135,7 @@ class Orchestrator:
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, CreateSandbox)
-        for name, text in (("cpu", wanted.cpu), ("memory", wanted.memory)):
-            _check_quantity(name, text)
+        _check_quantities(cpu=wanted.cpu, memory=wanted.memory)
         key = self._ownership.idempotency(request[KEY_NAME], request.headers.get(KEY_HEADER))
         async with self._ownership.of(request[KEY_NAME], 1, key, wanted.labels) as labels:
             made = await self._backend.create(msgspec.structs.replace(wanted, labels=labels), key)
@@ -213,9 +210,7 @@ class Orchestrator:
 
     async def _fork(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, ForkSandbox)
-        for name, text in (("cpu", wanted.cpu), ("memory", wanted.memory)):
-            if text is not None:
-                _check_quantity(name, text)
+        _check_quantities(cpu=wanted.cpu, memory=wanted.memory)
         ids = wanted.sandbox_ids
         if ids is not None and not len(ids) == len(set(ids)) == wanted.count:
             raise Invalid(["body", "sandbox_ids"], "as many different ids are needed as `count` says")
@@ -310,13 +305,14 @@ def _decoded(content: str) -> bytes:
         raise Invalid(["body", "content"], f"not base64: {error}") from error
 
 
-def _check_quantity(name: str, text: str) -> None:
-    try:
-        number = quantity(text)
-    except ValueError as error:
-        raise Invalid(["body", name], str(error)) from error
-    if number <= 0:
-        raise Invalid(["body", name], f"`{text}` is not more than zero")
+def _check_quantities(**texts: str | None) -> None:
+    for name, text in texts.items():
+        try:
+            number = 1.0 if text is None else quantity(text)
+        except ValueError as error:
+            raise Invalid(["body", name], str(error)) from error
+        if number <= 0:
+            raise Invalid(["body", name], f"`{text}` is not more than zero")
 
 
 def _version() -> str:

@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import JSON, OPERATIONS
+from orchard.injector.operations import JSON, OPERATIONS, REASON_HEADER
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.deadlines import body as whole_body
 from orchard.injector.orchestrator.drain import Drain
@@ -25,7 +25,6 @@ from orchard.injector.orchestrator.metrics import Metrics
 from orchard.injector.orchestrator.ownership import Ownership
 from orchard.injector.orchestrator.refusals import Invalid, OverLimit
 
-REASON_HEADER = "X-Error-Reason"
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
 """Answered without a key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})

@@ -76,11 +76,8 @@ async def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Not by a name: images may lack what looks names up. `::` takes IPv4 as well."""
-    if ":" in host:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6, dualstack_ipv6=host == "::", backlog=1024
-        )
-    return socket.create_server((host, port), backlog=1024)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=1024)
 
 
 def _reap() -> None:
