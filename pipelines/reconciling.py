@@ -22,11 +22,11 @@ from orchard.schemas.campaigns import (
     CampaignSpec,
     CampaignState,
     RolloutRequest,
+    rollout_ids,
     rollout_request,
     slots,
 )
 from orchard.schemas.events import EVENTS_PREFIX, Event, RolloutReconciled, make_event
-from orchard.schemas.identity import rollout_id
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams import names
@@ -97,7 +97,7 @@ def reconcilable(record: CampaignRecord) -> int:
     resume has yet to offer, and none of a campaign that does not run."""
     if record.state is not CampaignState.RUNNING:
         return 0
-    return record.offered if record.resumed is None else min(record.offered, record.resumed)
+    return record.reached
 
 
 def missing(open_: Mapping[str, int], listed: Collection[str]) -> list[str]:
@@ -265,7 +265,7 @@ def _reconciled(request: RolloutRequest, occasion: str) -> Event:
 
 async def _plan(spec: CampaignSpec) -> AsyncIterator[str]:
     """The rollout ids of a plan in order. A million take seconds, so others have their turn."""
-    for number, (sample, task, harness, model) in enumerate(slots(spec)):
+    for number, rollout in enumerate(rollout_ids(spec)):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        yield rollout_id(spec.name, task.task_id, harness, model.name, sample)
+        yield rollout
