@@ -203,6 +203,14 @@ def slots(spec: CampaignSpec) -> Iterator[Slot]:
     return product(range(spec.samples), spec.tasks, spec.harnesses, spec.models)
 
 
+def slot_at(spec: CampaignSpec, place: int) -> Slot:
+    """The slot at an index of the order of `rollout_requests`."""
+    rest, model = divmod(place, len(spec.models))
+    rest, harness = divmod(rest, len(spec.harnesses))
+    sample, task = divmod(rest, len(spec.tasks))
+    return sample, spec.tasks[task], spec.harnesses[harness], spec.models[model]
+
+
 def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequest]:
     """The requests of a campaign in a fixed order (sample, task, harness, model), from index `start` on.
 
