@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, slots
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, rollout_ids
 from orchard.schemas.events import DONE_TYPES, EVENTS_PREFIX
-from orchard.schemas.identity import rollout_id
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook
@@ -282,19 +281,7 @@ class _Audit:
             return set()
         raw = await asyncio.to_thread(self._blobs.get, record.spec)
         spec = msgspec.json.decode(raw, type=CampaignSpec)
-        limit = record.offered if record.resumed is None else min(record.offered, record.resumed)
-        return await asyncio.to_thread(_beyond, spec, limit, suspects)
-
-
-def _beyond(spec: CampaignSpec, limit: int, suspects: Collection[str]) -> set[str]:
-    """The suspects whose place in the plan is `limit` or later."""
-    beyond = set()
-    for place_, (sample, task, harness, model) in enumerate(slots(spec)):
-        if place_ >= limit:
-            rollout = rollout_id(spec.name, task.task_id, harness, model.name, sample)
-            if rollout in suspects:
-                beyond.add(rollout)
-    return beyond
+        return await asyncio.to_thread(set(suspects).intersection, rollout_ids(spec, record.reached))
 
 
 def _tables(store_url: str) -> tuple[dict[str, Ledger], int]:

@@ -11,7 +11,6 @@ import logging
 from array import array
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -22,11 +21,11 @@ from orchard.schemas.campaigns import (
     CampaignSpec,
     CampaignState,
     RolloutRequest,
+    rollout_ids,
     rollout_request,
-    slots,
+    slot_at,
 )
 from orchard.schemas.events import EVENTS_PREFIX, Event, RolloutReconciled, make_event
-from orchard.schemas.identity import rollout_id
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams import names
@@ -97,7 +96,7 @@ def reconcilable(record: CampaignRecord) -> int:
     resume has yet to offer, and none of a campaign that does not run."""
     if record.state is not CampaignState.RUNNING:
         return 0
-    return record.offered if record.resumed is None else min(record.offered, record.resumed)
+    return record.reached
 
 
 def missing(open_: Mapping[str, int], listed: Collection[str]) -> list[str]:
@@ -208,38 +207,36 @@ class Reconciler:
     async def _offer(self, name: str, record: CampaignRecord, candidates: list[Suspect]) -> int:
         """Offer those again that are still nowhere, each after a last look of its own; how many."""
         spec = await self._spec(record)
-        plan, position, offered = slots(spec), 0, 0
         placeless = await unplaced(self._connection, name)
+        offered = 0
         for start in range(0, len(candidates), _OFFERED_AT_ONCE):
-            some = [
-                one for one in candidates[start : start + _OFFERED_AT_ONCE] if one.rollout_id not in placeless
-            ]
+            some = candidates[start : start + _OFFERED_AT_ONCE]
             now = await self._book.get(name)
             if now is None or (now[0].state, now[0].rounds) != (record.state, record.rounds):
                 break
-            nowhere = await asyncio.gather(*(self._nowhere(name, one) for one in some))
-            lost = [one for one, still in zip(some, nowhere, strict=True) if still]
-            starts = await self._publisher.starts([one.rollout_id for one in lost])
-            requests = []
-            for one, started in zip(lost, starts, strict=True):
-                request = rollout_request(spec, next(islice(plan, one.place - position, None)))
-                position = one.place + 1
-                base = (started.event.attempt or 0) if started and started.event else 0
-                requests.append(msgspec.structs.replace(request, fence=one.fence, attempt_base=base))
-            occasion = f"reconciled-{uuid4().hex}"
-            placed = await self._publisher.offer_absent(
-                [rollout_entry(request, occasion) for request in requests]
-            )
-            again = [
-                request
-                for request, answer in zip(requests, placed, strict=True)
-                if answer.verdict is Verdict.STORED
-            ]
-            await self._publisher.events([_reconciled(request, occasion) for request in again])
-            offered += len(again)
+            offered += await self._offer_some(spec, [one for one in some if one.rollout_id not in placeless])
         if offered:
             log.error("%d open rollouts of %s were on no queue: offered again", offered, name)
         return offered
+
+    async def _offer_some(self, spec: CampaignSpec, some: list[Suspect]) -> int:
+        nowhere = await asyncio.gather(*(self._nowhere(spec.name, one) for one in some))
+        lost = [one for one, still in zip(some, nowhere, strict=True) if still]
+        starts = await self._publisher.starts([one.rollout_id for one in lost])
+        requests = []
+        for one, started in zip(lost, starts, strict=True):
+            base = (started.event.attempt or 0) if started and started.event else 0
+            request = rollout_request(spec, slot_at(spec, one.place))
+            requests.append(msgspec.structs.replace(request, fence=one.fence, attempt_base=base))
+        occasion = f"reconciled-{uuid4().hex}"
+        placed = await self._publisher.offer_absent([rollout_entry(one, occasion) for one in requests])
+        again = [
+            request
+            for request, answer in zip(requests, placed, strict=True)
+            if answer.verdict is Verdict.STORED
+        ]
+        await self._publisher.events([_reconciled(request, occasion) for request in again])
+        return len(again)
 
     async def _nowhere(self, name: str, one: Suspect) -> bool:
         """Whether the rollout is still open at this fence and in no queue, as the leaders have it."""
@@ -265,7 +262,7 @@ def _reconciled(request: RolloutRequest, occasion: str) -> Event:
 
 async def _plan(spec: CampaignSpec) -> AsyncIterator[str]:
     """The rollout ids of a plan in order. A million take seconds, so others have their turn."""
-    for number, (sample, task, harness, model) in enumerate(slots(spec)):
+    for number, rollout in enumerate(rollout_ids(spec)):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        yield rollout_id(spec.name, task.task_id, harness, model.name, sample)
+        yield rollout

@@ -181,6 +181,18 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts that the resume under way has looked at, in the same order: a killed one goes on here. None:
     no resume is under way."""
 
+    @property
+    def reached(self) -> int:
+        """How many rollouts, in the order of the plan, must have a request: not those that a submit or a
+        resume has yet to offer."""
+        return self.offered if self.resumed is None else min(self.offered, self.resumed)
+
+
+def rollout_ids(spec: CampaignSpec, start: int = 0) -> Iterator[str]:
+    """The ids of a campaign's rollouts in the order of `rollout_requests`, from index `start` on."""
+    for sample, task, harness, model in islice(slots(spec), start, None):
+        yield rollout_id(spec.name, task.task_id, harness, model.name, sample)
+
 
 Slot = tuple[int, TaskRef, str, ModelSpec]
 """Sample, task, harness and model of a rollout."""
@@ -189,6 +201,14 @@ Slot = tuple[int, TaskRef, str, ModelSpec]
 def slots(spec: CampaignSpec) -> Iterator[Slot]:
     """Every slot of a campaign, in the order of `rollout_requests`."""
     return product(range(spec.samples), spec.tasks, spec.harnesses, spec.models)
+
+
+def slot_at(spec: CampaignSpec, place: int) -> Slot:
+    """The slot at an index of the order of `rollout_requests`."""
+    rest, model = divmod(place, len(spec.models))
+    rest, harness = divmod(rest, len(spec.harnesses))
+    sample, task = divmod(rest, len(spec.tasks))
+    return sample, spec.tasks[task], spec.harnesses[harness], spec.models[model]
 
 
 def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequest]:

@@ -11,7 +11,6 @@ import re
 import pyarrow.fs as pafs
 
 from orchard.schemas.blobs import BlobRef
-from orchard.storage.durable import write_whole
 from orchard.storage.errors import BlobCorrupt, BlobMissing, store_errors
 from orchard.storage.location import Location
 
@@ -23,21 +22,20 @@ class BlobStore:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self._location = Location.parse(url)
-        self._files = self._location.filesystem
 
     def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:
         """Stores `data` unless it is there whole already. Raises StoreFull or StoreUnreachable."""
         sha256 = hashlib.sha256(data).hexdigest()
         reference = BlobRef(sha256=sha256, size=len(data), media_type=media_type)
         with store_errors(self._location.url):
-            if self._read(sha256) != data:
-                self._write(sha256, data)
+            if self._location.read(*_place(sha256)) != data:
+                self._location.write(data, *_place(sha256))
         return reference
 
     def get(self, reference: BlobRef) -> bytes:
         """The verified bytes. Raises BlobMissing, BlobCorrupt or StoreUnreachable."""
         with store_errors(self._location.url):
-            data = self._read(reference.sha256)
+            data = self._location.read(*_place(reference.sha256))
         if data is None:
             raise BlobMissing(
                 f"blob {reference.sha256} is not in the store {self._location.url}: "
@@ -53,24 +51,12 @@ class BlobStore:
     def has(self, reference: BlobRef) -> bool:
         """Whether a blob of that name and size is there; only `get` verifies its bytes."""
         with store_errors(self._location.url):
-            info = self._files.get_file_info(self._key(reference.sha256))
+            info = self._location.filesystem.get_file_info(self._location.key(*_place(reference.sha256)))
         return bool(info.type == pafs.FileType.File and info.size == reference.size)
 
-    def _key(self, sha256: str) -> str:
-        if not _SHA256.fullmatch(sha256):
-            raise BlobMissing(f"{sha256!r} is no blob's name: it must be 64 lower-case hexadecimal digits")
-        return self._location.key("blobs", sha256[:2], sha256[2:4], sha256)
 
-    def _read(self, sha256: str) -> bytes | None:
-        try:
-            with self._files.open_input_stream(self._key(sha256)) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-
-    def _write(self, sha256: str, data: bytes) -> None:
-        if self._location.is_s3:
-            with self._files.open_output_stream(self._key(sha256)) as stream:
-                stream.write(data)
-            return
-        write_whole(self._location.path / "blobs" / sha256[:2] / sha256[2:4], sha256, data)
+def _place(sha256: str) -> tuple[str, ...]:
+    """Below the store's root."""
+    if not _SHA256.fullmatch(sha256):
+        raise BlobMissing(f"{sha256!r} is no blob's name: it must be 64 lower-case hexadecimal digits")
+    return "blobs", sha256[:2], sha256[2:4], sha256

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
+from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
 
 _S3_VARIABLES = (
@@ -67,6 +68,22 @@ class Location:
     def key(self, *parts: str) -> str:
         """A path below the root in the terms of `filesystem`."""
         return "/".join((self.url.removeprefix("s3://"), *parts))
+
+    def read(self, *parts: str) -> bytes | None:
+        """The bytes of a file below the root; None where there is none. Raises what Arrow raises."""
+        try:
+            with self.filesystem.open_input_stream(self.key(*parts)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, data: bytes, *parts: str) -> None:
+        """A durable file below the root, there whole or not at all. Raises OSError."""
+        if self.is_s3:
+            with self.filesystem.open_output_stream(self.key(*parts)) as stream:
+                stream.write(data)
+        else:
+            write_whole(self.path.joinpath(*parts[:-1]), parts[-1], data)
 
     @cached_property
     def filesystem(self) -> pafs.FileSystem:

@@ -145,17 +145,7 @@ class Merge:
             text = base64.b64encode(story.raw).decode()
         data = EventDisplaced(subject=story.subject, sequence=story.sequence, reason=reason, raw=text)
         name = f"displaced-{story.sequence}-{hashlib.sha256(story.raw).hexdigest()[:16]}"
-        return self._made(
-            make_event(
-                data,
-                id=name,
-                source=SOURCE,
-                campaign=event.campaign,
-                rollout_id=event.rollout_id,
-                time=event.time,
-            ),
-            story.time,
-        )
+        return self._made(data, name, story, event)
 
     def _superseded(self, story: Story, event: Event) -> Story:
         """What the worker itself publishes when its outcome is refused."""
@@ -163,21 +153,22 @@ class Merge:
         data = AttemptSuperseded(
             accepted_attempt=known.attempt, accepted_sequence=known.sequence, refused_type=event.type
         )
-        return self._made(
-            make_event(
-                data,
-                id=f"{event.id}.superseded",
-                source=SOURCE,
-                campaign=event.campaign,
-                rollout_id=event.rollout_id,
-                attempt=event.attempt,
-                time=event.time,
-            ),
-            story.time,
-        )
+        return self._made(data, f"{event.id}.superseded", story, event, event.attempt)
 
-    def _made(self, event: Event, time: int) -> Story:
-        return self._numbered(Story(0, event_subject(event), time, encode_event(event)))
+    def _made(
+        self, data: msgspec.Struct, name: str, story: Story, about: Event, attempt: int | None = None
+    ) -> Story:
+        """A message about an event of the diverged stream, at the same time."""
+        event = make_event(
+            data,
+            id=name,
+            source=SOURCE,
+            campaign=about.campaign,
+            rollout_id=about.rollout_id,
+            attempt=attempt,
+            time=about.time,
+        )
+        return self._numbered(Story(0, event_subject(event), story.time, encode_event(event)))
 
     def _numbered(self, story: Story) -> Story:
         placed = story._replace(sequence=self._next)

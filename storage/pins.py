@@ -125,30 +125,25 @@ def _held_in_directory(location: Location) -> Iterator[str]:
 
 def _pulsing(location: Location, text: bytes) -> Callable[[], None]:
     """An object that a thread keeps young."""
-    key = location.key(_FOLDER, f"{secrets.token_hex(12)}")
-    _put(location, key, text)
+    place = (_FOLDER, secrets.token_hex(12))
+    location.write(text, *place)
     released = threading.Event()
 
     def pulse() -> None:
         while not released.wait(PULSE):
             with contextlib.suppress(OSError):
-                _put(location, key, text)
+                location.write(text, *place)
         with contextlib.suppress(OSError):
-            location.filesystem.delete_file(key)
+            location.filesystem.delete_file(location.key(*place))
 
     threading.Thread(target=pulse, name="pin", daemon=True).start()
     return released.set
 
 
-def _put(location: Location, key: str, data: bytes) -> None:
-    with location.filesystem.open_output_stream(key) as stream:
-        stream.write(data)
-
-
 def _held_on_s3(location: Location) -> Iterator[str]:
     files = location.filesystem
     clock = location.key(_FOLDER, ".clock")
-    _put(location, clock, b"")
+    location.write(b"", _FOLDER, ".clock")
     now = files.get_file_info(clock).mtime
     if now is None:
         raise StoreUnreachable(f"the store {location.url} does not tell the age of its objects")

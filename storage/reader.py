@@ -118,18 +118,19 @@ def _opened(location: Location, table: str) -> DeltaTable | None:
 
 def position(store_url: str) -> int:
     """The stream sequence up to which every table is whole; 0 for a store that nothing was written to yet."""
-    location = Location.parse(store_url)
-    with store_errors(location.url):
-        progress = _opened(location, PROGRESS)
-        return watermark_of(progress) if progress else 0
+    return _watermark(store_url, PROGRESS)
 
 
 def log_position(store_url: str) -> int:
     """The stream sequence up to which the table `events` is whole; 0 for a store that does not exist yet."""
+    return _watermark(store_url, EVENTS)
+
+
+def _watermark(store_url: str, table: str) -> int:
     location = Location.parse(store_url)
     with store_errors(location.url):
-        events = _opened(location, EVENTS)
-        return watermark_of(events) if events else 0
+        opened = _opened(location, table)
+        return watermark_of(opened) if opened else 0
 
 
 def log_end(store_url: str) -> tuple[int, str | None]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -184,7 +185,8 @@ async def _append(
 ) -> Restored:
     """Publish the lost end again; each message only where the stream ends just before it."""
     done, total = 0, len(damage.missing)
-    for batch in _batches(_rows(location, files, damage.held.last)):
+    rows = _rows(location, files, damage.held.last)
+    while batch := list(islice(rows, _BATCH)):
         try:
             await store_all(connection, list(map(_message, batch)))
         except WrongSequence as error:
@@ -354,17 +356,6 @@ def _message(story: Story) -> Message:
     if story.time:
         extra[names.STORED_AT] = str(story.time)
     return Message(subject=story.subject, payload=story.raw, id="", extra=extra)
-
-
-def _batches(stories: Iterator[Story]) -> Iterator[list[Story]]:
-    batch: list[Story] = []
-    for story in stories:
-        batch.append(story)
-        if len(batch) >= _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _nanoseconds(time: datetime) -> int:

@@ -80,6 +80,5 @@ def _graded(tables: duckdb.DuckDBPyConnection, settings: DatasetSettings) -> lis
     if not source.campaigns:
         # Continuations begin in the middle of rollouts that are here already.
         conditions.append(f"r.campaign <> '{MEASURED_CAMPAIGN}'")
-    cursor = tables.execute(_QUERY.format(conditions=" and ".join(conditions)), parameters)
-    fields = [column[0] for column in cursor.description or []]
-    return [msgspec.convert(dict(zip(fields, row, strict=True)), Candidate) for row in cursor.fetchall()]
+    found = tables.sql(_QUERY.format(conditions=" and ".join(conditions)), params=parameters)
+    return msgspec.convert(found.to_arrow_table().to_pylist(), list[Candidate])

@@ -21,7 +21,6 @@ from orchard.schemas.events import (
     Event,
     RolloutReopened,
     decided_subject,
-    event_subject,
     make_event,
     payload,
 )
@@ -62,16 +61,26 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
         campaign=plan.name,
     )
     await refuse_archived(connection, plan.name)
-    first = await next_message(connection, names.EVENTS, 1, event_subject(started))
-    if first is None:
+    known = await beginning(connection, plan.name)
+    if known is None:
         return await Publisher(connection).event(started)
-    stored = stored_event(first.sequence, first.subject, first.time, first.data)
-    known = payload(stored.event) if stored.event else None
-    if not isinstance(known, RunStarted) or known.plan_hash != digest:
+    if known[0].plan_hash != digest:
         raise RunError(
             f"run {plan.name!r} exists with another plan: choose another name, or repeat its settings"
         )
-    return first.sequence
+    return known[1]
+
+
+async def beginning(connection: Connection, run: str) -> tuple[RunStarted, int] | None:
+    """What the log says of a run's start, and at which sequence. Raises RunError where it cannot be read."""
+    first = await next_message(connection, names.EVENTS, 1, f"{EVENTS_PREFIX}.{run}.*.run.started")
+    if first is None:
+        return None
+    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    started = payload(stored.event) if stored.event else None
+    if not isinstance(started, RunStarted):
+        raise RunError(f"the first event of run {run!r} cannot be read: choose another name")
+    return started, first.sequence
 
 
 async def refuse_archived(connection: Connection, run: str) -> None:

@@ -30,9 +30,7 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), sharex=True)
     for run in runs:
-        cursor = tables.execute(_QUERY, [run])
-        names = [column[0] for column in cursor.description or []]
-        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        rows = tables.sql(_QUERY, params=[run]).to_arrow_table().to_pylist()
         for axis, (column, title) in zip(axes.flat, _PANELS, strict=True):
             axis.plot([row["step"] for row in rows], [row[column] for row in rows], label=run)
             axis.set_title(title)

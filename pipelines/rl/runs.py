@@ -6,20 +6,14 @@ from fnmatch import fnmatchcase
 import duckdb
 import msgspec
 
-from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
 from orchard.pipelines.tasks.registry import read_task_refs
-from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, TaskRef
-from orchard.schemas.events import event_subject, make_event, payload
-from orchard.schemas.groups import RunStarted
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
-from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.reading import next_message
-from orchard.streams.records import stored_event
 
 _PASS_RATES = """
 select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
@@ -81,17 +75,11 @@ def pass_rates(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, fl
 
 async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[RunPlan, int] | None:
     """The plan of a run that the log knows, and the sequence it began at."""
-    nothing = RunStarted(run=run, plan=BlobRef(sha256="", size=0), plan_hash="", tasks=0, method="")
-    subject = event_subject(make_event(nothing, id="", source="", campaign=run))
-    first = await next_message(connection, names.EVENTS, 1, subject)
-    if first is None:
+    known = await beginning(connection, run)
+    if known is None:
         return None
-    stored = stored_event(first.sequence, first.subject, first.time, first.data)
-    started = payload(stored.event) if stored.event else None
-    if not isinstance(started, RunStarted):
-        raise RunError(f"the first event of run {run!r} cannot be read: choose another name")
-    raw = await asyncio.to_thread(blobs.get, started.plan)
-    return msgspec.json.decode(raw, type=RunPlan), first.sequence
+    raw = await asyncio.to_thread(blobs.get, known[0].plan)
+    return msgspec.json.decode(raw, type=RunPlan), known[1]
 
 
 def same_but_tasks(first: RunPlan, second: RunPlan) -> bool:

@@ -15,7 +15,6 @@ import pyarrow.fs as pafs
 
 from orchard.schemas.archives import MANIFEST_VERSION, Manifest, Segment
 from orchard.storage.archive.segments import read_segment
-from orchard.storage.durable import write_whole
 from orchard.storage.errors import ArchiveCorrupt, store_errors
 from orchard.storage.location import Location
 from orchard.streams.reader import Arrived
@@ -129,18 +128,12 @@ class Shelf:
         return self.location.key(campaign, name)
 
     def _read(self, campaign: str, name: str) -> bytes:
-        key = self._key(campaign, name)
         with store_errors(self.location.url):
-            try:
-                with self._files.open_input_stream(key) as stream:
-                    return bytes(stream.read())
-            except FileNotFoundError:
-                raise ArchiveCorrupt(f"{key} is missing: restore the file from a copy") from None
+            data = self.location.read(campaign, name)
+        if data is None:
+            raise ArchiveCorrupt(f"{self._key(campaign, name)} is missing: restore the file from a copy")
+        return data
 
     def _write(self, campaign: str, name: str, data: bytes) -> None:
         with store_errors(self.location.url):
-            if self.location.is_s3:
-                with self._files.open_output_stream(self._key(campaign, name)) as stream:
-                    stream.write(data)
-            else:
-                write_whole(self.location.path / campaign, name, data)
+            self.location.write(data, campaign, name)

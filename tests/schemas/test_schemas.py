@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef, rollout_requests, spec_hash
+from orchard.schemas.campaigns import (
+    CampaignSpec,
+    ModelSpec,
+    TaskRef,
+    rollout_ids,
+    rollout_request,
+    rollout_requests,
+    slot_at,
+    spec_hash,
+)
 from orchard.schemas.documents import render
 from orchard.schemas.events import (
     EVENT_TYPES,
@@ -73,6 +82,8 @@ def test_the_requests_of_a_campaign_come_in_a_fixed_order_from_any_index() -> No
     assert len(every) == spec.size == 6
     assert len({request.rollout_id for request in every}) == 6
     assert list(rollout_requests(spec, 4)) == every[4:]
+    assert list(rollout_ids(spec, 4)) == [request.rollout_id for request in every[4:]]
+    assert [rollout_request(spec, slot_at(spec, place)) for place in range(len(every))] == every
     assert [request.sample for request in every] == [0, 0, 1, 1, 2, 2]
 
 
