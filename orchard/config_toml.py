@@ -1,15 +1,15 @@
 """The configuration as a TOML file with a comment for each key: its documentation, and its default."""
 
-import ast
-import inspect
 import json
 import re
 from collections.abc import Iterator
-from textwrap import dedent, wrap
+from textwrap import wrap
 from typing import Any
 
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
+
+from orchard.reference.fields import describe, summary
 
 WIDTH = 100
 HEAD = (
@@ -23,31 +23,16 @@ def as_toml(config: msgspec.Struct) -> str:
     return "\n".join([*_comment(HEAD), "", *_table(config, ())]) + "\n"
 
 
-def documentation(shape: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring below each field of a struct, by the field's name; fields without one are left out."""
-    (struct,) = ast.parse(dedent(inspect.getsource(shape))).body
-    assert isinstance(struct, ast.ClassDef)
-    found = {}
-    for field, below in zip(struct.body, struct.body[1:], strict=False):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = " ".join(text.split()).replace("None:", "not set:")
-    return found
-
-
 def _table(values: msgspec.Struct, path: tuple[str, ...]) -> Iterator[str]:
     """The lines of a struct: its values, then the tables below it."""
-    texts, below = documentation(type(values)), list[str]()
+    texts, below = told(type(values)), list[str]()
     for field in msgspec.structs.fields(values):
         value, name = getattr(values, field.name), field.encode_name
         inner = struct_of(msgspec.inspect.type_info(field.type))
         if isinstance(value, msgspec.Struct):
             below += [
                 "",
-                *_comment(summary(type(value))),
+                *_comment(_summary(type(value))),
                 _header((*path, name)),
                 *_table(value, (*path, name)),
             ]
@@ -67,7 +52,7 @@ def _tables(
     for name, each in values.items():
         yield from ["", _header((*path, name)), *_table(each, (*path, name))]
     if not values:
-        texts = documentation(inner)
+        texts = told(inner)
         yield f"# {_header((*path, 'NAME'))}"
         for field in msgspec.structs.fields(inner):
             yield from _comment(texts.get(field.name, ""))
@@ -84,10 +69,18 @@ def struct_of(kind: Type) -> type[msgspec.Struct] | None:
     return None
 
 
-def summary(shape: type[msgspec.Struct]) -> str:
-    """What its documentation begins with."""
-    text = " ".join((shape.__doc__ or "").split("\n\n")[0].split())
-    return re.sub(r" \(configuration section .*?\)", "", text)
+def told(shape: type[msgspec.Struct]) -> dict[str, str]:
+    """What is said of each key, with its unit where the words do not name it."""
+    tables = dict.fromkeys(shape.__struct_fields__, "")
+    return {
+        one.name: one.meaning.replace(". None:", ". Not set:").replace("None:", "not set:")
+        + (f" ({one.unit})" if one.unit else "")
+        for one in describe(shape, tables)
+    }
+
+
+def _summary(shape: type[msgspec.Struct]) -> str:
+    return re.sub(r" \(configuration section .*?\)", "", summary(shape))
 
 
 def _described(text: str, value: Any, default: Any) -> str:

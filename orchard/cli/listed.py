@@ -116,7 +116,7 @@ class Commands(TyperGroup):
 def fenced(text: str) -> str:
     """A help text whose indented lines, which are examples, are shown line by line."""
     return re.sub(
-        r"(?:^    .+\n?)+", lambda block: f"```\n{dedent(block[0]).rstrip()}\n```\n", text, flags=re.M
+        r"(?:^    .+\n?)+", lambda block: f"```text\n{dedent(block[0]).rstrip()}\n```\n", text, flags=re.M
     )
 
 

@@ -89,7 +89,7 @@ def test_examples_in_the_help_keep_their_lines(name: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "80")
     for words, command in leaves(name):
         assert "    orchard" not in (command.help or "").replace("```", ""), words
-        examples = re.findall(r"```\n(.*?)\n```", command.help or "", re.S)
+        examples = re.findall(r"```text\n(.*?)\n```", command.help or "", re.S)
         shown = CliRunner().invoke(application.app, [*words.split(), "--help"]).stdout
         for line in "\n".join(examples).splitlines():
             assert line.strip() in [each.strip() for each in shown.splitlines()], (words, line)
