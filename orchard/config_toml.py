@@ -1,15 +1,15 @@
 """The configuration as a TOML file with a comment for each key: its documentation, and its default."""
 
-import ast
-import inspect
 import json
 import re
 from collections.abc import Iterator
-from textwrap import dedent, wrap
+from textwrap import wrap
 from typing import Any
 
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
+
+from orchard.reference.fields import docstrings
 
 WIDTH = 100
 HEAD = (
@@ -25,17 +25,10 @@ def as_toml(config: msgspec.Struct) -> str:
 
 def documentation(shape: type[msgspec.Struct]) -> dict[str, str]:
     """The docstring below each field of a struct, by the field's name; fields without one are left out."""
-    (struct,) = ast.parse(dedent(inspect.getsource(shape))).body
-    assert isinstance(struct, ast.ClassDef)
-    found = {}
-    for field, below in zip(struct.body, struct.body[1:], strict=False):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = " ".join(text.split()).replace("None:", "not set:")
-    return found
+    return {
+        name: f"{text}.".replace("None:", "not set:").replace("....", "...")
+        for name, text in docstrings(shape).items()
+    }
 
 
 def _table(values: msgspec.Struct, path: tuple[str, ...]) -> Iterator[str]:

@@ -104,7 +104,7 @@ class Steps:
 def refusal(
     group: GroupAssembled, rows: Rows, limits: Limits, *, size: int, version: int, oldest: int
 ) -> GroupDropped | None:
-    """Why the policy `version` is not trained on a group, or None (learning.md, section 4).
+    """Why the policy `version` is not trained on a group, or None.
 
     `oldest` is the oldest policy version that sampled a token of it, below 0 where a token names none.
     """
