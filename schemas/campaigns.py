@@ -118,6 +118,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The task."""
     harness: str
     model: ModelSpec
+    """Which model, and how it is asked."""
     sample: int
     domain: str = "swe"
     """Kind of work, a part of the name of the queue."""

@@ -103,7 +103,7 @@ _DERIVED = {
     "llm_calls_all": _Derived(_rows(LLMCall)),
     "tasks_all": _Derived(
         _apart("state", imported=e.TaskImported, valid=e.TaskValidated, rejected=e.TaskRejected),
-        "state task_id task_hash source repo image blob_sha256 blob_size *",
+        "state task_id task_hash source repo image blob_sha256 blob_size * reason detail",
         {"blob_size": INT},
         frozenset({"without_canary"}),
     ),

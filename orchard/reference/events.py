@@ -53,7 +53,10 @@ def _parts() -> set[type[msgspec.Struct] | type[Enum]]:
 
 
 def _fields(struct: type[msgspec.Struct]) -> str:
-    rows = [(code(one.name), one.type, code(one.default), one.meaning) for one in describe(struct, FIELDS)]
+    rows = [
+        (code(one.name), one.type, code("null" if one.default == "none" else one.default), one.meaning)
+        for one in describe(struct, FIELDS)
+    ]
     return table(("field", "type", "default", "meaning"), rows)
 
 

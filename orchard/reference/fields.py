@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -60,7 +61,7 @@ def describe(struct: type[msgspec.Struct], meanings: Mapping[str, str]) -> Itera
 
 @cache
 def docstrings(owner: type) -> Mapping[str, str]:
-    """Attribute to the docstring under it, in the class and those it inherits from."""
+    """Attribute to the docstring under it, without the last full stop; inherited ones too."""
     found: dict[str, str] = {}
     for one in reversed(owner.__mro__):
         if not one.__module__.startswith("orchard."):
@@ -69,7 +70,7 @@ def docstrings(owner: type) -> Mapping[str, str]:
         for statement, below in pairwise(body):
             target = getattr(statement, "target", None) or getattr(statement, "targets", [None])[0]
             if isinstance(target, ast.Name) and isinstance(below, ast.Expr):
-                found[target.id] = " ".join(ast.literal_eval(below.value).split())
+                found[target.id] = re.sub(r"(?<!\.)\.$", "", " ".join(ast.literal_eval(below.value).split()))
     return found
 
 
