@@ -21,10 +21,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
-from orchard.streams.outcomes import open_at
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import Queued, queued, stands
 from orchard.streams.replay import replay_batches
+from orchard.workers.openings import open_at
 
 LOOKS = 3
 """At a rollout that is nowhere, before it is a finding."""

@@ -34,11 +34,11 @@ from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.entries import rollout_entry
-from orchard.streams.outcomes import open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, listed_by_shard, stands, unplaced
 from orchard.streams.reading import bounds
+from orchard.workers.openings import open_at
 
 log = logging.getLogger("orchard.reconciler")
 

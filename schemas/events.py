@@ -507,11 +507,6 @@ def outcome_in(event: Event | None) -> Outcome:
     return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")
 
 
-def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
-    """The cause that `rollout.reopened` gives for an outcome."""
-    return outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
-
-
 def event_subject(event: Event) -> str:
     """The NATS subject an event belongs to; docs/schemas/asyncapi.json has all forms."""
     if event.type in DONE_TYPES and event.rollout_id:

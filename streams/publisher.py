@@ -42,16 +42,18 @@ class Publisher:
         """Store events in their order, pipelined; their sequences."""
         return await store_all(self._connection, [_message(event) for event in events])
 
-    async def start(self, rollout_id: str, at_least: int, make: Callable[[int], Event]) -> int:
+    async def start(
+        self, rollout_id: str, at_least: int, make: Callable[[int], Event], newest: StoredEvent | None = None
+    ) -> int:
         """Take the next attempt number of a rollout and store its `rollout.started`; the number.
 
-        `make` makes the event for a number. The server's count of deliveries is only a lower bound
+        `make` makes the event for a number; `newest` is what `started` gave, if it was asked: without, or
+        when it is old, it is asked here. The server's count of deliveries is only a lower bound
         (`at_least`): a killed server forgets the last deliveries and counts them twice. So the number is
         taken in the log, by compare-and-set on the rollout's `started` subject, and nobody else has it.
         """
         subject = started_subject(rollout_id)
         while True:
-            newest = await self._last(subject)
             sequence, attempt = 0, 0
             if newest is not None:
                 sequence, attempt = newest.sequence, await self._latest_attempt(subject, newest)
@@ -62,6 +64,7 @@ class Publisher:
             except WrongSequence:
                 follower = await self._follower(subject, sequence)
                 if follower is None or follower.raw != message.payload:
+                    newest = await self._last(subject)
                     continue  # another claim of this rollout took the number
             return number
 
@@ -73,10 +76,6 @@ class Publisher:
         OutcomeRefused with the accepted event.
         """
         return await self._guarded(event, fence)
-
-    async def reopen(self, event: Event, expected: int) -> int:
-        """Store `rollout.reopened` over the aborted event at sequence `expected`; raises as `terminal`."""
-        return await self._guarded(event, expected)
 
     async def decision(self, event: Event) -> StoredEvent | None:
         """Store the decision about a prompt unless there is one; the other one, None when ours stands."""
@@ -157,6 +156,10 @@ class Publisher:
     async def outcome(self, rollout_id: str) -> StoredEvent | None:
         """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
         return await self._last(done_subject(rollout_id))
+
+    async def started(self, rollout_id: str) -> StoredEvent | None:
+        """The newest `rollout.started` of a rollout, for `start`."""
+        return await self._last(started_subject(rollout_id))
 
     async def annotation(self, event_id: str) -> StoredEvent | None:
         """The annotation, its failure, or the measurement that is stored under this event id, or None."""

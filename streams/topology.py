@@ -240,6 +240,22 @@ async def declare_memory(connection: Connection, settings: NatsSettings) -> None
             await _declare_stream(connection, stream)
 
 
+async def widen(connection: Connection, config: api.ConsumerConfig) -> None:
+    """Give a queue's consumer the filters back that a process of an older version took from it, which knew
+    fewer; raises as `declare` does."""
+    held = filters_of(config)
+    wanted = Queue.of_subject(held[0]).filters if held else []
+    if not set(wanted) <= set(held):
+        log.error("the queue %s claimed only from %s: a process of an older version?", config.name, held)
+        with _refusals(connection):
+            await _declare_consumer(connection, names.WORK, config.evolve(filter_subjects=wanted))
+
+
+def filters_of(config: api.ConsumerConfig) -> list[str]:
+    """The subjects that a consumer delivers; empty for all."""
+    return list(config.filter_subjects or filter(None, [config.filter_subject]))
+
+
 @contextmanager
 def _refusals(connection: Connection) -> Iterator[None]:
     try:
@@ -291,7 +307,11 @@ async def _declare_consumer(connection: Connection, stream: str, wanted: api.Con
             wanted.name,
             current.max_waiting,
         )
-    keep = wanted.evolve(max_waiting=current.max_waiting)
+    # A newer version may claim from more subjects. What a consumer may not claim it passes over for ever.
+    known = filters_of(current)
+    filters = known + [one for one in filters_of(wanted) if one not in known]
+    several = {"filter_subjects": filters, "filter_subject": None} if wanted.filter_subjects else {}
+    keep = wanted.evolve(max_waiting=current.max_waiting, **several)
     changes = {key for key, value in keep.as_dict().items() if current.as_dict().get(key) != value}
     if not changes:
         return

@@ -30,7 +30,6 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.guard import WRITER_SETTLE_SECONDS
 from orchard.streams.health import reporting
-from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.tasks import end
@@ -38,6 +37,7 @@ from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import Supervisor
 from orchard.workers.harnesses import HARNESS_NAMES
+from orchard.workers.keeper import keep
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.rollout import AttemptDependencies
@@ -225,7 +225,6 @@ async def run_worker(session: Session, name: str | None) -> None:
             claims,
             CampaignBook(connection),
             config.worker,
-            max_deliver=config.nats.max_deliver,
             shutdown_seconds=config.up.shutdown_seconds,
         )
         loop = asyncio.get_running_loop()

@@ -20,8 +20,8 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import EVENTS_PREFIX, SandboxDeleted, encode_event, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.requests import rollout_in
 from orchard.streams import names
-from orchard.streams.deadletters import read_request
 from orchard.streams.publish import Message, store_all
 from orchard.streams.settings import Queue
 from tests.chaos.world import ACK_WAIT, World, until
@@ -78,7 +78,7 @@ async def poison(world: World) -> bool:
     )
     changed = mutants([msgspec.json.encode(request)], 8, dice.randrange(2**32))
     # Where the rollout is sure, it would get an outcome, and nobody has asked for that rollout.
-    bodies = [body for body in changed if read_request(queue, body) is None]
+    bodies = [body for body in changed if rollout_in(body) is None]
     mark = f"poison-{dice.randrange(2**48):x}"
     event = make_event(
         SandboxDeleted(sandbox_id="s"), id=mark, source="orchard/poison", campaign="poison", rollout_id=key

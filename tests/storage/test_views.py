@@ -99,7 +99,7 @@ async def test_a_reopened_rollout_counts_by_its_later_outcome(
     await write()
     assert _rows(store, "select status, cause from rollouts") == [("aborted", "llm_unavailable")]
 
-    reopened = await publisher.reopen(log.reopened(rollout, aborted), aborted)
+    reopened = await publisher.terminal(log.reopened(rollout, aborted), aborted)
     await write()
     assert _rows(store, "select * from rollouts") == []
     assert _rows(store, "select open, holds from conservation") == [(1, True)]
