@@ -6,7 +6,6 @@ would matter.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from nats.errors import Error as NatsError
 from orchard.streams.connection import Connection, ConnectionLost, status_of
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import NobodyListens, Trial, Unavailable
-from orchard.streams.records import StoredMessage
+from orchard.streams.records import StoredMessage, nanoseconds
 
 _SUBJECTS = 256
 """Subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
@@ -92,7 +91,7 @@ def _stored(message: Msg) -> StoredMessage:
     return StoredMessage(
         sequence=int(headers["Nats-Sequence"]),
         subject=headers["Nats-Subject"],
-        time=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+        nanoseconds=nanoseconds(headers["Nats-Time-Stamp"]),
         headers=headers,
         data=message.data,
     )

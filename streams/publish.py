@@ -20,6 +20,7 @@ from orchard.streams.errors import (
     WrongSequence,
 )
 from orchard.streams.names import EVENTS, EXPECTED, MESSAGE_ID
+from orchard.streams.records import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +60,11 @@ class Message(NamedTuple):
         return headers
 
 
-class _Error(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
 class _Answer(msgspec.Struct):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
-    error: _Error | None = None
+    error: ApiError | None = None
 
 
 class Fate(NamedTuple):

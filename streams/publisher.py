@@ -19,7 +19,7 @@ from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, Wron
 from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
 from orchard.streams.publish import Message, fates_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
-from orchard.streams.records import StoredEvent, StoredMessage, stored_event
+from orchard.streams.records import StoredEvent
 from orchard.streams.trails import Trails
 
 
@@ -181,11 +181,12 @@ class Publisher:
             raise OutcomeRefused(accepted) from refusal
 
     async def _last(self, subject: str) -> StoredEvent | None:
-        return _stored(await last_message(self._connection, names.EVENTS, subject))
+        found = await last_message(self._connection, names.EVENTS, subject)
+        return found.as_event if found else None
 
     async def _last_of(self, subjects: Sequence[str]) -> list[StoredEvent | None]:
         found = await last_messages(self._connection, names.EVENTS, subjects)
-        return [_stored(found.get(subject)) for subject in subjects]
+        return [found[subject].as_event if subject in found else None for subject in subjects]
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
         """The highest number taken so far: the newest event's, or one of those before if it names none."""
@@ -201,14 +202,9 @@ class Publisher:
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
         """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the
         answer was lost, even where others have followed since."""
-        return _stored(await next_message(self._connection, names.EVENTS, sequence + 1, subject))
+        found = await next_message(self._connection, names.EVENTS, sequence + 1, subject)
+        return found.as_event if found else None
 
 
 def _message(event: Event) -> Message:
     return Message(subject=event_subject(event), payload=encode_event(event), id=event.id)
-
-
-def _stored(message: StoredMessage | None) -> StoredEvent | None:
-    if message is None:
-        return None
-    return stored_event(message.sequence, message.subject, message.time, message.data)

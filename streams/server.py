@@ -69,7 +69,6 @@ class EmbeddedServer:
         self._token = secrets.token_urlsafe(24)
         self._admin_token = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
 
     @property
     def url(self) -> str:
@@ -105,7 +104,6 @@ class EmbeddedServer:
     async def _start(self, *, again: bool) -> None:
         """`again` allows a second start after damaged files were removed."""
         binary = find_binary()
-        self._stopping = False
         try:
             self.store.mkdir(parents=True, exist_ok=True)
             lock = await _lock_store(self.store)
@@ -134,7 +132,6 @@ class EmbeddedServer:
 
     async def stop(self) -> None:
         """Ask it to flush and leave; kill it after 10 seconds. Does nothing when it does not run."""
-        self._stopping = True
         process = self._process
         if process is None:
             return
@@ -154,16 +151,6 @@ class EmbeddedServer:
             raise ServerFailed("the embedded NATS server is not running: start it first")
         await _exited(self._process)
         return self._process.wait()
-
-    async def supervise(self) -> None:
-        """Bring the server back whenever it ends unasked. Returns after `stop`; raises ServerFailed when it
-        cannot be started again."""
-        while True:
-            code = await self.wait()
-            if self._stopping:
-                return
-            log.warning("the embedded NATS server ended with code %d: starting it again", code)
-            await self.start()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -40,28 +40,6 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     """As it was put back; None for requests of another kind."""
 
 
-class _Case(msgspec.Struct, frozen=True):
-    """A dead request, and how it died."""
-
-    dead: Dead
-    consumer: str
-    reason: str
-    deliveries: int
-
-    @property
-    def queue(self) -> Queue:
-        return Queue.of_subject(self.dead.subject)
-
-    @property
-    def rollout(self) -> RolloutRequest | None:
-        return rollout_in(self.dead.body) if self.queue.kind == "rollout" else None
-
-    @property
-    def attempt(self) -> int:
-        """Of a rollout's request: the last that the queue knows of."""
-        return (self.rollout.attempt_base if self.rollout else 0) + self.deliveries
-
-
 class DeadLetters:
     """Handles dead letters, and lists, shows and requeues them."""
 
@@ -87,9 +65,15 @@ class DeadLetters:
     async def reject(self, claim: Claim, reason: str) -> None:
         """A claimed request is poison: end its rollout, keep it as a dead letter, take it off the queue."""
         dead = Dead(
-            sequence=claim.sequence, subject=claim.subject, message_id=claim.message_id, body=claim.body
+            request_sequence=claim.sequence,
+            subject=claim.subject,
+            consumer=claim.queue.consumer,
+            reason=f"terminated: {reason}",
+            deliveries=claim.deliveries,
+            message_id=claim.message_id,
+            body=claim.body,
         )
-        await self._keep(_Case(dead, claim.queue.consumer, f"terminated: {reason}", claim.deliveries))
+        await self._keep(dead)
         await claim.terminate(reason)
 
     async def give_back(self, claim: Claim, reason: str) -> None:
@@ -105,12 +89,15 @@ class DeadLetters:
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
         """Record that a request on the queue is dead, and then take it off."""
         dead = Dead(
-            sequence=message.sequence,
+            request_sequence=message.sequence,
             subject=message.subject,
+            consumer=consumer,
+            reason=reason,
+            deliveries=deliveries,
             message_id=message.headers.get(names.MESSAGE_ID, ""),
             body=message.data,
         )
-        await self._keep(_Case(dead, consumer, reason, deliveries))
+        await self._keep(dead)
         await delete_message(self._connection, names.WORK, message.sequence)
 
     async def requeue(self, sequence: int, reason: str = "") -> Requeued:
@@ -173,66 +160,61 @@ class DeadLetters:
             )
         return again[0]
 
-    async def _keep(self, case: _Case) -> None:
+    async def _keep(self, dead: Dead) -> None:
         """Record that a request is dead: outcome, letter, event. It is still on the queue afterwards.
 
         A request whose rollout has an outcome is not dead but done: its last step, the acknowledgement, is
         all that was missing.
         """
-        dead = case.dead
         kept = await last_message(self._connection, names.DEAD, names.dead_subject(dead.stream, dead.name))
         if kept is not None:
             written = read_letter(kept)
-            case = _Case(dead, case.consumer, written.reason, written.deliveries)
-        ended = case.rollout is None or await self._abort(case.rollout, case)
-        if kept is not None:
-            await self._announce(case, kept.sequence)
-        elif ended:
-            message = letter(dead, consumer=case.consumer, reason=case.reason, deliveries=case.deliveries)
-            await self._announce(case, await store(self._connection, message))
-
-    async def _abort(self, request: RolloutRequest, case: _Case) -> bool:
-        """End the rollout, so that its campaign can end; False when it has another outcome already."""
-        poison = case.reason.startswith("terminated")
-        cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED
-        event = make_event(
-            aborted(request, cause, f"dead letter: {case.reason}", case.deliveries),
-            id=f"dead-{case.dead.name}-aborted",
-            source=self._source,
-            campaign=request.campaign,
-            rollout_id=request.rollout_id,
-            attempt=case.attempt,
-        )
-        try:
-            await self._publisher.terminal(event, request.fence)
-        except OutcomeRefused as refusal:
-            log.info("dead request %d: %s", case.dead.sequence, refusal)
-            return False
-        return True
-
-    async def _announce(self, case: _Case, dead_sequence: int) -> None:
-        dead, request = case.dead, case.rollout
+            dead = msgspec.structs.replace(dead, reason=written.reason, deliveries=written.deliveries)
+        queue = Queue.of_subject(dead.subject)
+        request = rollout_in(dead.body) if queue.kind == "rollout" else None
+        ended = request is None or await self._abort(request, dead)
+        if kept is None and not ended:
+            return
+        sequence = kept.sequence if kept else await store(self._connection, letter(dead))
         log.warning(
-            "request %s of %s is dead letter %d: %s",
-            *(dead.name, case.queue.consumer, dead_sequence, case.reason),
+            "request %s of %s is dead letter %d: %s", dead.name, queue.consumer, sequence, dead.reason
         )
         await self._publisher.event(
             make_event(
                 RequestDeadLettered(
                     stream=dead.stream,
-                    sequence=dead.sequence,
-                    consumer=case.consumer,
-                    reason=case.reason,
-                    deliveries=case.deliveries,
-                    dead_sequence=dead_sequence,
+                    sequence=dead.request_sequence,
+                    consumer=dead.consumer,
+                    reason=dead.reason,
+                    deliveries=dead.deliveries,
+                    dead_sequence=sequence,
                 ),
                 id=f"dead-{dead.name}",
                 source=self._source,
-                campaign=_campaign_of(case.queue, request),
+                campaign=_campaign_of(queue, request),
                 rollout_id=request.rollout_id if request else None,
-                attempt=case.attempt if request else None,
+                attempt=request.attempt_base + dead.deliveries if request else None,
             )
         )
+
+    async def _abort(self, request: RolloutRequest, dead: Dead) -> bool:
+        """End the rollout, so that its campaign can end; False when it has another outcome already."""
+        poison = dead.reason.startswith("terminated")
+        cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED
+        event = make_event(
+            aborted(request, cause, f"dead letter: {dead.reason}", dead.deliveries),
+            id=f"dead-{dead.name}-aborted",
+            source=self._source,
+            campaign=request.campaign,
+            rollout_id=request.rollout_id,
+            attempt=request.attempt_base + dead.deliveries,
+        )
+        try:
+            await self._publisher.terminal(event, request.fence)
+        except OutcomeRefused as refusal:
+            log.info("dead request %d: %s", dead.request_sequence, refusal)
+            return False
+        return True
 
 
 def _requeuable(dead: DeadLetter) -> tuple[Queue, RolloutRequest | None]:

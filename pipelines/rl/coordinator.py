@@ -32,7 +32,7 @@ from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
-from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
 from orchard.workers.openings import open_at, opened
 
@@ -63,7 +63,7 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
     first = await next_message(connection, names.EVENTS, 1, event_subject(started))
     if first is None:
         return await Publisher(connection).event(started)
-    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    stored = first.as_event
     known = payload(stored.event) if stored.event else None
     if not isinstance(known, RunStarted) or known.plan_hash != digest:
         raise RunError(

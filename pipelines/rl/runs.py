@@ -19,7 +19,6 @@ from orchard.storage.reader import open_tables
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import next_message
-from orchard.streams.records import stored_event
 
 _PASS_RATES = """
 select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
@@ -86,7 +85,7 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
     first = await next_message(connection, names.EVENTS, 1, subject)
     if first is None:
         return None
-    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    stored = first.as_event
     started = payload(stored.event) if stored.event else None
     if not isinstance(started, RunStarted):
         raise RunError(f"the first event of run {run!r} cannot be read: choose another name")

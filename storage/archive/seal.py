@@ -12,9 +12,8 @@ from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_
 from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.errors import EventsLost
 from orchard.streams.connection import Connection
-from orchard.streams.picking import events_at
 from orchard.streams.reader import Arrived
-from orchard.streams.replay import arrivals
+from orchard.streams.replay import arrivals, events_at
 
 
 class Sealing:
