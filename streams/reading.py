@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import StreamsError, TopologyError
-from orchard.streams.publish import NobodyListens, Trial, Unavailable
+from orchard.streams.publish import NobodyListens, Trial
 from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
 
 T = TypeVar("T")
@@ -179,17 +179,12 @@ async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> Sto
 
 async def request(connection: Connection, api: str, body: dict[str, Any], form: type[T]) -> T:
     """Ask the JetStream API `api` (without `$JS.API.`) until it answers, within `patience`."""
-    trial = Trial(connection, to_read=True)
     payload = msgspec.json.encode(body) if body else b""
-    while True:
-        try:
-            answer = await connection.ask(f"$JS.API.{api}", payload)
-        except ConnectionLost as error:
-            trial.problem = error
-        except TimeoutError:
-            trial.problem = Unavailable("no answer")
-        else:
-            if status_of(answer) != "503":
-                return msgspec.json.decode(answer.data, type=form)
-            trial.problem = NobodyListens("JetStream does not answer")
-        await trial.pause(api)
+
+    async def once() -> T:
+        answer = await connection.ask(f"$JS.API.{api}", payload)
+        if status_of(answer) == "503":
+            raise NobodyListens("JetStream does not answer")
+        return msgspec.json.decode(answer.data, type=form)
+
+    return await Trial(connection, to_read=True).until(api, once)
