@@ -1,14 +1,10 @@
 """The oracle over real HTTP, and whole rollouts with it: harness, real commands, real grading."""
 
-import asyncio
-import sys
 from collections import defaultdict
 from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 from statistics import fmean
 
-import msgspec
 import openai
 import pytest
 
@@ -216,34 +212,6 @@ async def test_a_task_that_comes_later_is_found(task):
         async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
             reply = await client.chat.completions.create(**ask(task))
     assert reply.choices[0].message.content
-
-
-async def test_it_runs_as_a_program(task, tmp_path):
-    tasks, port = tmp_path / "tasks.jsonl", tmp_path / "port"
-    tasks.write_bytes(msgspec.json.encode(task) + b"\n")
-    program = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "orchard.workers.llm.oracle",
-            "--tasks",
-            str(tasks),
-            "--port-file",
-            str(port),
-        ),
-        cwd=Path(__file__).parents[2],
-    )
-    try:
-        async with asyncio.timeout(30):
-            while not port.exists():
-                await asyncio.sleep(0.02)
-        url = f"http://127.0.0.1:{int(port.read_text())}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            reply = await client.chat.completions.create(**ask(task))
-    finally:
-        program.terminate()
-    assert reply.system_fingerprint.startswith("orchard-oracle/")
-    assert await program.wait() == 0
 
 
 def test_the_mix_is_kept():
