@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from contextlib import nullcontext
-from itertools import islice
 from statistics import fmean
 
 import openai
@@ -20,7 +19,6 @@ from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
 from orchard.workers.llm.oracle.edits import COMMAND_LIMIT, edit_commands, heredoc, twist, wrong_edit
-from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from orchard.workers.llm.oracle.script import play
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.message_tree import MessageTree
@@ -179,30 +177,6 @@ async def test_models_are_listed(client):
 async def test_what_it_cannot_play_is_refused(client, task, change, error):
     with pytest.raises(error):
         await client.chat.completions.create(**(ask(task) | change))
-
-
-async def test_faults_are_committed_in_order_and_the_client_gets_over_them(task):
-    faults = (
-        Fault(status=429, retry_after=0.0),
-        Fault(status=503),
-        Fault(drop=True),
-        Fault(delay=0.01),
-    )
-    async with (
-        OracleServer(lambda: [task], faults=FaultPlan(faults=faults)) as server,
-        ModelClient({"default": EndpointSettings(base_url=server.url)}) as models,
-    ):
-        request = ask(task)
-        answer = await models.complete(
-            ModelSpec(name="oracle"), request["messages"], request["tools"], seed=1, timeout=60.0
-        )
-    assert answer.tries == 4
-
-
-def test_faults_at_a_rate_are_drawn():
-    plan = FaultPlan(faults=(Fault(status=500),), rate=0.25)
-    drawn = list(islice(sequence(plan), 4000))
-    assert sum(fault is not None for fault in drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
 
 
 async def test_a_task_that_comes_later_is_found(task):

@@ -12,7 +12,6 @@ from orchard.schemas.tasks import Task
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.llm.oracle import annotator
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, checked_mix, draw
-from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from orchard.workers.llm.oracle.replies import Reply, chunks, text_of, usage, whole
 from orchard.workers.llm.oracle.script import turn
 from orchard.workers.llm.oracle.statements import StatementIndex
@@ -57,11 +56,9 @@ class OracleServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        faults: FaultPlan | None = None,
     ) -> None:
         self._index = StatementIndex(tasks)
         self._mix = checked_mix(mix)
-        self._faults = sequence(faults or FaultPlan())
         self._host = host
         self.port = port
         """The one asked for; the real one once the server runs."""
@@ -100,9 +97,6 @@ class OracleServer:
         return web.json_response({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        fault = next(self._faults)
-        if fault is not None and (failed := await _commit(fault, request)) is not None:
-            return failed
         try:
             ask = msgspec.json.decode(await request.read(), type=_Ask)
             reply = await self._reply(ask)
@@ -165,28 +159,9 @@ def _annotation(messages: list[dict[str, Any]]) -> str | None:
     return first if annotator.is_annotation(first) else None
 
 
-async def _commit(fault: Fault, request: web.Request) -> web.Response | None:
-    """The fault's answer, or None when it only took time."""
-    await asyncio.sleep(fault.delay)
-    if fault.drop:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-    if fault.status is None:
-        return None
-    headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-    return _error(fault.status, "a fault was asked for", headers=headers)
-
-
-def _error(
-    status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
-) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response(
-        {"error": {"message": message, "type": kind, "param": None, "code": code}},
-        status=status,
-        headers=headers,
-    )
+def _error(status: int, message: str, code: str | None = None) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return web.json_response({"error": error}, status=status)
 
 
 async def _stream(request: web.Request, reply: Reply, include_usage: bool) -> web.StreamResponse:
