@@ -222,11 +222,14 @@ async def widen(connection: Connection, config: api.ConsumerConfig) -> None:
     """Give a queue's consumer the filters back that a process of an older version took from it, which knew
     fewer; raises as `declare` does."""
     held = filters_of(config)
-    wanted = Queue.of_subject(held[0]).filters if held else []
-    if not set(wanted) <= set(held):
+    try:
+        queue = Queue.of_subject(held[0] if held else "")
+    except ValueError:
+        return  # somebody else's
+    if config.name == queue.consumer and not set(queue.filters) <= set(held):
         log.error("the queue %s claimed only from %s: a process of an older version?", config.name, held)
         with _refusals(connection):
-            await _declare_consumer(connection, names.WORK, config.evolve(filter_subjects=wanted))
+            await _declare_consumer(connection, names.WORK, config.evolve(filter_subjects=queue.filters))
 
 
 def filters_of(config: api.ConsumerConfig) -> list[str]:
