@@ -16,13 +16,8 @@ import msgspec
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
-from orchard.schemas.events import (
-    EVENTS_PREFIX,
-    FENCES,
-    CampaignStateChanged,
-    campaign_subjects,
-    make_event,
-)
+from orchard.schemas.events import CampaignStateChanged, make_event
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
 from orchard.storage.archive.listing import MEMORY_LIMIT
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Part, Shelf

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, slots
-from orchard.schemas.events import DONE_TYPES, EVENTS_PREFIX
+from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook

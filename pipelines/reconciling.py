@@ -25,8 +25,9 @@ from orchard.schemas.campaigns import (
     rollout_request,
     slots,
 )
-from orchard.schemas.events import EVENTS_PREFIX, Event, RolloutReconciled, make_event
+from orchard.schemas.events import Event, RolloutReconciled, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams import names

@@ -1,6 +1,6 @@
 """Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.trails import trail_subject
 
 WORK = "ORCHARD_WORK"

@@ -9,7 +9,7 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
 from orchard.streams.errors import (
     LogFull,

@@ -3,14 +3,8 @@
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from orchard.schemas.events import (
-    Event,
-    annotated_subject,
-    done_subject,
-    encode_event,
-    event_subject,
-    started_subject,
-)
+from orchard.schemas.events import Event, encode_event
+from orchard.schemas.subjects import annotated_subject, done_subject, event_subject, started_subject
 from orchard.streams import names
 from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection

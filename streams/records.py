@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard.schemas.events import Event, MalformedEvent, decode_event, is_misplaced
+from orchard.schemas.events import Event, MalformedEvent, decode_event
+from orchard.schemas.subjects import is_misplaced
 
 
 class ApiError(msgspec.Struct):

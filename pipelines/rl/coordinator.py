@@ -16,15 +16,9 @@ from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp, decide
 from orchard.pipelines.rl.plan import RunPlan, plan_hash
 from orchard.pipelines.rl.progress import Place, Progress
-from orchard.schemas.events import (
-    EVENTS_PREFIX,
-    Event,
-    decided_subject,
-    event_subject,
-    make_event,
-    payload,
-)
+from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed, RunStarted
+from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject, event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection

@@ -12,8 +12,9 @@ from orchard.pipelines.rl.settings import RlSettings, TaskPool
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, TaskRef
-from orchard.schemas.events import event_subject, make_event, payload
+from orchard.schemas.events import make_event, payload
 from orchard.schemas.groups import RunStarted
+from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams import names

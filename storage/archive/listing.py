@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from orchard.schemas.events import EVENTS_PREFIX, FENCES
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.reader import open_tables, position
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
-from orchard.schemas.events import campaign_subjects
+from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import Listing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
 from orchard.storage.archive.shelf import Part, Shelf

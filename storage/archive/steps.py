@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from orchard.schemas.archives import CampaignArchived
-from orchard.schemas.events import campaign_subjects, make_event
+from orchard.schemas.events import make_event
+from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import listed, recorded, settled
 from orchard.storage.archive.seal import Sealing
 from orchard.storage.archive.shelf import Part, Shelf

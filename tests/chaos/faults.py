@@ -18,9 +18,10 @@ import msgspec
 from orchard.injector.errors import SandboxError
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from orchard.schemas.events import EVENTS_PREFIX, SandboxDeleted, encode_event, make_event
+from orchard.schemas.events import SandboxDeleted, encode_event, make_event
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.requests import rollout_in
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams import names
 from orchard.streams.publish import Message, store_all
 from orchard.streams.settings import Queue

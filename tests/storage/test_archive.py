@@ -16,7 +16,8 @@ from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.campaigns import CampaignError, Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
-from orchard.schemas.events import EVENTS_PREFIX, Event, campaign_subjects, done_subject
+from orchard.schemas.events import Event
+from orchard.schemas.subjects import EVENTS_PREFIX, campaign_subjects, done_subject
 from orchard.storage.archive import listing
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.segments import SEGMENT_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.delta import Table
 from orchard.storage.digest import store_digests, table_digest
 from orchard.storage.errors import EventsLost, StorageError, StoreBusy

@@ -7,7 +7,8 @@ import pytest
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState
-from orchard.schemas.events import encode_event, event_subject
+from orchard.schemas.events import encode_event
+from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
 from orchard.storage.tables import SCHEMAS, TABLES

@@ -14,7 +14,8 @@ from orchard.config import load
 from orchard.pipelines.campaigns import Campaigns
 from orchard.reports import campaign_table
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, done_subject, payload
+from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, payload
+from orchard.schemas.subjects import done_subject
 from orchard.session import Session
 from orchard.standing import PipelineView, standing
 from orchard.storage.digest import store_digests
