@@ -16,13 +16,9 @@ import msgspec
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
-from orchard.schemas.events import (
-    EVENTS_PREFIX,
-    FENCES,
-    CampaignStateChanged,
-    campaign_subjects,
-    make_event,
-)
+from orchard.schemas.events import CampaignStateChanged, make_event
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
+from orchard.storage.archive.listing import MEMORY_LIMIT
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.archive.steps import Step, archive_events
@@ -87,7 +83,7 @@ order by s.campaign
 
 def campaigns_progress(store_url: str) -> list[CampaignProgress]:
     """Every campaign that the tables have events of."""
-    with open_tables(store_url) as tables:
+    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute(_STANDINGS).fetchall()
     return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
 

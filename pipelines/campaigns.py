@@ -26,25 +26,18 @@ from orchard.schemas.events import (
     CampaignStateChanged,
     CampaignSubmitted,
     Event,
-    RolloutAborted,
-    RolloutReopened,
-    UnreadablePayload,
-    cause_to_reopen,
     make_event,
-    outcome_in,
 )
-from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.requests import check_limits
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
-from orchard.streams.outcomes import aborted, open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
-from orchard.streams.records import StoredEvent
 from orchard.streams.settings import Queue
+from orchard.workers.openings import cancelled, open_at, opened
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -179,7 +172,7 @@ class Campaigns:
         newest = await self._publisher.outcomes(rollouts)
         starts = await self._publisher.starts(rollouts)
         events = [
-            (_cancelled(request, fence, started.event.attempt if started and started.event else None), fence)
+            (cancelled(msgspec.structs.replace(request, fence=fence), started, SOURCE), fence)
             for request, last, started in zip(requests, newest, starts, strict=True)
             if (fence := open_at(last)) is not None
         ]
@@ -226,33 +219,17 @@ class Campaigns:
     async def _wanted(self, batch: list[RolloutRequest], aborted: bool, rounds: int) -> list[QueueEntry]:
         """Entries for those of the batch that are open or, with `aborted`, are opened again by this."""
         newest = await self._publisher.outcomes([request.rollout_id for request in batch])
-        fences = {
-            request.rollout_id: fence
-            for request, last in zip(batch, newest, strict=True)
-            if (fence := open_at(last)) is not None
-        }
-        reopenings = {
-            request.rollout_id: (_reopening(request, last.sequence, data, rounds), last.sequence)
-            for request, last in zip(batch, newest, strict=True)
-            if aborted and last is not None and (data := _abort_in(last)) is not None
-        }
-        opened = await self._publisher.guarded(list(reopenings.values()))
-        for rollout, sequence in zip(reopenings, opened, strict=True):
-            if sequence is not None:
-                fences[rollout] = sequence
-        again = [request for request in batch if request.rollout_id in fences]
-        starts = await self._publisher.starts([request.rollout_id for request in again])
-        return [
-            rollout_entry(
-                msgspec.structs.replace(
-                    request,
-                    fence=fences[request.rollout_id],
-                    attempt_base=(started.event.attempt or 0) if started and started.event else 0,
-                ),
-                in_round(rounds),
-            )
-            for request, started in zip(again, starts, strict=True)
-        ]
+        again = await opened(
+            self._publisher,
+            [
+                (request, last)
+                for request, last in zip(batch, newest, strict=True)
+                if aborted or open_at(last) is not None
+            ],
+            reason=f"resumed, round {rounds}",
+            source=SOURCE,
+        )
+        return [rollout_entry(request, in_round(rounds)) for request in again]
 
     async def _spec(self, record: CampaignRecord) -> CampaignSpec:
         raw = await asyncio.to_thread(self._blobs.get, record.spec)
@@ -301,36 +278,6 @@ def requested_event(request: RolloutRequest) -> Event:
         source=SOURCE,
         campaign=request.campaign,
         rollout_id=request.rollout_id,
-    )
-
-
-def _abort_in(last: StoredEvent) -> RolloutAborted | UnreadablePayload | None:
-    """What a resume reopens: an abort, or an outcome that cannot be read."""
-    data = outcome_in(last.event)
-    return data if isinstance(data, RolloutAborted | UnreadablePayload) else None
-
-
-def _reopening(
-    request: RolloutRequest, sequence: int, data: RolloutAborted | UnreadablePayload, rounds: int
-) -> Event:
-    reason = f"resumed, round {rounds}"
-    return make_event(
-        RolloutReopened(superseded_sequence=sequence, cause=cause_to_reopen(data), reason=reason),
-        id=f"{request.rollout_id}.reopened.{sequence}",
-        source=SOURCE,
-        campaign=request.campaign,
-        rollout_id=request.rollout_id,
-    )
-
-
-def _cancelled(request: RolloutRequest, fence: int, attempt: int | None) -> Event:
-    return make_event(
-        aborted(request, AbortCause.CANCELLED, "campaign cancelled"),
-        id=f"{request.rollout_id}.cancelled.{fence}",
-        source=SOURCE,
-        campaign=request.campaign,
-        rollout_id=request.rollout_id,
-        attempt=attempt,
     )
 
 

@@ -15,15 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, rollout_ids
-from orchard.schemas.events import DONE_TYPES, EVENTS_PREFIX
+from orchard.schemas.events import DONE_TYPES
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
-from orchard.streams.outcomes import open_at
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import Queued, queued, stands
 from orchard.streams.replay import replay_batches
+from orchard.workers.openings import open_at
 
 LOOKS = 3
 """At a rollout that is nowhere, before it is a finding."""

@@ -25,7 +25,8 @@ from orchard.schemas.campaigns import (
     rollout_request,
     slot_at,
 )
-from orchard.schemas.events import EVENTS_PREFIX, Event, RolloutReconciled, make_event
+from orchard.schemas.events import Event, RolloutReconciled, make_event
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams import names
@@ -33,11 +34,11 @@ from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.entries import rollout_entry
-from orchard.streams.outcomes import open_at
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, listed_by_shard, stands, unplaced
 from orchard.streams.reading import bounds
+from orchard.workers.openings import open_at
 
 log = logging.getLogger("orchard.reconciler")
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
-from orchard.schemas.events import DONE_TYPES, EVENT_TYPES, EVENTS_PREFIX, STARTED_TYPE, Event
+from orchard.schemas.events import DONE_TYPES, EVENT_TYPES, STARTED_TYPE, Event
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import VERDICT_TYPES, AnnotationRequest
 

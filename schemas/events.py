@@ -25,14 +25,11 @@ from orchard.schemas.groups import (
     PromptFailed,
     RunStarted,
 )
-from orchard.schemas.identity import shard
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import VERDICT_TYPES, AnnotationFailed, ValueAnnotated, ValueMeasured
-
-EVENTS_PREFIX = "orchard.events"
+from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
 
 
 class MalformedEvent(ValueError):
@@ -424,9 +421,6 @@ STARTED_TYPE = "rollout.started"
 DECISION_TYPES = frozenset({"group.assembled", "prompt.failed"})
 """The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
 
-FENCES = frozenset({"annotated", "decided", "done", "started"})
-"""Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
-
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     name: msgspec.json.Decoder(struct) for name, struct in EVENT_TYPES.items()
@@ -505,51 +499,3 @@ def outcome_in(event: Event | None) -> Outcome:
     if isinstance(data, Outcome):
         return data
     return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")
-
-
-def cause_to_reopen(outcome: RolloutAborted | UnreadablePayload) -> AbortCause:
-    """The cause that `rollout.reopened` gives for an outcome."""
-    return outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
-
-
-def event_subject(event: Event) -> str:
-    """The NATS subject an event belongs to; docs/schemas/asyncapi.json has all forms."""
-    if event.type in DONE_TYPES and event.rollout_id:
-        return done_subject(event.rollout_id)
-    if event.type == STARTED_TYPE and event.rollout_id:
-        return started_subject(event.rollout_id)
-    if event.type in VERDICT_TYPES:
-        return annotated_subject(event.id)
-    if event.type in DECISION_TYPES:
-        return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
-    return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
-
-
-def campaign_subjects(campaign: str) -> str:
-    """All subjects of a campaign's events but the fences."""
-    return f"{EVENTS_PREFIX}.{campaign}.>"
-
-
-def is_misplaced(event: Event, subject: str) -> bool:
-    """Whether an outcome stands where no compare-and-set has guarded it, so that it is none."""
-    return event.type in DONE_TYPES and subject != done_subject(event.rollout_id or "")
-
-
-def started_subject(rollout_id: str) -> str:
-    """The subject of a rollout's `rollout.started` events: the newest one names its latest attempt."""
-    return f"{EVENTS_PREFIX}.started.{rollout_id}"
-
-
-def annotated_subject(event_id: str) -> str:
-    """The subject of one annotation's or measurement's result: whether it was asked is one look."""
-    return f"{EVENTS_PREFIX}.annotated.{event_id}"
-
-
-def decided_subject(run: str, prompt: int | str) -> str:
-    """The subject of the one decision about a prompt; `*` for all of a run."""
-    return f"{EVENTS_PREFIX}.decided.{run}.{prompt}"
-
-
-def done_subject(rollout_id: str) -> str:
-    """The subject of a rollout's one terminal event."""
-    return f"{EVENTS_PREFIX}.done.{rollout_id}"

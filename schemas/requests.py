@@ -66,6 +66,15 @@ def read_rollout_request(body: bytes) -> RolloutRequest:
     return request
 
 
+def rollout_in(body: bytes) -> RolloutRequest | None:
+    """The rollout request in a body, or what is sure of one that cannot be carried out; None where not even
+    the rollout is sure."""
+    try:
+        return read_rollout_request(body)
+    except InvalidRequest as error:
+        return error.rollout
+
+
 def read_annotation_request(body: bytes) -> AnnotationRequest:
     """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out."""
     try:

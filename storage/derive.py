@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.subjects import is_misplaced
 from orchard.storage.columns import Row, values
 from orchard.storage.log import REFUSALS, Fact
 from orchard.storage.tables import ROWS, SCHEMAS
@@ -27,7 +28,7 @@ def derive(fact: Fact) -> tuple[str, Row] | None:
         return unreadable(fact, data.reason)
     if type(data) not in ROWS:
         return None
-    if e.is_misplaced(fact.event, fact.subject):
+    if is_misplaced(fact.event, fact.subject):
         return unreadable(fact, f"{fact.event.type} outside its rollout's done subject")
     table, words = ROWS[type(data)]
     own = _OWN.get(type(data))

@@ -15,7 +15,6 @@ import msgspec
 
 from orchard.schemas.events import (
     DONE_TYPES,
-    EVENTS_PREFIX,
     STARTED_TYPE,
     TERMINAL_TYPES,
     AttemptSuperseded,
@@ -25,12 +24,11 @@ from orchard.schemas.events import (
     MalformedEvent,
     RolloutReopened,
     decode_event,
-    done_subject,
     encode_event,
-    event_subject,
     make_event,
     payload,
 )
+from orchard.schemas.subjects import EVENTS_PREFIX, done_subject, event_subject
 
 SOURCE = "orchard/restore"
 _CAMPAIGN = "orchard"

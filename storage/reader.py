@@ -5,10 +5,13 @@ all other tables to the one sequence up to which every one of them is complete. 
 it is closed or refreshed (`orchard.storage.pins`).
 """
 
+import os
 import re
+import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -31,14 +34,15 @@ _SETTINGS = (
 
 
 def open_tables(
-    store_url: str, *, as_of: int | None = None, views: Iterable[str] = VIEWS
+    store_url: str, *, as_of: int | None = None, views: Iterable[str] = VIEWS, memory: str | None = None
 ) -> duckdb.DuckDBPyConnection:
     """A connection with every view of `orchard.storage.views` and, as `tables.<name>`, the tables as stored.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
     manager). With `as_of` it shows what the log said up to that sequence and nothing later. With `views` it
-    has only these, and what they are made of: opening all costs as much as several queries. Raises
-    StorageError when there is no such directory or `as_of` is not in the tables yet, StoreUnreachable.
+    has only these, and what they are made of: opening all costs as much as several queries. With `memory`,
+    such as `300MB`, a query that needs more of it goes on in a temporary directory. Raises StorageError when
+    there is no such directory or `as_of` is not in the tables yet, StoreUnreachable.
     """
     location = Location.parse(store_url)
     if not location.is_s3 and not location.path.is_dir():
@@ -49,6 +53,10 @@ def open_tables(
     try:
         for setting in _SETTINGS:
             connection.execute(setting)
+        if memory is not None:
+            spill = Path(tempfile.gettempdir(), f"orchard-spill-{os.getpid()}")
+            connection.execute(f"set memory_limit = '{memory}'")
+            connection.execute(f"set temp_directory = '{spill}'")
         connection.execute("create schema tables")
         chosen, tables = needed(views)
         _show(connection, location, tables, as_of)

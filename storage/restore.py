@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.schemas.events import DONE_TYPES, EVENTS_PREFIX
+from orchard.schemas.events import DONE_TYPES
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf

@@ -11,7 +11,7 @@ from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
-from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.records import StoredEvent
 from orchard.streams.wholeness import REMEDY
 
 IDLE_SECONDS = 0.2
@@ -110,7 +110,7 @@ async def check_position(connection: Connection, watermark: int, last_id: str | 
     found = await message_at(connection, EVENTS, watermark)
     if found is None:
         return
-    event = stored_event(found.sequence, found.subject, found.time, found.data).event
+    event = found.as_event.event
     if event is not None and last_id is not None and event.id != last_id:
         raise OtherStream(
             f"event {watermark} of the stream is {event.id}, but the store has {last_id} there: the NATS "

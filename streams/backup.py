@@ -10,17 +10,14 @@ from nats.js import api
 
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError
+from orchard.streams.records import ApiError
 
 _CHUNK_BYTES = 128 * 1024
 _SECONDS = 60.0
 
 
-class _Error(msgspec.Struct):
-    description: str = ""
-
-
 class _Reply(msgspec.Struct):
-    error: _Error | None = None
+    error: ApiError | None = None
     deliver_subject: str = ""
     state: dict[str, Any] | None = None
 

@@ -6,17 +6,15 @@ would matter.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
-from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import TopologyError
-from orchard.streams.publish import NobodyListens, Trial, Unavailable
-from orchard.streams.records import StoredMessage
+from orchard.streams.publish import NobodyListens, Trial
+from orchard.streams.records import StoredMessage, nanoseconds
 
 _SUBJECTS = 256
 """Subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
@@ -51,17 +49,7 @@ async def messages_of(
 
 
 async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
-    trial = Trial(connection)
-    while True:
-        try:
-            return await _ask_once(connection, stream, wanted)
-        except (NatsError, OSError, ConnectionLost) as error:
-            trial.problem = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error))
-        except TimeoutError:
-            trial.problem = Unavailable("no answer")
-        except NobodyListens as error:
-            trial.problem = error
-        await trial.pause(stream)
+    return await Trial(connection).until(stream, lambda: _ask_once(connection, stream, wanted))
 
 
 async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
@@ -92,7 +80,7 @@ def _stored(message: Msg) -> StoredMessage:
     return StoredMessage(
         sequence=int(headers["Nats-Sequence"]),
         subject=headers["Nats-Subject"],
-        time=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+        nanoseconds=nanoseconds(headers["Nats-Time-Stamp"]),
         headers=headers,
         data=message.data,
     )

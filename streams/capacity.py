@@ -4,30 +4,9 @@ import msgspec
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.errors import TopologyError
 from orchard.streams.reading import request
-
-
-class _State(msgspec.Struct):
-    messages: int
-    bytes: int
-
-
-class _Config(msgspec.Struct):
-    max_bytes: int = -1
-
-
-class _Stream(msgspec.Struct):
-    state: _State
-    config: _Config
-
-
-class _Limits(msgspec.Struct, frozen=True):
-    max_storage: int = -1
-
-
-class _Account(msgspec.Struct):
-    storage: int = 0
-    limits: _Limits = _Limits()
+from orchard.streams.wholeness import Account, Info
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -40,8 +19,10 @@ class Capacity(msgspec.Struct, frozen=True):
 
 async def event_capacity(connection: Connection) -> Capacity:
     """Of the event stream, by its own limit and its account's."""
-    stream = await request(connection, f"STREAM.INFO.{names.EVENTS}", {}, _Stream)
-    account = await request(connection, "INFO", {}, _Account)
-    limits = [(stream.config.max_bytes, stream.state.bytes), (account.limits.max_storage, account.storage)]
+    info = await request(connection, f"STREAM.INFO.{names.EVENTS}", {}, Info)
+    if info.state is None:
+        raise TopologyError(f"there is no stream {names.EVENTS}: declare the topology (`orchard up`)")
+    account = await request(connection, "INFO", {}, Account)
+    limits = [(info.config.max_bytes, info.state.bytes), (account.limits.max_storage, account.storage)]
     left = [max(limit - used, 0) for limit, used in limits if limit > 0]
-    return Capacity(stream.state.messages, stream.state.bytes, min(left, default=None))
+    return Capacity(info.state.messages, info.state.bytes, min(left, default=None))

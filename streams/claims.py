@@ -1,4 +1,4 @@
-"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of three ways."""
+"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of four ways."""
 
 import asyncio
 import logging
@@ -9,8 +9,7 @@ from nats.aio.msg import Msg
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.deadletter_codec import Dead, short_reason
-from orchard.streams.deadletters import DeadLetters
+from orchard.streams.deadletter_codec import short_reason
 from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
 from orchard.streams.placing import put_off
@@ -27,14 +26,14 @@ class Claims:
 
     def __init__(self, connection: Connection, queue: Queue) -> None:
         self.queue = queue
-        self._connection = connection
+        self.connection = connection
         self._heartbeats = Heartbeats(connection.settings, connection.url, connection.name)
         self._puller: Puller | None = None
 
     async def start(self) -> None:
         """Start the heartbeat thread; raises as `connect` does."""
         await self._heartbeats.start()
-        self._puller = Puller(self._connection, names.WORK, self.queue.consumer)
+        self._puller = Puller(self.connection, names.WORK, self.queue.consumer)
 
     async def close(self) -> None:
         """Take nothing more and stop the heartbeats. Settle open claims first: what is left open is
@@ -52,11 +51,11 @@ class Claims:
         assert self._puller is not None, "start the claims first"
         check_alive(self._heartbeats)
         deadline = asyncio.get_running_loop().time() + timeout
-        if not await self._connection.room(timeout):
+        if not await self.connection.room(timeout):
             return None
         timeout = deadline - asyncio.get_running_loop().time()
         message = await self._puller.pull(timeout)
-        return None if message is None else Claim(self._connection, self._heartbeats, self.queue, message)
+        return None if message is None else Claim(self.connection, self._heartbeats, self.queue, message)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -108,22 +107,18 @@ class Claim:
         await put_off(self._connection, entry, delay)
         await self._settle(ACK)
 
-    async def reject(self, reason: str) -> None:
-        """The request is poison: end its rollout, keep it as a dead letter, and take it off the queue."""
-        dead = Dead(sequence=self.sequence, subject=self.subject, message_id=self.message_id, body=self.body)
-        letters = DeadLetters(self._connection)
-        await letters.keep(dead, self.queue.consumer, f"terminated: {reason}", self.deliveries)
+    async def terminate(self, reason: str) -> None:
+        """The request is poison and nobody should claim it again: it is kept elsewhere already."""
         await self._settle(TERM + b" " + short_reason(reason).encode())
 
-    async def give_back(self, reason: str) -> None:
-        """A fault met this delivery, and nothing is known of why: another delivery may do better. The last
-        one makes a dead letter with the reason. Does nothing for a claim that is settled."""
-        if self._settled:
-            return
-        if self.deliveries >= self._connection.settings.max_deliver:
-            await self.reject(reason)
-        else:
-            await self._settle(NAK)
+    async def give_back(self) -> None:
+        """Let the request be delivered again, unless this was its last delivery."""
+        await self._settle(NAK)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was settled in one of these ways, or something has gone wrong in it."""
+        return self._settled
 
     async def _settle(self, verdict: bytes) -> None:
         if self._settled:

@@ -25,10 +25,9 @@ parser.MSG_RE = re.compile(_LINE % b"MSG" + rb"(\d+)\r\n")
 parser.HMSG_RE = re.compile(_LINE % b"HMSG" + rb"(\d+)" + _SPACE + rb"(\d+)\r\n")
 
 _STATUS = re.compile(rb"NATS/1\.0 +(\d{3})(?: +([^\r\n]*))?\r\n")
-
-
-_LINE_BYTES = 64 * 1024
-"""Of a line that announces a message, at most: subjects may be long."""
+_MESSAGE = re.compile(rb"(H)?MSG ([^ \t\r\n]+) ([0-9]+) (?:([^ \t\r\n]+) )?(?(1)([0-9]+) )([0-9]+)\r\n")
+"""The line that announces a message, as the server writes it: subject, subscription, reply, bytes of headers
+where there are some, and bytes in all."""
 
 
 class Frame(NamedTuple):
@@ -66,31 +65,22 @@ class _FrameParser(parser.Parser):
     async def _cut(self) -> None:
         """Delivers the whole messages at the start of the buffer, in order."""
         buffer, at, self._wanted = self.buf, 0, 0
-        while (line := buffer.find(b"\r\n", at, at + _LINE_BYTES)) >= 0:
-            verb, *fields = bytes(buffer[at:line]).split(b" ")
-            try:
-                subject, sid, *replies = fields
-                total = int(replies.pop())
-                block = int(replies.pop()) if verb == b"HMSG" else 0
-                [reply] = replies or [b""]
-                number = int(sid)
-            except (ValueError, IndexError):
-                break
-            if verb not in (b"MSG", b"HMSG"):
-                break
-            start, end = line + 2, line + 2 + total
+        while line := _MESSAGE.match(buffer, at):
+            _, subject, sid, reply, block, total = line.groups(b"")
+            number, start = int(sid), line.end()
+            body, end = start + int(block or 0), start + int(total)
             if len(buffer) < end + 2:
                 self._wanted = end + 2 - at
                 break
             with memoryview(buffer) as view:
-                headers, body = bytes(view[start : start + block]), bytes(view[start + block : end])
+                frame = Frame(subject, reply, bytes(view[start:body]), bytes(view[body:end]))
             at = end + 2
             if on_frame := self._client.listeners.get(number):
-                on_frame(Frame(subject, reply, headers, body))
+                on_frame(frame)
                 continue
             del buffer[:at]  # before others may run
             at = 0
-            await self._client._process_msg(number, subject, reply, body, headers)
+            await self._client._process_msg(number, subject, reply, frame.data, frame.headers)
             if buffer is not self.buf:  # connected anew meanwhile
                 return
         del buffer[:at]

@@ -20,13 +20,10 @@ _REASON_LIMIT = 2000
 """Characters of a reason that are kept."""
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that left the queue without an outcome."""
+class Dead(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that leaves the queue without an outcome, and why."""
 
-    sequence: int
-    """In the dead-letter stream: what `show` and `requeue` take."""
-    time: datetime
-    stream: str
+    stream: str = names.WORK
     request_sequence: int
     """In `stream`."""
     subject: str
@@ -38,25 +35,23 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str
     body: bytes
 
-
-class Dead(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is to become a dead letter."""
-
-    stream: str = names.WORK
-    sequence: int
-    subject: str
-    message_id: str
-    body: bytes
-
     @property
     def name(self) -> str:
         """What tells it from every other. A work stream that lost its tail uses sequences again, so they do
         not, unless there is no message id, as no version of this house has published."""
         content = hashlib.sha256(self.body).hexdigest()
-        return digest([self.subject, self.message_id or self.sequence, content])
+        return digest([self.subject, self.message_id or self.request_sequence, content])
 
 
-def letter(dead: Dead, *, consumer: str, reason: str, deliveries: int) -> Message:
+class DeadLetter(Dead, frozen=True, kw_only=True):
+    """A dead request as it is kept."""
+
+    sequence: int
+    """In the dead-letter stream: what `show` and `requeue` take."""
+    time: datetime
+
+
+def letter(dead: Dead) -> Message:
     """The message that records a dead request: one, however often it is sent."""
     return Message(
         subject=names.dead_subject(dead.stream, dead.name),
@@ -64,11 +59,11 @@ def letter(dead: Dead, *, consumer: str, reason: str, deliveries: int) -> Messag
         id=f"dead-{dead.name}",
         extra={
             _STREAM: dead.stream,
-            _SEQUENCE: str(dead.sequence),
+            _SEQUENCE: str(dead.request_sequence),
             _SUBJECT: dead.subject,
-            _CONSUMER: consumer,
-            _REASON: short_reason(reason),
-            _DELIVERIES: str(deliveries),
+            _CONSUMER: dead.consumer,
+            _REASON: short_reason(dead.reason),
+            _DELIVERIES: str(dead.deliveries),
             names.ORIGINAL_ID: dead.message_id,
         },
     )

@@ -80,18 +80,15 @@ class Delayed:
         delivery = Delivery.of(message.reply)
         dead = Dead(
             stream=names.LATER,
-            sequence=delivery.sequence,
+            request_sequence=delivery.sequence,
             subject=message.subject,
-            message_id=(message.headers or {}).get(names.ORIGINAL_ID, ""),
-            body=message.data,
-        )
-        evidence = letter(
-            dead,
             consumer=names.DUE_CONSUMER,
             reason=f"terminated: {reason}",
             deliveries=delivery.deliveries,
+            message_id=(message.headers or {}).get(names.ORIGINAL_ID, ""),
+            body=message.data,
         )
-        await store(self._connection, evidence)
+        await store(self._connection, letter(dead))
 
     async def _over(self, spot: Place) -> bool:
         """Whether the rollout got an outcome, or was reopened, since the request was made."""

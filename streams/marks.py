@@ -13,6 +13,7 @@ from nats.errors import NoRespondersError
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StoreRefused
+from orchard.streams.reading import Reply
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_memory
 
@@ -31,23 +32,6 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """The stream's mark of its last restore (`names.RESTORED`) when it was found; another one ends it."""
 
 
-class Error(msgspec.Struct, frozen=True):
-    """Of an answer of the JetStream API."""
-
-    err_code: int = 0
-    description: str = ""
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    subject: str
-    data: bytes = b""
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    message: _Stored | None = None
-    error: Error | None = None
-
-
 async def ask(connection: Connection, api: str, body: dict[str, Any], form: type[T]) -> T:
     """Ask the JetStream API `api` (without `$JS.API.`) once. Raises NatsError, TimeoutError, DecodeError."""
     payload = msgspec.json.encode(body) if body else b""
@@ -57,7 +41,7 @@ async def ask(connection: Connection, api: str, body: dict[str, Any], form: type
 
 async def payload_of(connection: Connection, stream: str, wanted: dict[str, Any]) -> bytes | None:
     """The payload of one message, None when there is none; raises as `ask` does, and StoreRefused."""
-    reply = await ask(connection, f"STREAM.MSG.GET.{stream}", wanted, _Reply)
+    reply = await ask(connection, f"STREAM.MSG.GET.{stream}", wanted, Reply)
     if reply.message is not None:
         return reply.message.data
     if reply.error is None or reply.error.err_code in _ABSENT:
@@ -97,6 +81,6 @@ async def tell_checked(connection: Connection, settings: NatsSettings) -> bool:
 
 async def _store(connection: Connection, subject: str, payload: bytes) -> None:
     answer = await connection.nats.request(subject, payload, timeout=_ASK_SECONDS)
-    refusal = msgspec.json.decode(answer.data, type=_Reply).error
+    refusal = msgspec.json.decode(answer.data, type=Reply).error
     if refusal is not None:
         raise StoreRefused(f"NATS did not store {subject} ({refusal.description})")

@@ -1,6 +1,6 @@
 """Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.trails import trail_subject
 
 WORK = "ORCHARD_WORK"
@@ -52,6 +52,8 @@ TTL = "Nats-TTL"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 STORED_AT = "Orchard-Stored-At"
 """Nanoseconds since the epoch: when the stream first stored a message that was restored later."""
+SWEPT = "Orchard-Swept"
+"""How often a request was queued again that the queue held and did not deliver."""
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 ORIGINAL_ID = "Orchard-Message-Id"

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
 from orchard.streams.errors import (
     LogFull,
@@ -20,6 +22,9 @@ from orchard.streams.errors import (
     WrongSequence,
 )
 from orchard.streams.names import EVENTS, EXPECTED, MESSAGE_ID
+from orchard.streams.records import ApiError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +64,11 @@ class Message(NamedTuple):
         return headers
 
 
-class _Error(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
 class _Answer(msgspec.Struct):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
-    error: _Error | None = None
+    error: ApiError | None = None
 
 
 class Fate(NamedTuple):
@@ -111,28 +110,30 @@ def fate_in(answer: Msg) -> Fate:
         decoded = _DECODER.decode(answer.data)
     except msgspec.DecodeError as error:
         raise StoreRefused(f"the answer to a publish is not from a stream: {answer.data[:200]!r}") from error
-    problem = decoded.error
-    if problem is None:
+    if decoded.error is None:
         return Fate(decoded.seq, decoded.duplicate)
+    raise _refusal(decoded.error, decoded.stream)
+
+
+def _refusal(problem: ApiError, stream: str) -> StreamsError:
+    """What a stream's refusal means."""
+    said = problem.description
     if problem.err_code in _WRONG_SEQUENCE:
-        raise WrongSequence(problem.description)
-    if problem.err_code == _STORE_FAILED and problem.description.startswith("maximum"):
-        if decoded.stream == EVENTS:
-            raise LogFull(
-                f"the event log is full ({problem.description}) and refuses events rather than drop old "
-                "ones: raise nats.event_max_bytes, or make room with `orchard log archive`"
+        return WrongSequence(said)
+    if problem.err_code == _STORE_FAILED and said.startswith("maximum"):
+        if stream == EVENTS:
+            return LogFull(
+                f"the event log is full ({said}) and refuses events rather than drop old ones: raise "
+                "nats.event_max_bytes, or make room with `orchard log archive`"
             )
-        raise QueueFull(
-            f"the stream is full ({problem.description}): wait until requests are done, or raise its limit"
-        )
+        return QueueFull(f"the stream is full ({said}): wait until requests are done, or raise its limit")
     if problem.err_code in _NO_ROOM:
-        raise NoSpace(
-            f"the server has no storage left ({problem.description}): free disk space, or raise "
-            "its JetStream limits"
+        return NoSpace(
+            f"the server has no storage left ({said}): free disk space, or raise its JetStream limits"
         )
     if problem.code == 503:
-        raise Unavailable(problem.description)
-    raise StoreRefused(f"the stream refused the message ({problem.description}, error {problem.err_code})")
+        return Unavailable(said)
+    return StoreRefused(f"the stream refused the message ({said}, error {problem.err_code})")
 
 
 async def store(connection: Connection, message: Message) -> int:
@@ -200,6 +201,19 @@ class Trial:
         """Seconds of patience."""
         return self._connection.settings.patience - (self._clock() - self._started)
 
+    async def until(self, subject: str, once: Callable[[], Awaitable[T]]) -> T:
+        """What `once` gives, as often as the server has not answered; raises as `pause` does."""
+        while True:
+            try:
+                return await once()
+            except (ConnectionLost, NobodyListens) as error:
+                self.problem = error
+            except TimeoutError:
+                self.problem = Unavailable("no answer")
+            except (NatsError, OSError) as error:
+                self.problem = ConnectionLost(str(error))
+            await self.pause(subject)
+
     async def pause(self, subject: str) -> None:
         """Wait before the next try, longer each time; raises when trying on is pointless."""
         now = self._clock()
@@ -260,30 +274,35 @@ async def _publish_chunk(
     await _answered([one.future for one in pending])
     again: list[int] = []
     for index, one in zip(chunk, pending, strict=False):
-        resent = fates[index].resent
-        if not one.future.done():
-            connection.forget(one)
-            trial.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
+        fate = _fate_of(connection, one, trial)
+        if fate is None:
             again.append(index)
             fates[index] = Fate(resent=True)
             continue
-        try:
-            fates[index] = fate_in(one.future.result())._replace(resent=resent)
-        except (ConnectionLost, NobodyListens, Unavailable) as error:
-            trial.problem = error
-            again.append(index)
-            fates[index] = Fate(resent=True)
-        except StreamsError as refusal:
-            if connection.waits_when_full and isinstance(refusal, LogFull | NoSpace):
-                trial.problem = Full(str(refusal))
-                again.append(index)
-            else:
-                fates[index] = Fate(resent=resent, refusal=refusal)
-        else:
-            # Of a duplicate, the message that came first may have another body.
-            if messages[index].subject.startswith(_EVENTS_PREFIX) and not fates[index].duplicate:
-                connection.saw(fates[index].sequence, messages[index].payload)
+        fates[index] = fate._replace(resent=fates[index].resent)
+        # Of a duplicate, the message that came first may have another body.
+        stored = fate.refusal is None and not fate.duplicate
+        if stored and messages[index].subject.startswith(_EVENTS_PREFIX):
+            connection.saw(fate.sequence, messages[index].payload)
     return again + unanswered
+
+
+def _fate_of(connection: Connection, sent: Pending, trial: Trial) -> Fate | None:
+    """What became of a message that was sent; None where it is worth another try, with the problem in
+    `trial`."""
+    if not sent.future.done():
+        connection.forget(sent)
+        trial.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
+        return None
+    try:
+        return fate_in(sent.future.result())
+    except (ConnectionLost, NobodyListens, Unavailable) as error:
+        trial.problem = error
+    except StreamsError as refusal:
+        if not (connection.waits_when_full and isinstance(refusal, LogFull | NoSpace)):
+            return Fate(refusal=refusal)
+        trial.problem = Full(str(refusal))
+    return None
 
 
 async def _answered(futures: list[asyncio.Future[Msg]]) -> None:

@@ -3,14 +3,8 @@
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from orchard.schemas.events import (
-    Event,
-    annotated_subject,
-    done_subject,
-    encode_event,
-    event_subject,
-    started_subject,
-)
+from orchard.schemas.events import Event, encode_event
+from orchard.schemas.subjects import annotated_subject, done_subject, event_subject, started_subject
 from orchard.streams import names
 from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection
@@ -19,7 +13,7 @@ from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, Wron
 from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
 from orchard.streams.publish import Message, fates_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
-from orchard.streams.records import StoredEvent, StoredMessage, stored_event
+from orchard.streams.records import StoredEvent
 from orchard.streams.trails import Trails
 
 
@@ -42,16 +36,18 @@ class Publisher:
         """Store events in their order, pipelined; their sequences."""
         return await store_all(self._connection, [_message(event) for event in events])
 
-    async def start(self, rollout_id: str, at_least: int, make: Callable[[int], Event]) -> int:
+    async def start(
+        self, rollout_id: str, at_least: int, make: Callable[[int], Event], newest: StoredEvent | None = None
+    ) -> int:
         """Take the next attempt number of a rollout and store its `rollout.started`; the number.
 
-        `make` makes the event for a number. The server's count of deliveries is only a lower bound
+        `make` makes the event for a number; `newest` is what `started` gave, if it was asked: without, or
+        when it is old, it is asked here. The server's count of deliveries is only a lower bound
         (`at_least`): a killed server forgets the last deliveries and counts them twice. So the number is
         taken in the log, by compare-and-set on the rollout's `started` subject, and nobody else has it.
         """
         subject = started_subject(rollout_id)
         while True:
-            newest = await self._last(subject)
             sequence, attempt = 0, 0
             if newest is not None:
                 sequence, attempt = newest.sequence, await self._latest_attempt(subject, newest)
@@ -62,6 +58,7 @@ class Publisher:
             except WrongSequence:
                 follower = await self._follower(subject, sequence)
                 if follower is None or follower.raw != message.payload:
+                    newest = await self._last(subject)
                     continue  # another claim of this rollout took the number
             return number
 
@@ -73,10 +70,6 @@ class Publisher:
         OutcomeRefused with the accepted event.
         """
         return await self._guarded(event, fence)
-
-    async def reopen(self, event: Event, expected: int) -> int:
-        """Store `rollout.reopened` over the aborted event at sequence `expected`; raises as `terminal`."""
-        return await self._guarded(event, expected)
 
     async def decision(self, event: Event) -> StoredEvent | None:
         """Store the decision about a prompt unless there is one; the other one, None when ours stands."""
@@ -158,6 +151,10 @@ class Publisher:
         """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
         return await self._last(done_subject(rollout_id))
 
+    async def started(self, rollout_id: str) -> StoredEvent | None:
+        """The newest `rollout.started` of a rollout, for `start`."""
+        return await self._last(started_subject(rollout_id))
+
     async def annotation(self, event_id: str) -> StoredEvent | None:
         """The annotation, its failure, or the measurement that is stored under this event id, or None."""
         return await self._last(annotated_subject(event_id))
@@ -178,11 +175,12 @@ class Publisher:
             raise OutcomeRefused(accepted) from refusal
 
     async def _last(self, subject: str) -> StoredEvent | None:
-        return _stored(await last_message(self._connection, names.EVENTS, subject))
+        found = await last_message(self._connection, names.EVENTS, subject)
+        return found.as_event if found else None
 
     async def _last_of(self, subjects: Sequence[str]) -> list[StoredEvent | None]:
         found = await last_messages(self._connection, names.EVENTS, subjects)
-        return [_stored(found.get(subject)) for subject in subjects]
+        return [found[subject].as_event if subject in found else None for subject in subjects]
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
         """The highest number taken so far: the newest event's, or one of those before if it names none."""
@@ -198,14 +196,9 @@ class Publisher:
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
         """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the
         answer was lost, even where others have followed since."""
-        return _stored(await next_message(self._connection, names.EVENTS, sequence + 1, subject))
+        found = await next_message(self._connection, names.EVENTS, sequence + 1, subject)
+        return found.as_event if found else None
 
 
 def _message(event: Event) -> Message:
     return Message(subject=event_subject(event), payload=encode_event(event), id=event.id)
-
-
-def _stored(message: StoredMessage | None) -> StoredEvent | None:
-    if message is None:
-        return None
-    return stored_event(message.sequence, message.subject, message.time, message.data)

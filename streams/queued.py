@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from orchard.schemas.identity import shard
+from orchard.schemas.requests import rollout_in
 from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
-from orchard.streams.deadletters import read_request
 from orchard.streams.entries import place_in
 from orchard.streams.reading import purge, subject_count, subjects
-from orchard.streams.settings import Queue
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 _AT_ONCE = 50_000
@@ -97,7 +96,7 @@ async def unplaced(connection: Connection, campaign: str) -> set[str]:
                 continue
             async for batch in messages_of(connection, stream, pattern):
                 for message in batch:
-                    request = read_request(Queue.of_subject(message.subject), message.data)
+                    request = rollout_in(message.data)
                     if request is not None and request.campaign == campaign:
                         found.add(request.rollout_id)
     return found

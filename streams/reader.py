@@ -51,6 +51,11 @@ class Arrived(NamedTuple):
     headers: dict[str, str]
 
 
+def stored_at(headers: dict[str, str], time: int) -> int:
+    """When the stream first stored a message, which a restored one says; nanoseconds since the epoch."""
+    return int(headers.get(STORED_AT, time))
+
+
 class Reader:
     """The consumer of the moment and the position that outlives it."""
 
@@ -113,7 +118,7 @@ class Reader:
             self.position = delivery.sequence + 1
             self.caught_up = delivery.waiting == 0
             headers = headers_of(frame.headers) if frame.headers else {}
-            time = int(headers[STORED_AT]) if STORED_AT in headers else delivery.time
+            time = stored_at(headers, delivery.time)
             subject = frame.subject.decode("utf-8", "replace")
             batch.append(Arrived(delivery.sequence, subject, time, frame.data, headers))
         if batch and self._stream == EVENTS:

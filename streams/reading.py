@@ -7,35 +7,31 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchard.streams.connection import Connection, ConnectionLost, status_of
+from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import StreamsError, TopologyError
-from orchard.streams.publish import NobodyListens, Trial, Unavailable
-from orchard.streams.records import StoredMessage, parse_headers
+from orchard.streams.publish import NobodyListens, Trial
+from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
 
 T = TypeVar("T")
 
 _NO_MESSAGE = 10037
 _AT_ONCE = 500
-
-
-class _Error(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
+_READS_AT_ONCE = 64
 
 
 class _Stored(msgspec.Struct):
     subject: str
     seq: int
-    time: datetime
+    time: str
     data: bytes = b""
     hdrs: bytes = b""
 
 
-class _Reply(msgspec.Struct):
+class Reply(msgspec.Struct):
+    """An answer of the JetStream API, of which only the message or the error is looked at."""
+
     message: _Stored | None = None
-    error: _Error | None = None
-    success: bool = False
+    error: ApiError | None = None
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -59,7 +55,7 @@ class _Info(msgspec.Struct):
     total: int = 0
     """Subjects that match the filter; an answer has 100,000 of them at most."""
     state: _State | None = None
-    error: _Error | None = None
+    error: ApiError | None = None
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
@@ -72,6 +68,16 @@ async def message_at(connection: Connection, stream: str, sequence: int) -> Stor
     return await _get(connection, stream, {"seq": sequence})
 
 
+async def messages_at(connection: Connection, stream: str, sequences: Sequence[int]) -> list[StoredMessage]:
+    """The messages with these sequences, in their order, without those that are gone."""
+    found: list[StoredMessage] = []
+    for start in range(0, len(sequences), _READS_AT_ONCE):
+        part = sequences[start : start + _READS_AT_ONCE]
+        answers = await asyncio.gather(*(message_at(connection, stream, sequence) for sequence in part))
+        found += [answer for answer in answers if answer is not None]
+    return found
+
+
 async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
     """The first message on a subject (wildcards allowed) at or after `start`."""
     return await _get(connection, stream, {"seq": start, "next_by_subj": subject})
@@ -81,7 +87,7 @@ async def delete_message(connection: Connection, stream: str, sequence: int) -> 
     """Delete a message; one that is gone already is fine. Its bytes are not overwritten, which would take
     milliseconds for each: acknowledging does not overwrite them either."""
     wanted = {"seq": sequence, "no_erase": True}
-    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, _Reply)
+    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, Reply)
     if (
         reply.error is not None
         and reply.error.err_code not in (_NO_MESSAGE, 10057)
@@ -90,15 +96,21 @@ async def delete_message(connection: Connection, stream: str, sequence: int) -> 
         raise StreamsError(f"{stream} did not delete message {sequence} ({reply.error.description})")
 
 
-async def purge(connection: Connection, stream: str, patterns: Sequence[str]) -> None:
-    """Delete the messages on subjects that match, some hundred requests under way at once."""
+async def purge(
+    connection: Connection, stream: str, patterns: Sequence[str], *, through: int | None = None
+) -> None:
+    """Delete the messages on subjects that match, all or up to sequence `through`, some hundred requests
+    under way at once."""
+    upto = {} if through is None else {"seq": through + 1}
     for start in range(0, len(patterns), _AT_ONCE):
-        wanted = [{"filter": pattern} for pattern in patterns[start : start + _AT_ONCE]]
+        wanted = [{"filter": pattern, **upto} for pattern in patterns[start : start + _AT_ONCE]]
         replies = await asyncio.gather(
-            *(request(connection, f"STREAM.PURGE.{stream}", one, _Reply) for one in wanted)
+            *(request(connection, f"STREAM.PURGE.{stream}", one, Reply) for one in wanted)
         )
         if refused := next((reply.error for reply in replies if reply.error is not None), None):
-            raise StreamsError(f"{stream} did not delete messages ({refused.description})")
+            raise StreamsError(
+                f"{stream} did not delete messages ({refused.description}): allow this user to purge it"
+            )
 
 
 async def bounds(connection: Connection, stream: str) -> Bounds:
@@ -147,13 +159,13 @@ async def _info(connection: Connection, stream: str, body: dict[str, Any]) -> _I
 
 
 async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> StoredMessage | None:
-    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, _Reply)
+    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, Reply)
     if reply.message is not None:
         found = reply.message
         return StoredMessage(
             sequence=found.seq,
             subject=found.subject,
-            time=found.time,
+            nanoseconds=nanoseconds(found.time),
             headers=parse_headers(found.hdrs),
             data=found.data,
         )
@@ -167,17 +179,12 @@ async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> Sto
 
 async def request(connection: Connection, api: str, body: dict[str, Any], form: type[T]) -> T:
     """Ask the JetStream API `api` (without `$JS.API.`) until it answers, within `patience`."""
-    trial = Trial(connection, to_read=True)
     payload = msgspec.json.encode(body) if body else b""
-    while True:
-        try:
-            answer = await connection.ask(f"$JS.API.{api}", payload)
-        except ConnectionLost as error:
-            trial.problem = error
-        except TimeoutError:
-            trial.problem = Unavailable("no answer")
-        else:
-            if status_of(answer) != "503":
-                return msgspec.json.decode(answer.data, type=form)
-            trial.problem = NobodyListens("JetStream does not answer")
-        await trial.pause(api)
+
+    async def once() -> T:
+        answer = await connection.ask(f"$JS.API.{api}", payload)
+        if status_of(answer) == "503":
+            raise NobodyListens("JetStream does not answer")
+        return msgspec.json.decode(answer.data, type=form)
+
+    return await Trial(connection, to_read=True).until(api, once)

@@ -5,18 +5,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard.schemas.events import Event, MalformedEvent, decode_event, is_misplaced
+from orchard.schemas.events import Event, MalformedEvent, decode_event
+from orchard.schemas.subjects import is_misplaced
 
 
-class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of any stream."""
+class ApiError(msgspec.Struct):
+    """Why the JetStream API refused."""
 
-    sequence: int
-    subject: str
-    time: datetime
-    """UTC, when the stream stored it."""
-    headers: dict[str, str]
-    data: bytes
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +40,27 @@ def stored_event(sequence: int, subject: str, time: datetime, raw: bytes) -> Sto
     except MalformedEvent:
         event = None
     return StoredEvent(sequence=sequence, subject=subject, time=time, event=event, raw=raw)
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of any stream."""
+
+    sequence: int
+    subject: str
+    nanoseconds: int
+    """Since the epoch, when the stream stored it."""
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def time(self) -> datetime:
+        """UTC, when the stream stored it."""
+        return from_nanoseconds(self.nanoseconds)
+
+    @property
+    def as_event(self) -> StoredEvent:
+        """A message of the event stream, decoded."""
+        return stored_event(self.sequence, self.subject, self.time, self.data)
 
 
 class Delivery(NamedTuple):
@@ -75,6 +94,13 @@ def parse_headers(block: bytes) -> dict[str, str]:
         if colon:
             headers[name.decode("ascii", "replace").strip()] = value.decode("utf-8", "replace").strip()
     return headers
+
+
+def nanoseconds(time: str) -> int:
+    """Since the epoch, of an RFC 3339 time in UTC with up to nine decimals, as NATS writes it."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])
 
 
 def from_nanoseconds(nanoseconds: int) -> datetime:

@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.reader import Arrived, Reader
-from orchard.streams.reading import bounds
+from orchard.streams.reader import Arrived, Reader, stored_at
+from orchard.streams.reading import bounds, messages_at
 from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 
 
@@ -48,6 +48,14 @@ async def replay_batches(
                 stored_event(arrived.sequence, arrived.subject, from_nanoseconds(arrived.time), arrived.data)
                 for arrived in batch
             ]
+
+
+async def events_at(connection: Connection, sequences: Sequence[int]) -> list[Arrived]:
+    """The messages with these sequences, in their order, without those that are gone."""
+    return [
+        Arrived(one.sequence, one.subject, stored_at(one.headers, one.nanoseconds), one.data, one.headers)
+        for one in await messages_at(connection, names.EVENTS, sequences)
+    ]
 
 
 async def arrivals(

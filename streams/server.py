@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from orchard.streams.errors import ServerFailed
+from orchard.streams.names import WORK
 from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _CLEAN = "stopped-cleanly"
 """A file that says that the server has written everything, until it starts again."""
 _CLEAN_EXITS = (0, 1)
 """The server exits with 1 after SIGTERM."""
+_OLD_CONSUMERS = f'["$JS.API.CONSUMER.CREATE.{WORK}.*.>", "$JS.API.CONSUMER.DURABLE.CREATE.{WORK}.*"]'
+"""How versions before decision 0012 declare a queue, which would take a filter from the queue of this one."""
 _USER, _ADMIN = "orchard", "admin"
 _DAMAGED_CONSUMER = re.compile(r"Error adding consumer '[^']* > (\S+) > (\S+)': .*corrupt state file")
 _DAMAGED_STREAM = re.compile(r"[Ss]tream metafile \"([^\"]+)\": ")
@@ -69,7 +72,6 @@ class EmbeddedServer:
         self._token = secrets.token_urlsafe(24)
         self._admin_token = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
 
     @property
     def url(self) -> str:
@@ -105,7 +107,6 @@ class EmbeddedServer:
     async def _start(self, *, again: bool) -> None:
         """`again` allows a second start after damaged files were removed."""
         binary = find_binary()
-        self._stopping = False
         try:
             self.store.mkdir(parents=True, exist_ok=True)
             lock = await _lock_store(self.store)
@@ -134,7 +135,6 @@ class EmbeddedServer:
 
     async def stop(self) -> None:
         """Ask it to flush and leave; kill it after 10 seconds. Does nothing when it does not run."""
-        self._stopping = True
         process = self._process
         if process is None:
             return
@@ -155,16 +155,6 @@ class EmbeddedServer:
         await _exited(self._process)
         return self._process.wait()
 
-    async def supervise(self) -> None:
-        """Bring the server back whenever it ends unasked. Returns after `stop`; raises ServerFailed when it
-        cannot be started again."""
-        while True:
-            code = await self.wait()
-            if self._stopping:
-                return
-            log.warning("the embedded NATS server ended with code %d: starting it again", code)
-            await self.start()
-
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -181,7 +171,8 @@ class EmbeddedServer:
             f"{monitoring}"
             f"ports_file_dir: {msgspec.json.encode(str(self.store)).decode()}\n"
             f"max_payload: {MAX_PAYLOAD}\n"
-            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}" }} ] }}\n'
+            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}", permissions: '
+            f"{{ publish: {{ deny: {_OLD_CONSUMERS} }} }} }} ] }}\n"
             f'accounts {{ SYS {{ users: [ {{ user: {_ADMIN}, password: "{self._admin_token}" }} ] }} }}\n'
             "system_account: SYS\n"
             f"jetstream {{ store_dir: {msgspec.json.encode(str(self.store)).decode()}, "

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js import api
@@ -22,90 +23,84 @@ TRAIL_AGE = 7 * 24 * 3600.0
 DUE_ACK_WAIT = 30.0
 
 
+def _stream(
+    settings: NatsSettings, name: str, description: str, *subjects: str, **more: Any
+) -> api.StreamConfig:
+    """A stream on disk that keeps what it has. Limits not named here are the server's."""
+    rules: dict[str, Any] = {
+        "retention": api.RetentionPolicy.LIMITS,
+        "storage": api.StorageType.FILE,
+        "num_replicas": settings.replicas,
+        "duplicate_window": settings.event_dedupe,
+    }
+    return api.StreamConfig(name=name, description=description, subjects=list(subjects), **(rules | more))
+
+
 def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
-    """Every stream of the house. Limits not named here are the server's."""
-    file = api.StorageType.FILE
+    """Every stream of the house."""
+    direct: dict[str, Any] = {"duplicate_window": settings.work_dedupe, "allow_direct": True}
     work_queue = api.RetentionPolicy.WORK_QUEUE
-    replicas = settings.replicas
     return [
-        api.StreamConfig(
-            name=names.WORK,
-            description="Requests to be claimed; full means refused, never dropped",
-            subjects=[names.WORK_SUBJECTS],
+        _stream(
+            settings,
+            names.WORK,
+            "Requests to be claimed; full means refused, never dropped",
+            names.WORK_SUBJECTS,
             retention=work_queue,
             discard=api.DiscardPolicy.NEW,
             max_msgs=settings.work_max_messages,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.work_dedupe,
-            allow_direct=True,
+            **direct,
         ),
-        api.StreamConfig(
-            name=names.LATER,
-            description="Requests waiting for their time, and those whose time has come",
-            subjects=[names.LATER_SUBJECTS, names.DUE_SUBJECTS],
+        _stream(
+            settings,
+            names.LATER,
+            "Requests waiting for their time, and those whose time has come",
+            *(names.LATER_SUBJECTS, names.DUE_SUBJECTS),
             retention=work_queue,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.work_dedupe,
-            allow_direct=True,
             allow_msg_schedules=True,
             allow_rollup_hdrs=True,
+            **direct,
         ),
         events_config(settings),
-        api.StreamConfig(
-            name=names.DEAD,
-            description="Requests that left the queue without an outcome, with the evidence",
-            subjects=[names.DEAD_SUBJECTS],
-            retention=api.RetentionPolicy.LIMITS,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.work_dedupe,
-            allow_direct=True,
+        _stream(
+            settings,
+            names.DEAD,
+            "Requests that left the queue without an outcome, with the evidence",
+            names.DEAD_SUBJECTS,
+            **direct,
         ),
-        api.StreamConfig(
-            name=names.ADVISORIES,
-            description="The server's notices about requests past max_deliver or terminated",
-            subjects=[names.MAX_DELIVERIES, names.TERMINATED],
+        _stream(
+            settings,
+            names.ADVISORIES,
+            "The server's notices about requests past max_deliver or terminated",
+            *(names.MAX_DELIVERIES, names.TERMINATED),
             retention=work_queue,
             max_age=ADVISORY_AGE,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.event_dedupe,
         ),
-        api.StreamConfig(
-            name=names.TRAILS,
-            description="Where in the event stream the messages of each running attempt are",
-            subjects=[names.TRAIL_SUBJECTS],
-            retention=api.RetentionPolicy.LIMITS,
+        _stream(
+            settings,
+            names.TRAILS,
+            "Where in the event stream the messages of each running attempt are",
+            names.TRAIL_SUBJECTS,
             max_msgs_per_subject=1,
             max_age=TRAIL_AGE,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.event_dedupe,
             allow_direct=True,
             allow_msg_ttl=True,
         ),
-        api.StreamConfig(
-            name=names.GUARD,
-            description="The last damage of the events that a process has found",
-            subjects=[names.DAMAGED],
-            retention=api.RetentionPolicy.LIMITS,
+        _stream(
+            settings,
+            names.GUARD,
+            "The last damage of the events that a process has found",
+            names.DAMAGED,
             max_msgs_per_subject=1,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.event_dedupe,
         ),
-        api.StreamConfig(
-            name=names.CAMPAIGNS_STREAM,
-            description="Campaigns: a key-value bucket",
-            subjects=[f"{names.CAMPAIGNS_PREFIX}>"],
-            retention=api.RetentionPolicy.LIMITS,
+        _stream(
+            settings,
+            names.CAMPAIGNS_STREAM,
+            "Campaigns: a key-value bucket",
+            f"{names.CAMPAIGNS_PREFIX}>",
             discard=api.DiscardPolicy.NEW,
             max_msgs_per_subject=8,
-            storage=file,
-            num_replicas=replicas,
-            duplicate_window=settings.event_dedupe,
             allow_direct=True,
             allow_rollup_hdrs=True,
             deny_delete=True,
@@ -116,29 +111,23 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
 
 def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
     """The streams that a start of the server takes away, unless there are replicas."""
-    memory = api.StorageType.MEMORY
+    newest: dict[str, Any] = {"storage": api.StorageType.MEMORY, "max_msgs_per_subject": 1}
     return [
-        api.StreamConfig(
-            name=names.HEALTH,
-            description="What processes say of themselves",
-            subjects=[names.HEALTH_SUBJECTS],
-            retention=api.RetentionPolicy.LIMITS,
-            max_msgs_per_subject=1,
+        _stream(
+            settings,
+            names.HEALTH,
+            "What processes say of themselves",
+            names.HEALTH_SUBJECTS,
             max_age=names.HEALTH_AGE,
-            storage=memory,
-            num_replicas=settings.replicas,
-            duplicate_window=settings.event_dedupe,
             allow_direct=True,
+            **newest,
         ),
-        api.StreamConfig(
-            name=names.CHECKED,
-            description="Whether the events were checked since the server was started",
-            subjects=[names.CHECKED_SUBJECT],
-            retention=api.RetentionPolicy.LIMITS,
-            max_msgs_per_subject=1,
-            storage=memory,
-            num_replicas=settings.replicas,
-            duplicate_window=settings.event_dedupe,
+        _stream(
+            settings,
+            names.CHECKED,
+            "Whether the events were checked since the server was started",
+            names.CHECKED_SUBJECT,
+            **newest,
         ),
     ]
 
@@ -146,20 +135,17 @@ def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
 def events_config(settings: NatsSettings) -> api.StreamConfig:
     """The stream of events. No limit of it drops an event: the newest ones on `done` and `started` subjects
     are the fences that let a rollout have one outcome and each attempt a number of its own."""
-    return api.StreamConfig(
-        name=names.EVENTS,
-        description="Whatever happened; full means refused, never dropped",
-        subjects=[names.EVENT_SUBJECTS],
-        retention=api.RetentionPolicy.LIMITS,
+    return _stream(
+        settings,
+        names.EVENTS,
+        "Whatever happened; full means refused, never dropped",
+        names.EVENT_SUBJECTS,
         discard=api.DiscardPolicy.NEW,
         max_bytes=settings.event_max_bytes,
         max_msgs=-1,
         max_age=0.0,
         max_msgs_per_subject=-1,
         max_msg_size=-1,
-        storage=api.StorageType.FILE,
-        num_replicas=settings.replicas,
-        duplicate_window=settings.event_dedupe,
         allow_direct=True,
         deny_delete=True,
     )
@@ -167,15 +153,16 @@ def events_config(settings: NatsSettings) -> api.StreamConfig:
 
 def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tuple[str, api.ConsumerConfig]]:
     """(stream, consumer) pairs. No `backoff`: it would override ack_wait and delay what a crash left."""
-    explicit = api.AckPolicy.EXPLICIT
+
+    def consumer(name: str, **more: Any) -> api.ConsumerConfig:
+        return api.ConsumerConfig(name=name, durable_name=name, ack_policy=api.AckPolicy.EXPLICIT, **more)
+
     claims = [
         (
             names.WORK,
-            api.ConsumerConfig(
-                name=queue.consumer,
-                durable_name=queue.consumer,
+            consumer(
+                queue.consumer,
                 filter_subjects=queue.filters,
-                ack_policy=explicit,
                 ack_wait=settings.ack_wait,
                 max_deliver=settings.max_deliver,
                 max_ack_pending=settings.max_ack_pending,
@@ -184,25 +171,16 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
         )
         for queue in queues
     ]
-    own = [
-        (names.LATER, names.DUE_CONSUMER, names.DUE_SUBJECTS),
-        (names.ADVISORIES, names.ADVISORY_CONSUMER, None),
-    ]
-    return claims + [
-        (
-            stream,
-            api.ConsumerConfig(
-                name=name,
-                durable_name=name,
-                filter_subject=subject,
-                ack_policy=explicit,
-                ack_wait=DUE_ACK_WAIT,
-                max_deliver=-1,
-                max_ack_pending=1000,
-                max_waiting=512,
-            ),
-        )
-        for stream, name, subject in own
+    own: dict[str, Any] = {
+        "ack_wait": DUE_ACK_WAIT,
+        "max_deliver": -1,
+        "max_ack_pending": 1000,
+        "max_waiting": 512,
+    }
+    return [
+        *claims,
+        (names.LATER, consumer(names.DUE_CONSUMER, filter_subject=names.DUE_SUBJECTS, **own)),
+        (names.ADVISORIES, consumer(names.ADVISORY_CONSUMER, **own)),
     ]
 
 
@@ -238,6 +216,25 @@ async def declare_memory(connection: Connection, settings: NatsSettings) -> None
     with _refusals(connection):
         for stream in memory_configs(settings):
             await _declare_stream(connection, stream)
+
+
+async def widen(connection: Connection, config: api.ConsumerConfig) -> None:
+    """Give a queue's consumer the filters back that a process of an older version took from it, which knew
+    fewer; raises as `declare` does."""
+    held = filters_of(config)
+    try:
+        queue = Queue.of_subject(held[0] if held else "")
+    except ValueError:
+        return  # somebody else's
+    if config.name == queue.consumer and not set(queue.filters) <= set(held):
+        log.error("the queue %s claimed only from %s: a process of an older version?", config.name, held)
+        with _refusals(connection):
+            await _declare_consumer(connection, names.WORK, config.evolve(filter_subjects=queue.filters))
+
+
+def filters_of(config: api.ConsumerConfig) -> list[str]:
+    """The subjects that a consumer delivers; empty for all."""
+    return list(config.filter_subjects or filter(None, [config.filter_subject]))
 
 
 @contextmanager
@@ -291,7 +288,11 @@ async def _declare_consumer(connection: Connection, stream: str, wanted: api.Con
             wanted.name,
             current.max_waiting,
         )
-    keep = wanted.evolve(max_waiting=current.max_waiting)
+    # A newer version may claim from more subjects. What a consumer may not claim it passes over for ever.
+    known = filters_of(current)
+    filters = known + [one for one in filters_of(wanted) if one not in known]
+    several = {"filter_subjects": filters, "filter_subject": None} if wanted.filter_subjects else {}
+    keep = wanted.evolve(max_waiting=current.max_waiting, **several)
     changes = {key for key, value in keep.as_dict().items() if current.as_dict().get(key) != value}
     if not changes:
         return

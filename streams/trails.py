@@ -4,7 +4,6 @@ Leaving one is not confirmed and never fails: a trail that is lost, as on a full
 nothing else, so no attempt waits for it.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -15,13 +14,12 @@ from orchard.schemas.trails import Trail, trail_subject
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError
-from orchard.streams.reading import last_message, message_at
-from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.reading import last_message, messages_at
+from orchard.streams.records import StoredEvent
 
 log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 1
-READS_AT_ONCE = 16
 
 
 class Trails:
@@ -50,18 +48,10 @@ class Trails:
     async def events(self, sequences: Sequence[int]) -> list[StoredEvent]:
         """The events with these sequences, in their order, without those that are gone.
 
-        Reads nothing else of the stream, however many rollouts it holds. Raises as `message_at` does.
+        Reads nothing else of the stream, however many rollouts it holds. Raises as `messages_at` does.
         """
-        places = asyncio.Semaphore(READS_AT_ONCE)
-
-        async def read(sequence: int) -> StoredEvent | None:
-            async with places:
-                found = await message_at(self._connection, names.EVENTS, sequence)
-            if found is None:
-                return None
-            return stored_event(found.sequence, found.subject, found.time, found.data)
-
-        return [one for one in await asyncio.gather(*map(read, sequences)) if one is not None]
+        found = await messages_at(self._connection, names.EVENTS, sequences)
+        return [message.as_event for message in found]
 
     async def _publish(self, rollout_id: str, body: bytes, headers: dict[str, str]) -> None:
         try:

@@ -26,11 +26,11 @@ from orchard.storage.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.keeper import keep
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
@@ -169,7 +169,6 @@ class World:
                 claims,
                 CampaignBook(self.connection),
                 WorkerSettings(slots=slots),
-                max_deliver=SETTINGS.max_deliver,
                 shutdown_seconds=0.0,
             )
             tasks = [asyncio.create_task(worker.run()), asyncio.create_task(keep(self.connection))]

@@ -14,7 +14,7 @@ import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.decoding import Unreadable
-from orchard.schemas.events import MalformedEvent, payload
+from orchard.schemas.events import payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode, Role
@@ -89,12 +89,8 @@ def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blob
     record = Record(attempt=trail.attempt, replay_key=trail.replay_key)
     calls: dict[str, tuple[LLMCall, int]] = {}
     for stored in events:
-        if stored.event is None or stored.event.rollout_id != rollout_id:
-            continue
-        try:
-            data = payload(stored.event)
-        except MalformedEvent:
-            continue
+        mine = stored.event is not None and stored.event.rollout_id == rollout_id
+        data = payload(stored.event) if stored.event and mine else None
         if isinstance(data, MessageNode):
             made_by = data.inherited_from or trail.attempt
             node = msgspec.structs.replace(whole(data, blobs), inherited_from=made_by)

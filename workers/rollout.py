@@ -23,8 +23,8 @@ from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.streams.attempts import attempt_number
 from orchard.streams.publisher import Publisher
+from orchard.streams.records import StoredEvent
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.graders import check_grading, grade
 from orchard.workers.harnesses import fingerprint, get_harness
@@ -34,6 +34,7 @@ from orchard.workers.llm.client import ModelClient
 from orchard.workers.masking import masked
 from orchard.workers.message_tree import MessageTree, Totals
 from orchard.workers.meter import metered
+from orchard.workers.openings import facts_of
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
@@ -123,23 +124,23 @@ class Attempt:
         *,
         sequence: int,
         deliveries: int,
+        before: StoredEvent | None = None,
         beginning: Beginning | None = None,
     ) -> "Attempt":
         """Take the rollout's next attempt number and publish `rollout.started` under it.
 
-        `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none.
+        `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none. `before` is
+        what `Publisher.started` gave, where that was asked.
         """
         started = RolloutStarted(worker=dependencies.worker, request_sequence=sequence, deliveries=deliveries)
 
-        def attempt(number: int) -> Attempt:
-            return cls(dependencies, request, number=number, deliveries=deliveries, beginning=beginning)
-
         number = await dependencies.publisher.start(
             request.rollout_id,
-            attempt_number(request.attempt_base, deliveries),
-            lambda number: attempt(number).event(started, "started"),
+            request.attempt_base + deliveries,
+            lambda number: _event(request, number, dependencies.worker, started, "started"),
+            before,
         )
-        return attempt(number)
+        return cls(dependencies, request, number=number, deliveries=deliveries, beginning=beginning)
 
     async def publish(self, data: msgspec.Struct) -> None:
         """Publish one fact of this attempt; returns when the stream has stored it."""
@@ -150,16 +151,7 @@ class Attempt:
 
     def event(self, data: msgspec.Struct, name: str) -> Event:
         """An event of this attempt; `name` tells it from the attempt's others and makes its id."""
-        request = self.request
-        return make_event(
-            data,
-            id=f"{request.rollout_id}.{self.number}.{name}",
-            source=f"orchard/worker/{self._dependencies.worker}",
-            campaign=request.campaign,
-            rollout_id=request.rollout_id,
-            attempt=self.number,
-            causation_id=f"{request.rollout_id}.requested",
-        )
+        return _event(self.request, self.number, self._dependencies.worker, data, name)
 
     async def run(self) -> RolloutFinished:
         """The whole attempt, bounded by the request's outermost timeout."""
@@ -340,13 +332,8 @@ class Attempt:
         request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
         own = replayed + self._trace.own
         return {
-            "task_id": request.task.task_id,
-            "task_source": request.task.source,
-            "repo": request.task.repo,
-            "harness": request.harness,
-            "model": request.model.name,
+            **facts_of(request),
             "model_kind": totals.model_kind or request.model.kind,
-            "sample": request.sample,
             "worker": self._dependencies.worker,
             "started_at": self._started_at,
             "seconds": time.monotonic() - self._clock,
@@ -365,3 +352,16 @@ class Attempt:
             "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
             "keys_masked": self._trace.keys_masked,
         }
+
+
+def _event(request: RolloutRequest, number: int, worker: str, data: msgspec.Struct, name: str) -> Event:
+    """An event of attempt `number`; `name` tells it from the attempt's others and makes its id."""
+    return make_event(
+        data,
+        id=f"{request.rollout_id}.{number}.{name}",
+        source=f"orchard/worker/{worker}",
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+        attempt=number,
+        causation_id=f"{request.rollout_id}.requested",
+    )

@@ -17,13 +17,14 @@ from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFi
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
-from orchard.streams.attempts import renewed
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.entries import after_attempt, rollout_entry
+from orchard.streams.entries import after_attempt, rollout_entry, successor
 from orchard.streams.errors import FAULTS, OutcomeRefused
+from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import UnknownHarness, get_harness
+from orchard.workers.openings import cancelled
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.settings import WorkerSettings as WorkerSettings
@@ -45,21 +46,20 @@ class Worker:
         campaigns: CampaignBook,
         settings: WorkerSettings,
         *,
-        max_deliver: int,
         shutdown_seconds: float,
     ) -> None:
         self._dependencies = dependencies
         self._claims = claims
         self._campaigns = campaigns
         self._settings = settings
-        self._max_deliver = max_deliver
         self._shutdown_seconds = shutdown_seconds
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self.faults = 0
         """Deliveries that ended in an exception that nobody expected."""
-        self._running: dict[Attempt, asyncio.Future[Interruption]] = {}
-        """Each attempt that runs, with the future that interrupts it."""
+        self._dead = DeadLetters(claims.connection)
+        self._running: dict[asyncio.Future[Interruption], str] = {}
+        """What interrupts each request that was claimed, with the campaign it is of."""
 
     @property
     def slots(self) -> int:
@@ -68,7 +68,7 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Attempts that run now."""
+        """Requests that are claimed now."""
         return len(self._running)
 
     def drain(self) -> None:
@@ -124,7 +124,7 @@ class Worker:
         except Exception as error:
             self.faults += 1
             log.exception("fault %d: request %d of the queue", self.faults, claim.sequence)
-            await claim.give_back(f"{type(error).__name__}: {error}")
+            await self._dead.give_back(claim, f"{type(error).__name__}: {error}")
 
     async def _handle(self, claim: Claim) -> None:
         """One delivery, from claim to acknowledgement."""
@@ -132,32 +132,50 @@ class Worker:
             request = read_rollout_request(claim.body)
             get_harness(request.harness)
         except (InvalidRequest, PluginError, UnknownHarness) as error:
-            await claim.reject(str(error))
+            await self._dead.reject(claim, str(error))
             return
-        if await self._stale(request):
+        interrupted: asyncio.Future[Interruption] = asyncio.get_running_loop().create_future()
+        self._running[interrupted] = request.campaign
+        try:
+            await self._carry_out(claim, request, interrupted)
+        finally:
+            del self._running[interrupted]
+
+    async def _carry_out(
+        self, claim: Claim, request: RolloutRequest, interrupted: asyncio.Future[Interruption]
+    ) -> None:
+        """What this delivery asks for, where it is not a leftover: its rollout has an outcome, or was
+        reopened since."""
+        publisher = self._dependencies.publisher
+        outcome, started, known = await asyncio.gather(
+            publisher.outcome(request.rollout_id),
+            publisher.started(request.rollout_id),
+            self._campaigns.get(request.campaign),
+        )
+        if outcome is not None and outcome.sequence != request.fence:
             await claim.complete()
             return
-        attempt = await Attempt.begin(
-            self._dependencies, request, sequence=claim.sequence, deliveries=claim.deliveries
-        )
-        known = await self._campaigns.get(request.campaign)
-        state = known[0].state if known else CampaignState.RUNNING
-        if state in (CampaignState.CANCELLED, CampaignState.ARCHIVED):
-            await self._end(claim, attempt, attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", 0))
-        elif state is CampaignState.PAUSED:
-            await self._park(claim, attempt)
-        else:
-            await self._attempt(claim, attempt)
+        match known[0].state if known else CampaignState.RUNNING:
+            case CampaignState.CANCELLED | CampaignState.ARCHIVED:
+                event = cancelled(request, started, f"orchard/worker/{self._dependencies.worker}")
+                with suppress(OutcomeRefused):
+                    await publisher.terminal(event, fence=request.fence)
+                await claim.complete()
+            case CampaignState.PAUSED:
+                await self._park(claim, request)
+            case _:
+                attempt = await Attempt.begin(
+                    self._dependencies,
+                    request,
+                    sequence=claim.sequence,
+                    deliveries=claim.deliveries,
+                    before=started,
+                )
+                await self._attempt(claim, attempt, interrupted)
 
-    async def _stale(self, request: RolloutRequest) -> bool:
-        """Whether this delivery is a leftover: its rollout has an outcome, or was reopened since."""
-        last = await self._dependencies.publisher.outcome(request.rollout_id)
-        return last is not None and last.sequence != request.fence
-
-    async def _attempt(self, claim: Claim, attempt: Attempt) -> None:
-        request = attempt.request
-        interrupted: asyncio.Future[Interruption] = asyncio.get_running_loop().create_future()
-        self._running[attempt] = interrupted
+    async def _attempt(
+        self, claim: Claim, attempt: Attempt, interrupted: asyncio.Future[Interruption]
+    ) -> None:
         body = asyncio.create_task(attempt.run())
         try:
             waiting: set[asyncio.Future[Any]] = {body, interrupted}
@@ -173,12 +191,11 @@ class Worker:
             elif isinstance(error, InfrastructureError):
                 await self._failed(claim, attempt, error)
             else:
-                log.error("attempt %s.%d", request.rollout_id, attempt.number, exc_info=error)
+                log.error("attempt %s.%d", attempt.request.rollout_id, attempt.number, exc_info=error)
                 ours = InfrastructureError(AbortCause.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
                 await self._failed(claim, attempt, ours)
         finally:
             body.cancel()
-            del self._running[attempt]
 
     async def _end(self, claim: Claim, attempt: Attempt, data: msgspec.Struct) -> None:
         """Publish the terminal event under its fence, then acknowledge: in this order, always."""
@@ -229,9 +246,7 @@ class Worker:
     ) -> None:
         """Put the request back under new attempt numbers."""
         request = msgspec.structs.replace(
-            renewed(attempt.request, claim.deliveries, self._max_deliver),
-            failures=failures,
-            memory=step.memory,
+            attempt.request, attempt_base=attempt.number, failures=failures, memory=step.memory
         )
         await attempt.publish(
             AttemptReleased(
@@ -245,18 +260,16 @@ class Worker:
         entry = rollout_entry(request, after_attempt(attempt.number))
         await claim.retry_later(entry, step.delay, "another attempt")
 
-    async def _park(self, claim: Claim, attempt: Attempt) -> None:
+    async def _park(self, claim: Claim, request: RolloutRequest) -> None:
         """Let a paused campaign's request go: `orchard resume` offers what is on no queue (decision 0002).
 
         A resume that looked while this claim was open has left it alone, so the key is read again after it
         is gone.
         """
-        await attempt.publish(AttemptReleased(reason="paused"))
         await claim.complete()
-        known = await self._campaigns.get(attempt.request.campaign)
+        known = await self._campaigns.get(request.campaign)
         if known is not None and known[0].state is CampaignState.RUNNING:
-            request = renewed(attempt.request, claim.deliveries, self._max_deliver)
-            entry = rollout_entry(request, after_attempt(attempt.number))
+            entry = rollout_entry(request, successor(claim.message_id))
             await self._dependencies.publisher.offer(entry, delay=FIRST_DELAY)
 
     async def _drain_when_told(self) -> None:
@@ -273,6 +286,6 @@ class Worker:
                 self._interrupt_all("cancelled", entry.name.__eq__)
 
     def _interrupt_all(self, why: Interruption, concerns: Callable[[str], bool]) -> None:
-        for attempt, interrupted in self._running.items():
-            if concerns(attempt.request.campaign) and not interrupted.done():
+        for interrupted, campaign in self._running.items():
+            if concerns(campaign) and not interrupted.done():
                 interrupted.set_result(why)

@@ -9,8 +9,8 @@ import typer
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.session import Session
-from orchard.streams.deadletters import DeadLetters
 from orchard.terminal import console
+from orchard.workers.deadletters import DeadLetters
 
 app = typer.Typer(no_args_is_help=True, help="Requests that nobody could finish, with their evidence.")
 

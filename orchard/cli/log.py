@@ -12,7 +12,7 @@ from rich.text import Text
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.pipelines.archiving import Archiving
-from orchard.schemas.events import FENCES
+from orchard.schemas.subjects import FENCES
 from orchard.session import Session
 from orchard.standing import InQueues, state_of
 from orchard.storage.archive.settings import archive_url

@@ -17,8 +17,9 @@ from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
 from orchard.pipelines.rl.settings import read_settings
 from orchard.pipelines.rl.what_if import grid, told_by_all, what_if
-from orchard.schemas.events import EVENTS_PREFIX, payload
+from orchard.schemas.events import payload
 from orchard.schemas.groups import GroupAssembled
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.training import PolicyStep
 from orchard.session import Session
 from orchard.storage.reader import open_tables

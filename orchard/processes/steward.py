@@ -7,9 +7,9 @@ from orchard.pipelines.reconciling import Reconciler
 from orchard.processes.signals import run_until, stop_on_signals
 from orchard.session import Session
 from orchard.streams.health import reporting
-from orchard.streams.keeper import keep
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
+from orchard.workers.keeper import keep
 
 
 async def run_steward(session: Session) -> None:

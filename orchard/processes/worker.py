@@ -53,7 +53,6 @@ async def run_worker(session: Session, name: str | None) -> None:
             claims,
             CampaignBook(connection),
             config.worker,
-            max_deliver=config.nats.max_deliver,
             shutdown_seconds=config.up.shutdown_seconds,
         )
         loop = asyncio.get_running_loop()

@@ -16,26 +16,19 @@ from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp, decide
 from orchard.pipelines.rl.plan import RunPlan, plan_hash
 from orchard.pipelines.rl.progress import Place, Progress
-from orchard.schemas.events import (
-    EVENTS_PREFIX,
-    Event,
-    RolloutReopened,
-    decided_subject,
-    make_event,
-    payload,
-)
+from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PromptFailed, RunStarted
-from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
-from orchard.streams.errors import OutcomeRefused
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
-from orchard.streams.records import StoredEvent, stored_event
+from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
+from orchard.workers.openings import open_at, opened
 
 SOURCE = "orchard/rl"
 FULL_QUEUE_PAUSE = 1.0
@@ -76,7 +69,7 @@ async def beginning(connection: Connection, run: str) -> tuple[RunStarted, int] 
     first = await next_message(connection, names.EVENTS, 1, f"{EVENTS_PREFIX}.{run}.*.run.started")
     if first is None:
         return None
-    stored = stored_event(first.sequence, first.subject, first.time, first.data)
+    stored = first.as_event
     started = payload(stored.event) if stored.event else None
     if not isinstance(started, RunStarted):
         raise RunError(f"the first event of run {run!r} cannot be read: choose another name")
@@ -201,24 +194,15 @@ class Coordinator:
 
     async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
         """Another chance for an aborted rollout: first the log, because its sequence is the new fence."""
-        event = make_event(
-            RolloutReopened(
-                superseded_sequence=place.last,
-                cause=AbortCause.INTERNAL_ERROR,
-                reason=f"slot {slot} of prompt {prompt} is refilled",
-            ),
-            id=f"{place.rollout_id}.reopened.{place.last}",
+        again = await opened(
+            self._publisher,
+            [(self.progress.request(prompt, slot), await self._publisher.outcome(place.rollout_id))],
+            reason=f"slot {slot} of prompt {prompt} is refilled",
             source=SOURCE,
-            campaign=self._plan.name,
-            rollout_id=place.rollout_id,
         )
-        try:
-            fence = await self._publisher.reopen(event, expected=place.last)
-        except OutcomeRefused:
-            return  # somebody else has; the log will tell
-        self.progress.apply(event, fence)
-        request = msgspec.structs.replace(self.progress.request(prompt, slot), fence=fence)
-        await self._offer([rollout_entry(request, FIRST)])
+        if again:  # else somebody else has; the log will tell
+            place.reopened.add(place.last)
+        await self._offer([rollout_entry(request, FIRST) for request in again])
 
     async def _offer_open(self) -> None:
         """Offer all that has no outcome and is on no queue: a coordinator may have died between the log and
@@ -228,9 +212,8 @@ class Coordinator:
             for slot, place in self.progress.prompts[number].places.items():
                 if not place.running:
                     continue
-                newest = await self._publisher.outcome(place.rollout_id)
-                if newest is None or (newest.event and newest.event.type == "rollout.reopened"):
-                    fence = newest.sequence if newest else 0
+                fence = open_at(await self._publisher.outcome(place.rollout_id))
+                if fence is not None:
                     request = msgspec.structs.replace(self.progress.request(number, slot), fence=fence)
                     await self._offer([rollout_entry(request, occasion)])
 

@@ -12,9 +12,10 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import Progress
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
 from orchard.schemas.decoding import Unreadable
-from orchard.schemas.events import EVENTS_PREFIX, Event, payload
+from orchard.schemas.events import Event, payload
 from orchard.schemas.groups import GroupAssembled, PromptFailed
 from orchard.schemas.messages import MessageNode, Role, TokenRecord
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
 from orchard.workers.large_messages import whole

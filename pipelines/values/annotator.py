@@ -33,6 +33,7 @@ from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import successor
 from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
+from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
 
@@ -90,6 +91,7 @@ class Annotator:
     ) -> None:
         self._publisher = publisher
         self._claims = claims
+        self._dead = DeadLetters(claims.connection)
         self._models = models
         self._cases = cases
         self._name = name
@@ -122,12 +124,12 @@ class Annotator:
         try:
             request = read_annotation_request(claim.body)
         except InvalidRequest as error:
-            await claim.reject(str(error))
+            await self._dead.reject(claim, str(error))
             return
         try:
             judge = get_judge(request.prompt_version)
         except PluginError as error:
-            await claim.reject(f"it wants prompt version {request.prompt_version}: {error}")
+            await self._dead.reject(claim, f"it wants prompt version {request.prompt_version}: {error}")
             return
         try:
             event = await self._verdict(request, judge)
@@ -144,7 +146,7 @@ class Annotator:
         try:
             await self._publisher.event(event)
         except MessageTooLarge as error:
-            await claim.reject(str(error))
+            await self._dead.reject(claim, str(error))
             return
         if self._done is not None:
             self._done(event)
@@ -222,7 +224,7 @@ class Annotator:
         """Try again when the endpoint or the store may be back; in the end, a dead letter with the reason."""
         failures = request.failures + 1
         if failures > MAX_FAILURES:
-            await claim.reject(why)
+            await self._dead.reject(claim, why)
             return
         again = msgspec.structs.replace(request, failures=failures)
         entry = queue_entry(again, successor(claim.message_id))

@@ -20,21 +20,17 @@ from orchard.pipelines.values.recorded import Recorded
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest
 from orchard.schemas.events import (
     AttemptReleased,
-    Event,
     RolloutAborted,
     RolloutFinished,
-    RolloutReopened,
-    UnreadablePayload,
-    cause_to_reopen,
-    make_event,
     outcome_in,
 )
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
-from orchard.streams.errors import OutcomeRefused
+from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.openings import opened
 from orchard.workers.retries import Abort, after_failure
 from orchard.workers.rollout import Attempt, AttemptDependencies, Beginning
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
@@ -101,16 +97,14 @@ async def continuation(
     request = point.request(sample)
     publisher = dependencies.publisher
     known = await publisher.outcome(request.rollout_id)
-    if known is not None:
-        data = outcome_in(known.event)
-        if isinstance(data, RolloutFinished):
-            return data
-        fence = known.sequence
-        if not isinstance(data, RolloutReopened):
-            fence = await publisher.reopen(_reopened(request, data, fence), expected=fence)
-        request = msgspec.structs.replace(request, fence=fence)
-    else:
+    if known is None:
         await publisher.event(requested_event(request))
+    elif isinstance(data := outcome_in(known.event), RolloutFinished):
+        return data
+    again = await opened(publisher, [(request, known)], reason="measured again", source=SOURCE)
+    if not again:
+        raise StreamsError(f"rollout {request.rollout_id} is being measured by another process: try again")
+    request = again[0]
     beginning = Beginning(history=point.history, spent=point.recorded.spent(point.at), machine=machines)
     return await _run(request, dependencies, beginning)
 
@@ -154,13 +148,3 @@ async def _run(request: RolloutRequest, dependencies: AttemptDependencies, begin
                 return accepted
             raise
         return outcome
-
-
-def _reopened(request: RolloutRequest, data: RolloutAborted | UnreadablePayload, sequence: int) -> Event:
-    return make_event(
-        RolloutReopened(superseded_sequence=sequence, cause=cause_to_reopen(data), reason="measured again"),
-        id=f"{request.rollout_id}.reopened.{sequence}",
-        source=SOURCE,
-        campaign=request.campaign,
-        rollout_id=request.rollout_id,
-    )

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from orchard.schemas.events import EVENTS_PREFIX, FENCES
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.reader import open_tables, position
 
 PART_EVENTS = 500_000
 """At most in one part: a campaign of any size is archived in bounded memory and gives room as it goes."""
+MEMORY_LIMIT = "300MB"
+"""Of a query: archiving runs in the writer's process, which has 1 GiB in the manifests."""
 _BOOKKEEPING = ("campaign.archived", "campaign.state_changed")
 """Types that archiving itself publishes: they alone are no reason for another part."""
 
@@ -54,7 +56,7 @@ class Listing:
 
 def listed(store_url: str, campaign: str, after: int, through: int) -> Listing | None:
     """The next part of a campaign's events, None when there is nothing to archive."""
-    with open_tables(store_url) as tables:
+    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     if all(kind in _BOOKKEEPING for kind in rows.column("type").unique().to_pylist()):
         return None
@@ -65,14 +67,14 @@ def listed(store_url: str, campaign: str, after: int, through: int) -> Listing |
 
 def relisted(store_url: str, campaign: str, after: int, through: int) -> Listing:
     """The listing of a part that is in the archive."""
-    with open_tables(store_url) as tables:
+    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     return Listing(after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist())
 
 
 def recorded(store_url: str) -> dict[tuple[str, str], int]:
     """Campaign and SHA-256 of each manifest that the log has an event of, with the position it reaches."""
-    with open_tables(store_url) as tables:
+    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute("select campaign, manifest_sha256, through from archives").fetchall()
     return {(campaign, sha256): through for campaign, sha256, through in rows}
 

@@ -6,15 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
-from orchard.schemas.events import campaign_subjects
+from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import Listing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
 from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.errors import EventsLost
 from orchard.streams.connection import Connection
-from orchard.streams.picking import events_at
 from orchard.streams.reader import Arrived
-from orchard.streams.replay import arrivals
+from orchard.streams.replay import arrivals, events_at
 
 
 class Sealing:

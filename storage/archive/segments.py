@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard.schemas.archives import Segment
-from orchard.schemas.events import EVENTS_PREFIX, FENCES
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES
 from orchard.storage.errors import ArchiveCorrupt
 from orchard.streams.reader import Arrived
 

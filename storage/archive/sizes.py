@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.segments import counted_subject
 from orchard.storage.delta import DataFile, snapshot
 from orchard.storage.errors import store_errors

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from orchard.schemas.archives import CampaignArchived
-from orchard.schemas.events import campaign_subjects, make_event
+from orchard.schemas.events import make_event
+from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import listed, recorded, settled
 from orchard.storage.archive.seal import Sealing
 from orchard.storage.archive.shelf import Part, Shelf
@@ -17,9 +18,8 @@ from orchard.storage.archive.verify import check_part
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import QueueFull, StoreRefused
-from orchard.streams.picking import purge_events
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import next_message
+from orchard.streams.reading import next_message, purge
 
 SOURCE = "orchard/archive"
 
@@ -93,6 +93,6 @@ async def _leave(
         if not noted:
             await Publisher(connection).event(event)
     except (QueueFull, StoreRefused):  # a full stream takes the event when it has room again
-        await purge_events(connection, own, part.through)
+        await purge(connection, names.EVENTS, [own], through=part.through)
         await Publisher(connection).event(event)
-    await purge_events(connection, own, part.through)
+    await purge(connection, names.EVENTS, [own], through=part.through)

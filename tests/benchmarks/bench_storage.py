@@ -36,6 +36,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.subjects import done_subject
 from orchard.storage.allocation import save_memory
 from orchard.storage.delta import Table
 from orchard.storage.derive import derive_tables
@@ -260,7 +261,7 @@ def outcomes(count: int) -> Iterator[Fact]:
         event = e.make_event(
             data, id=f"{rollout}-end", source="bench", campaign="bench", rollout_id=rollout, attempt=1
         )
-        yield Fact(number + 1, e.done_subject(rollout), event)
+        yield Fact(number + 1, done_subject(rollout), event)
 
 
 def measure_query(place: Path) -> None:

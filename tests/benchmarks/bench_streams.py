@@ -18,8 +18,9 @@ import uvloop
 from nats.aio.msg import Msg
 from nats.js import api
 
-from orchard.schemas.events import Event, encode_event, event_subject, make_event
+from orchard.schemas.events import Event, encode_event, make_event
 from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.subjects import event_subject
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect

@@ -40,6 +40,7 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import DataFile, Table, write_file
 from orchard.storage.derive import derive_tables
@@ -155,7 +156,7 @@ def messages(unit: Unit) -> list[StoredEvent]:
     """The unit's events as the stream has them, from the unit's sequence on."""
     made = _requested(unit) if unit.requests else _interleaved(unit)
     return [
-        stored_event(sequence, e.event_subject(event), event.time, e.encode_event(event))
+        stored_event(sequence, event_subject(event), event.time, e.encode_event(event))
         for sequence, event in enumerate(made, start=unit.sequence)
     ]
 

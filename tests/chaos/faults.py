@@ -18,10 +18,11 @@ import msgspec
 from orchard.injector.errors import SandboxError
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from orchard.schemas.events import EVENTS_PREFIX, SandboxDeleted, encode_event, make_event
+from orchard.schemas.events import SandboxDeleted, encode_event, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.requests import rollout_in
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams import names
-from orchard.streams.deadletters import read_request
 from orchard.streams.publish import Message, store_all
 from orchard.streams.settings import Queue
 from tests.chaos.world import ACK_WAIT, World, until
@@ -36,7 +37,7 @@ LEASE_OVER = ACK_WAIT * 1.5
 LET_GO_SECONDS = 120.0
 """The writer must have let go of the store of a damaged stream."""
 GUEST_SECONDS = 1200.0
-"""For a worker to start and get work while other faults go on, on a machine that is busy with other things."""
+"""For a worker to start and get work while other faults go on, on a busy machine."""
 CLOCK = Path(libfaketime.__file__).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -80,7 +81,7 @@ async def poison(world: World) -> bool:
     )
     changed = mutants([msgspec.json.encode(request)], 8, dice.randrange(2**32))
     # Where the rollout is sure, it would get an outcome, and nobody has asked for that rollout.
-    bodies = [body for body in changed if read_request(queue, body) is None]
+    bodies = [body for body in changed if rollout_in(body) is None]
     mark = f"poison-{dice.randrange(2**48):x}"
     event = make_event(
         SandboxDeleted(sandbox_id="s"), id=mark, source="orchard/poison", campaign="poison", rollout_id=key
@@ -128,7 +129,9 @@ async def clock(world: World) -> bool:
     variables = {"LD_PRELOAD": str(CLOCK), "FAKETIME": wrong, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     name = f"clock-{world.chance.randrange(2**32):08x}"
     async with world.guest(name, variables) as source:
-        await until(lambda: world.over or world.outcomes.ended[source] > 0, f"{name} to end a rollout", GUEST_SECONDS)
+        await until(
+            lambda: world.over or world.outcomes.ended[source] > 0, f"{name} to end a rollout", GUEST_SECONDS
+        )
     return world.outcomes.ended[source] > 0
 
 
@@ -140,7 +143,9 @@ async def proxy(world: World) -> bool:
         login = f"{server.username}:{server.password}"
         variables = {"ORCHARD_NATS__URL": f"nats://{login}@127.0.0.1:{line.port}"}
         async with world.guest(name, variables) as source:
-            await until(lambda: world.over or world.outcomes.begun[source] > 0, f"{name} to begin", GUEST_SECONDS)
+            await until(
+                lambda: world.over or world.outcomes.begun[source] > 0, f"{name} to begin", GUEST_SECONDS
+            )
             hit = not world.over
             await line.stall(LEASE_OVER)
     return hit

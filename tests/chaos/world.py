@@ -16,7 +16,8 @@ from pathlib import Path
 from orchard.config import load
 from orchard.pipelines.campaigns import Campaigns
 from orchard.running import UpRecord, running
-from orchard.schemas.events import EVENTS_PREFIX, TERMINAL_TYPES
+from orchard.schemas.events import TERMINAL_TYPES
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.session import Session
 from orchard.streams.connection import Connection
 from orchard.streams.replay import replay

@@ -27,12 +27,10 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
 from orchard.streams.guard import Guard
 from orchard.streams.health import reporting, reports
-from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
@@ -40,6 +38,8 @@ from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.streams.wholeness import Expected
+from orchard.workers.deadletters import DeadLetters
+from orchard.workers.keeper import keep
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
 from tests.infra.scaling import Trigger, lag
@@ -137,7 +137,7 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
                 case "later":
                     await claim.retry_later(named(claim.queue, "again", claim.body), 3600.0, "test")
                 case "reject":
-                    await claim.reject("poison")
+                    await DeadLetters(roles["worker"]).reject(claim, "poison")
 
     assert len(await DeadLetters(roles["operator"]).list()) == 1
 
@@ -178,7 +178,7 @@ async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: d
         async with Claims(roles["worker"], QUEUE) as claims:
             claim = await claims.next(timeout=20)
             assert claim is not None, "the delayed request was not forwarded"
-            await claim.reject("poison")
+            await DeadLetters(roles["worker"]).reject(claim, "poison")
         async with asyncio.timeout(20):
             while not [event async for event in replay(roles["writer"])]:
                 await asyncio.sleep(0.05)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,9 +27,8 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.connection import Connection, connect
+from orchard.streams.connection import Connection, Pending, connect
 from orchard.streams.entries import after_attempt, rollout_entry
-from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued
 from orchard.streams.reading import bounds, subjects
@@ -38,6 +38,9 @@ from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers import retries
 from orchard.workers import worker as worker_module
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.keeper import keep
+from orchard.workers.rollout import Attempt
 from tests.pipelines.rl.working import one_worker
 
 SPEC = CampaignSpec(
@@ -158,7 +161,7 @@ async def test_pausing_and_resuming_again_and_again_leaves_one_request_for_each_
         await running.complete()
 
 
-async def test_resume_offers_what_is_on_no_queue_above_the_attempts_it_had(
+async def test_a_paused_request_takes_no_attempt_and_resume_offers_what_is_on_no_queue(
     connection: Connection, blobs: BlobStore, campaigns: Campaigns
 ) -> None:
     await everything(campaigns.submit(SPEC))
@@ -167,14 +170,53 @@ async def test_resume_offers_what_is_on_no_queue_above_the_attempts_it_had(
         async with asyncio.timeout(20):
             while (await bounds(connection, names.WORK)).messages:
                 await asyncio.sleep(0.05)
+    assert await Publisher(connection).starts(ROLLOUTS) == [None] * SPEC.size
 
     assert (await everything(campaigns.resume("demo"))).offered == SPEC.size
 
     async with Claims(connection, Queue()) as claims:
         claim = await claimed(claims)
-        assert request_in(claim).attempt_base == 1
         await claim.complete()
     assert (await bounds(connection, names.WORK)).messages == SPEC.size - 1
+
+
+class RoundTrips:
+    """Counts what a connection asks, and how many of these it asked one after the other's answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.requests = self.longest = 0
+        self._send = connection.send
+        connection.send = self.send  # type: ignore[method-assign]
+
+    async def send(self, *args: Any, **options: Any) -> Pending:
+        self.requests += 1
+        after = self.longest
+        pending = await self._send(*args, **options)
+        pending.future.add_done_callback(lambda _: self.answered(after + 1))
+        return pending
+
+    def answered(self, place: int) -> None:
+        self.longest = max(self.longest, place)
+
+
+async def test_between_a_claim_and_its_attempt_are_two_round_trips(
+    connection: Connection, blobs: BlobStore, campaigns: Campaigns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await everything(campaigns.submit(msgspec.structs.replace(SPEC, samples=1)))
+    found = asyncio.get_running_loop().create_future()
+
+    async def run(_: Attempt) -> None:
+        found.set_result((counted.longest, counted.requests))
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, "enough")
+
+    monkeypatch.setattr(Attempt, "run", run)
+    async with connect(connection.settings, name="worker", url=connection.url) as own:
+        counted = RoundTrips(own)
+        async with (
+            AsyncSandboxClient("http://127.0.0.1:9") as nowhere,
+            one_worker(own, nowhere, blobs, {}, slots=1),
+        ):
+            assert await asyncio.wait_for(found, 20) == (2, 4)
 
 
 async def test_a_resume_that_was_killed_goes_on_where_it_was_in_the_same_round(

@@ -31,12 +31,12 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.entries import after_attempt, rollout_entry
-from orchard.streams.outcomes import aborted
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import Queued
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.openings import aborted
 
 SPEC = CampaignSpec(
     name="demo",

@@ -26,15 +26,15 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import after_attempt, rollout_entry
-from orchard.streams.outcomes import aborted
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, subjects
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.deadletters import DeadLetters
+from orchard.workers.openings import aborted
 
 SPEC = CampaignSpec(
     name="demo",
@@ -163,7 +163,7 @@ async def test_a_requeued_dead_letter_whose_request_was_lost_comes_back_at_its_f
     async with Claims(connection, Queue()) as claims:
         claim = await claims.next(10)
         assert claim is not None
-        await claim.reject("poison")
+        await DeadLetters(connection).reject(claim, "poison")
     await connection.jetstream.purge_stream(names.WORK)
     reconciler = Reconciler(connection, blobs)
     assert await reconciler.look() == 0

@@ -29,9 +29,7 @@ from orchard.schemas.events import (
     UnknownPayload,
     UnreadablePayload,
     decode_event,
-    done_subject,
     encode_event,
-    event_subject,
     make_event,
     payload,
 )
@@ -39,6 +37,7 @@ from orchard.schemas.identity import InvalidName, check_name, rollout_id, shard
 from orchard.schemas.messages import Role, node_id
 from orchard.schemas.outcomes import ExitStatus, RolloutStatus
 from orchard.schemas.quantities import InvalidQuantity, format_bytes, parse_bytes, parse_cores
+from orchard.schemas.subjects import done_subject, event_subject
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "schemas"
 

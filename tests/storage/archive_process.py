@@ -45,7 +45,7 @@ async def archive(store: str, url: str, campaign: str, kill_at: int) -> None:
     Path.rename = killing(Path.rename)
     Publisher.event = killing(Publisher.event)
     CampaignBook.update = killing(CampaignBook.update)
-    steps.purge_events = killing(steps.purge_events)
+    steps.purge = killing(steps.purge)
     async with connect(NatsSettings(), name="archive", url=url) as connection:
         async for _ in Archiving(connection, store, BlobStore(store), ArchiveSettings()).archive(campaign):
             pass

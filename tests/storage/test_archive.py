@@ -6,14 +6,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 
+from orchard.pipelines import archiving as pipelines_archiving
 from orchard.pipelines.archiving import Archiving
 from orchard.pipelines.campaigns import CampaignError, Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
-from orchard.schemas.events import EVENTS_PREFIX, Event, campaign_subjects, done_subject
+from orchard.schemas.events import Event
+from orchard.schemas.subjects import EVENTS_PREFIX, campaign_subjects, done_subject
 from orchard.storage.archive import listing
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.segments import SEGMENT_BYTES
@@ -106,6 +110,27 @@ async def write_to(store: str, connection: Connection, archive: str) -> None:
     stop = asyncio.Event()
     stop.set()
     await Writer(store, connection, None, ArchiveSettings(url=archive)).run(stop)
+
+
+async def test_archiving_leaves_the_memory_of_the_writers_process_to_the_writer(
+    publisher: Publisher, write: Write, log, archiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def opened(*args: Any, **options: Any) -> duckdb.DuckDBPyConnection:
+        tables = open_tables(*args, **options)
+        limits.extend(tables.execute("select current_setting('memory_limit')").fetchall())
+        return tables
+
+    for module in (listing, pipelines_archiving):
+        monkeypatch.setattr(module, "open_tables", opened)
+    await publisher.events(_rollouts(log.__class__("first"), 1))
+    await write()
+
+    assert await archiving.closed() == ["first"]
+    await _archive(archiving, "first")
+
+    assert len(limits) > 2 and set(limits) == {("286.1 MiB",)}
 
 
 async def test_a_segment_holds_messages_byte_for_byte(

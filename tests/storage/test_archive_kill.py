@@ -10,7 +10,7 @@ import pytest
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
-from orchard.schemas.events import campaign_subjects
+from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.verify import verify_archive

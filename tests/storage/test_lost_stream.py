@@ -215,7 +215,7 @@ async def grow(scene: Scene, operator: Connection, log) -> str:
     again = log.rollout(1)
     await publisher.event(log.requested(1))
     aborted = await publisher.terminal(log.aborted(again))
-    reopened = await publisher.reopen(log.reopened(again, aborted), aborted)
+    reopened = await publisher.terminal(log.reopened(again, aborted), aborted)
     await publisher.terminal(log.finished(again, attempt=2), fence=reopened)
     while (await bounds(operator, names.EVENTS)).last <= scene.watermark:
         await publisher.event(log.call(again, attempt=2))

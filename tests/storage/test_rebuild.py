@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.delta import Table
 from orchard.storage.digest import store_digests, table_digest
 from orchard.storage.errors import EventsLost, StorageError, StoreBusy
@@ -30,7 +30,7 @@ async def _publish(connection: Connection, publisher: Publisher, log, rollouts: 
     rollout = log.rollout(99)
     await publisher.event(log.requested(99))
     aborted = await publisher.terminal(log.aborted(rollout))
-    reopened = await publisher.reopen(log.reopened(rollout, aborted), aborted)
+    reopened = await publisher.terminal(log.reopened(rollout, aborted), aborted)
     await publisher.event(log.message(rollout, attempt=2))
     await publisher.terminal(log.finished(rollout, attempt=2), fence=reopened)
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from orchard.schemas import events as e
-from orchard.schemas.events import EVENTS_PREFIX, encode_event, event_subject
+from orchard.schemas.events import encode_event
 from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.subjects import EVENTS_PREFIX, done_subject, event_subject, started_subject
 from orchard.storage.derive import derive_tables
 from orchard.storage.log import facts, log_batch
 from orchard.storage.maintenance import rebuild_derived, rebuild_events
@@ -41,7 +42,7 @@ def kept(row: dict[str, object]) -> bytes:
 
 
 def test_twelve_thousand_mutants_become_rows_that_give_the_same_tables_again(log, documents) -> None:
-    subject = e.done_subject(log.rollout(0))
+    subject = done_subject(log.rollout(0))
     raws = list(mutants(documents, 12_000, seed=1))
     unreadable = 0
     for start in range(0, len(raws), 500):
@@ -122,7 +123,7 @@ async def test_attempt_numbers_go_on_above_those_before_an_unreadable_start(
     rollout = log.rollout(0)
     assert await publisher.start(rollout, 4, lambda number: log.started(rollout, number)) == 4
     await store_all(
-        connection, [Message(e.started_subject(rollout), b'{"a":' + b"[" * DEEP, "no event", expected=None)]
+        connection, [Message(started_subject(rollout), b'{"a":' + b"[" * DEEP, "no event", expected=None)]
     )
     assert await publisher.start(rollout, 1, lambda number: log.started(rollout, number)) == 5
 

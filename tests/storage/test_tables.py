@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchard.schemas import events as e
-from orchard.schemas.events import encode_event, event_subject
+from orchard.schemas.events import encode_event
+from orchard.schemas.subjects import event_subject
 from orchard.storage.delta import Table
 from orchard.storage.derive import derive, derive_tables
 from orchard.storage.errors import StorageError

@@ -7,7 +7,8 @@ import pytest
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState
-from orchard.schemas.events import encode_event, event_subject
+from orchard.schemas.events import encode_event
+from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
 from orchard.storage.tables import SCHEMAS, TABLES
@@ -99,7 +100,7 @@ async def test_a_reopened_rollout_counts_by_its_later_outcome(
     await write()
     assert _rows(store, "select status, cause from rollouts") == [("aborted", "llm_unavailable")]
 
-    reopened = await publisher.reopen(log.reopened(rollout, aborted), aborted)
+    reopened = await publisher.terminal(log.reopened(rollout, aborted), aborted)
     await write()
     assert _rows(store, "select * from rollouts") == []
     assert _rows(store, "select open, holds from conservation") == [(1, True)]

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.schemas.events import EVENTS_PREFIX, encode_event, event_subject
+from orchard.schemas.events import encode_event
+from orchard.schemas.subjects import EVENTS_PREFIX, event_subject
 from orchard.storage import writer as writer_module
 from orchard.storage.delta import Table
 from orchard.storage.derived import Committed, DerivedTables

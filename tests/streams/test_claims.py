@@ -12,7 +12,6 @@ from orchard.schemas.events import Event
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.deadletters import DeadLetters
 from orchard.streams.delayed import Delayed
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
@@ -20,6 +19,7 @@ from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.deadletters import DeadLetters
 from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -227,7 +227,7 @@ async def test_a_rejected_request_is_a_dead_letter_with_its_reason(
     await Publisher(connection).offer(named(queue, "r1", b"not a request"))
     claim = await claimed(claims)
 
-    await claim.reject("not JSON:\nline 1")
+    await DeadLetters(connection).reject(claim, "not JSON:\nline 1")
 
     [letter] = await DeadLetters(connection).list()
     assert (letter.reason, letter.body) == ("terminated: not JSON: line 1", b"not a request")

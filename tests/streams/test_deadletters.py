@@ -18,18 +18,20 @@ from orchard.schemas.events import (
 )
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.streams import names
-from orchard.streams.attempts import attempt_number
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection
-from orchard.streams.deadletters import DeadLetters
 from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.errors import NatsUnreachable, NotRequeued
-from orchard.streams.keeper import keep
+from orchard.streams.placing import work_message
+from orchard.streams.publish import store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.streams.undelivered import Undelivered
+from orchard.workers.deadletters import DeadLetters
+from orchard.workers.keeper import keep
 from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -130,7 +132,7 @@ async def test_a_requeued_rollout_is_open_again_and_its_attempts_go_on(
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
     await publisher.offer(named(queue, "r1", msgspec.json.encode(make_request(0))))
-    await (await claimed(claims)).reject("a harness that nobody has")
+    await DeadLetters(connection).reject(await claimed(claims), "a harness that nobody has")
     [letter] = await letters.list()
 
     done = await letters.requeue(letter.sequence, "fixed")
@@ -138,7 +140,7 @@ async def test_a_requeued_rollout_is_open_again_and_its_attempts_go_on(
     claim = await claimed(claims)
     request = msgspec.json.decode(claim.body, type=RolloutRequest)
     assert request == done.request
-    assert attempt_number(request.attempt_base, claim.deliveries) == 3
+    assert request.attempt_base + claim.deliveries > 1
     assert list(await letters.list()) == []
     newest = await publisher.outcome(request.rollout_id)
     assert newest is not None and newest.event is not None
@@ -164,7 +166,7 @@ async def test_a_requeue_that_was_killed_half_way_goes_on(
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
     await publisher.offer(named(queue, "r1", msgspec.json.encode(make_request(0))))
-    await (await claimed(claims)).reject("poison")
+    await DeadLetters(connection).reject(await claimed(claims), "poison")
     [letter] = await letters.list()
     with monkeypatch.context() as patch:
         patch.setattr(Publisher, "offer", unreachable)
@@ -210,20 +212,46 @@ async def test_the_sweep_finds_what_left_no_advisory_and_spares_open_claims(
     make_request: Callable[[int], RolloutRequest],
 ) -> None:
     publisher, letters = Publisher(connection), DeadLetters(connection)
-    await publisher.offer(named(queue, "stuck", msgspec.json.encode(make_request(0))))
+    undelivered = Undelivered(connection, letters.bury)
+    stuck = work_message(named(queue, "stuck", msgspec.json.encode(make_request(0))))
+    often = {names.SWEPT: str(connection.settings.max_deliver)}
+    await store(connection, stuck._replace(extra=often))
     await fail_every_delivery(connection, queue)
     await publisher.offer(named(queue, "open", msgspec.json.encode(make_request(1))))
     held = await claimed(claims)
 
     await connection.jetstream.purge_stream(names.ADVISORIES)
 
-    assert await letters.sweep_once() == 0
+    assert await undelivered.sweep_once() == 0
     await held.complete()
-    assert await letters.sweep_once() == 1
+    assert await undelivered.sweep_once() == 1
 
     [letter] = await letters.list()
     assert (letter.reason, letter.message_id) == ("swept", "stuck")
     assert (await bounds(connection, names.WORK)).messages == 0
+
+
+async def test_what_an_older_version_made_the_queue_pass_over_is_delivered(
+    connection: Connection, queue: Queue, make_request: Callable[[int], RolloutRequest]
+) -> None:
+    """It declares its own consumer, which claims from fewer subjects, and looks for work once. The server
+    passes over all the others for ever."""
+    requests = [make_request(sample) for sample in range(3)]
+    await Publisher(connection).offer_all([rollout_entry(request, FIRST) for request in requests])
+    current = (await connection.jetstream.consumer_info(names.WORK, queue.consumer)).config
+    await connection.jetstream.add_consumer(names.WORK, current.evolve(filter_subjects=[queue.subject]))
+    async with Claims(connection, queue) as claims:
+        assert await claims.next(0.5) is None
+        letters = DeadLetters(connection)
+
+        assert await Undelivered(connection, letters.bury).sweep_once() == 0  # the filter is put back first
+        assert await Undelivered(connection, letters.bury).sweep_once() == len(requests)
+
+        bodies = {(await claimed(claims)).body for _ in requests}
+    assert bodies == {msgspec.json.encode(request) for request in requests}
+    assert list(await letters.list()) == []
+    filters = (await connection.jetstream.consumer_info(names.WORK, queue.consumer)).config.filter_subjects
+    assert set(filters or []) == set(queue.filters)
 
 
 async def test_poison_is_announced_though_no_rollout_is_known(
@@ -231,7 +259,7 @@ async def test_poison_is_announced_though_no_rollout_is_known(
 ) -> None:
     await Publisher(connection).offer(named(queue, "r1", b"\xff not a request"))
     keeper = asyncio.create_task(keep(connection))
-    await (await claimed(claims)).reject("not JSON")
+    await DeadLetters(connection).reject(await claimed(claims), "not JSON")
 
     async def announced() -> bool:
         return await types_of(connection, None) == ["request.dead_lettered"]
@@ -255,14 +283,14 @@ async def test_a_rollout_that_finished_since_is_not_requeued(
     letters, publisher = DeadLetters(connection), Publisher(connection)
     request = make_request(0)
     await publisher.offer(rollout_entry(request, FIRST))
-    await (await claimed(claims)).reject("poison")
+    await DeadLetters(connection).reject(await claimed(claims), "poison")
     [letter] = await letters.list()
     aborted = await publisher.outcome(request.rollout_id)
     assert aborted is not None
     reopened = RolloutReopened(
         superseded_sequence=aborted.sequence, cause=AbortCause.INVALID_REQUEST, reason="resumed"
     )
-    fence = await publisher.reopen(
+    fence = await publisher.terminal(
         make_event(reopened, id="again", source="test", campaign="demo", rollout_id=request.rollout_id),
         aborted.sequence,
     )
@@ -284,7 +312,7 @@ async def test_a_sequence_used_again_neither_hides_a_letter_nor_kills_the_new_re
     for sample in (0, 1):
         await publisher.offer(rollout_entry(make_request(sample), FIRST))
         claim = await claimed(claims)
-        await claim.reject(f"poison {sample}")
+        await letters.reject(claim, f"poison {sample}")
         assert claim.sequence == 1
         await lose_the_work_stream(connection, queue)
     await publisher.offer(rollout_entry(make_request(2), FIRST))

@@ -9,18 +9,17 @@ import msgspec
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutStarted, make_event
 from orchard.streams import names
-from orchard.streams.attempts import attempt_number
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.errors import OutcomeRefused
-from orchard.streams.keeper import keep
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.keeper import keep
 
 ROLLOUTS = 100
 SLOTS = 6
@@ -59,7 +58,7 @@ async def test_a_server_killed_again_and_again_costs_no_rollout_and_no_attempt(
                     data, id=name, source=source, campaign="demo", rollout_id=rollout, attempt=number
                 )
 
-            attempt = await publisher.start(rollout, attempt_number(0, claim.deliveries), started)
+            attempt = await publisher.start(rollout, claim.deliveries, started)
             taken[rollout, attempt] += 1
             try:
                 await publisher.terminal(make_terminal(attempt, rollout))

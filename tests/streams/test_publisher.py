@@ -231,7 +231,7 @@ async def test_a_reopened_rollout_takes_an_outcome_with_its_fence_only(
 ) -> None:
     publisher = Publisher(connection)
     aborted = await publisher.terminal(make_terminal(1))
-    fence = await publisher.reopen(reopening(aborted), expected=aborted)
+    fence = await publisher.terminal(reopening(aborted), fence=aborted)
 
     with pytest.raises(OutcomeRefused) as late:
         await publisher.terminal(make_terminal(2), fence=0)

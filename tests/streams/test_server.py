@@ -1,8 +1,6 @@
 """The embedded server: its store outlives it, its port stays, and it dies with its parent."""
 
 import asyncio
-import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -48,20 +46,6 @@ async def test_a_killed_server_comes_back_on_its_port_with_its_store(
 
     assert server.port == port
     assert [stored.sequence async for stored in replay(connection)] == [sequence]
-
-
-async def test_a_supervised_server_is_started_again_until_it_is_stopped(
-    server: EmbeddedServer, connection: Connection, make_fact: Callable[[int], Event]
-) -> None:
-    supervisor = asyncio.create_task(server.supervise())
-    first = server.pid
-
-    os.kill(first, signal.SIGKILL)
-    await Publisher(connection).event(make_fact(1))
-
-    assert server.pid != first
-    await server.stop()
-    await supervisor
 
 
 async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_request
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
-from orchard.streams.deadletters import DeadLetters
+from orchard.workers.deadletters import DeadLetters
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.llm.oracle.server import OracleServer
 from tests.entries import named

@@ -97,14 +97,28 @@ async def test_reasoning_is_kept_apart_from_the_text(endpoint, call, field):
 @pytest.mark.parametrize(
     ("settings", "sent"),
     [
-        ({}, {"role": "assistant", "content": "4"}),
-        ({"reasoning_field": "reasoning"}, {"role": "assistant", "content": "4", "reasoning": "2 + 2"}),
+        ({}, {"reasoning_content": "2 + 2"}),
+        ({"reasoning_field": "reasoning"}, {"reasoning": "2 + 2"}),
+        ({"reasoning_field": ""}, {}),
     ],
 )
-async def test_earlier_reasoning_goes_back_only_where_it_is_wanted(endpoint, call, settings, sent):
+async def test_earlier_reasoning_goes_back_unless_it_is_not_wanted(endpoint, call, settings, sent):
     endpoint.says("x")
     await call([*HELLO, {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}], **settings)
-    assert endpoint.requests[0]["messages"][1] == sent
+    assert endpoint.requests[0]["messages"][1] == {"role": "assistant", "content": "4"} | sent
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_earlier_reasoning_goes_back_under_the_name_that_it_came_under(endpoint, field):
+    reply = endpoint.completion("4")
+    reply["choices"][0]["message"][field] = "2 + 2"
+    endpoint.answer(reply)
+    endpoint.says("x")
+    said = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    async with ModelClient({"default": EndpointSettings(base_url=endpoint.url)}) as client:
+        for messages in (HELLO, [*HELLO, said]):
+            await client.complete(MODEL, messages, [], seed=1, timeout=30)
+    assert endpoint.requests[1]["messages"][1] == {"role": "assistant", "content": "4", field: "2 + 2"}
 
 
 def token_replies():

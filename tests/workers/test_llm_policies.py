@@ -29,26 +29,30 @@ def test_a_full_window_of_answers_adds_one_place():
 
 
 def test_a_throttled_call_halves_the_window():
-    assert shrunk(Window(limit=9.0, ceiling=32), started=0.0, now=1.0).places == 4
+    assert shrunk(Window(limit=9.0, ceiling=32), busy=9, started=0.0, now=1.0).places == 4
 
 
 def test_a_burst_of_refusals_is_one_cut():
     window = Window(limit=16.0, ceiling=16)
     for _ in range(10):
-        window = shrunk(window, started=5.0, now=6.0)
+        window = shrunk(window, busy=16, started=5.0, now=6.0)
     assert window.places == 8
 
 
 def test_a_call_that_set_off_after_the_cut_cuts_again():
-    window = shrunk(Window(limit=16.0, ceiling=16), started=5.0, now=6.0)
-    assert shrunk(window, started=7.0, now=8.0).places == 4
+    window = shrunk(Window(limit=16.0, ceiling=16), busy=16, started=5.0, now=6.0)
+    assert shrunk(window, busy=8, started=7.0, now=8.0).places == 4
 
 
-@given(st.lists(st.booleans(), max_size=300), st.integers(1, 50))
-def test_the_window_stays_between_one_and_its_ceiling(answers, ceiling):
+@given(st.lists(st.none() | st.integers(0, 60), max_size=300), st.integers(1, 50))
+def test_the_window_stays_between_one_and_its_ceiling(refused, ceiling):
+    """Each is an answer (None), or a refusal while so many calls were under way."""
     window = Window(limit=float(ceiling), ceiling=ceiling)
-    for number, good in enumerate(answers):
-        window = grown(window) if good else shrunk(window, started=number, now=number + 0.5)
+    for number, busy in enumerate(refused):
+        if busy is None:
+            window = grown(window)
+        else:
+            window = shrunk(window, busy=busy, started=number, now=number + 0.5)
         assert 1 <= window.places <= ceiling
 
 
@@ -58,9 +62,21 @@ def test_a_steady_endpoint_is_found_by_growing_and_cutting():
     seen = []
     for number in range(2000):
         busy = window.places
-        window = shrunk(window, started=number, now=number + 0.5) if busy > 10 else grown(window)
+        window = shrunk(window, busy=busy, started=number, now=number + 0.5) if busy > 10 else grown(window)
         seen.append(window.places)
     assert min(seen[200:]) >= 5 and max(seen[200:]) <= 11
+
+
+async def test_a_refusal_binds_a_worker_that_has_fewer_slots_than_places():
+    limit = ConcurrencyLimit(32)
+    async with limit.place(), limit.place(), limit.place(), limit.place():
+        limit.throttled(started=0.0, now=1.0)
+        assert limit.window.places == 2
+        fifth = asyncio.create_task(limit.place().__aenter__())
+        await asyncio.sleep(0)
+        assert limit.busy == 4
+    await fifth
+    assert limit.busy == 1
 
 
 async def test_a_cancelled_waiter_leaves_its_turn_to_others():

@@ -1,14 +1,9 @@
 """The oracle over real HTTP, and whole rollouts with it: harness, real commands, real grading."""
 
-import asyncio
-import sys
 from collections import defaultdict
 from contextlib import nullcontext
-from itertools import islice
-from pathlib import Path
 from statistics import fmean
 
-import msgspec
 import openai
 import pytest
 
@@ -24,7 +19,6 @@ from orchard.workers.harnesses.mini_swe_agent_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
 from orchard.workers.llm.oracle.edits import COMMAND_LIMIT, edit_commands, heredoc, twist, wrong_edit
-from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from orchard.workers.llm.oracle.script import play
 from orchard.workers.llm.oracle.server import OracleServer
 from orchard.workers.message_tree import MessageTree
@@ -185,30 +179,6 @@ async def test_what_it_cannot_play_is_refused(client, task, change, error):
         await client.chat.completions.create(**(ask(task) | change))
 
 
-async def test_faults_are_committed_in_order_and_the_client_gets_over_them(task):
-    faults = (
-        Fault(status=429, retry_after=0.0),
-        Fault(status=503),
-        Fault(drop=True),
-        Fault(delay=0.01),
-    )
-    async with (
-        OracleServer(lambda: [task], faults=FaultPlan(faults=faults)) as server,
-        ModelClient({"default": EndpointSettings(base_url=server.url)}) as models,
-    ):
-        request = ask(task)
-        answer = await models.complete(
-            ModelSpec(name="oracle"), request["messages"], request["tools"], seed=1, timeout=60.0
-        )
-    assert answer.tries == 4
-
-
-def test_faults_at_a_rate_are_drawn():
-    plan = FaultPlan(faults=(Fault(status=500),), rate=0.25)
-    drawn = list(islice(sequence(plan), 4000))
-    assert sum(fault is not None for fault in drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
-
-
 async def test_a_task_that_comes_later_is_found(task):
     tasks = []
     async with OracleServer(lambda: list(tasks)) as server:
@@ -216,34 +186,6 @@ async def test_a_task_that_comes_later_is_found(task):
         async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
             reply = await client.chat.completions.create(**ask(task))
     assert reply.choices[0].message.content
-
-
-async def test_it_runs_as_a_program(task, tmp_path):
-    tasks, port = tmp_path / "tasks.jsonl", tmp_path / "port"
-    tasks.write_bytes(msgspec.json.encode(task) + b"\n")
-    program = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "orchard.workers.llm.oracle",
-            "--tasks",
-            str(tasks),
-            "--port-file",
-            str(port),
-        ),
-        cwd=Path(__file__).parents[2],
-    )
-    try:
-        async with asyncio.timeout(30):
-            while not port.exists():
-                await asyncio.sleep(0.02)
-        url = f"http://127.0.0.1:{int(port.read_text())}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            reply = await client.chat.completions.create(**ask(task))
-    finally:
-        program.terminate()
-    assert reply.system_fingerprint.startswith("orchard-oracle/")
-    assert await program.wait() == 0
 
 
 def test_the_mix_is_kept():

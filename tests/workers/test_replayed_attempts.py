@@ -14,7 +14,8 @@ from orchard.config import load
 from orchard.pipelines.campaigns import Campaigns
 from orchard.reports import campaign_table
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, done_subject, payload
+from orchard.schemas.events import RolloutAborted, RolloutFinished, SandboxCreated, payload
+from orchard.schemas.subjects import done_subject
 from orchard.session import Session
 from orchard.standing import PipelineView, standing
 from orchard.storage.digest import store_digests
@@ -25,7 +26,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.terminal import console
 from orchard.workers import retries
-from tests.attempts_world import SECONDS, SETTINGS, World, seed_of, world
+from tests.attempts_world import SECONDS, World, seed_of, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 
@@ -42,7 +43,7 @@ COMMANDS = (
 )
 TURNS = len(COMMANDS) + 1
 """The last one submits."""
-SECOND, THIRD = 1 + SETTINGS.max_deliver, 1 + 2 * SETTINGS.max_deliver
+SECOND, THIRD = 2, 3
 """Numbers of the attempts after one and two that were released."""
 MESSAGES = "select node_id, role, content, turn from messages where rollout_id = '{}' order by sequence"
 

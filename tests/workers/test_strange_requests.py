@@ -18,14 +18,14 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.deadletters import DeadLetters
-from orchard.streams.keeper import keep
 from orchard.streams.publish import Message, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.deadletters import DeadLetters
+from orchard.workers.keeper import keep
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
@@ -85,7 +85,6 @@ async def drain(connection: Connection, blobs: BlobStore):
                 claims,
                 CampaignBook(connection),
                 WorkerSettings(slots=4),
-                max_deliver=SETTINGS.max_deliver,
                 shutdown_seconds=0.0,
             )
             working = asyncio.create_task(worker.run())

@@ -105,19 +105,25 @@ class MiniSweAgent:
                 format_errors += 1
                 continue
             format_errors = 0
-            for number, call in enumerate(completion.tool_calls[: self._calls_per_message]):
-                if number and out_of_time(trace.totals, episode.budget):
-                    break
-                outcome, shown = await self.execute(call, task, machine, episode.timeouts)
-                leaf = await trace.result(leaf, call, shown, outcome)
-                if (submission := submitted(outcome)) is not None:
-                    return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
-            else:
-                if (left_out := len(completion.tool_calls) - self._calls_per_message) > 0:
-                    text = f"the message has {left_out} calls too many, which were not executed."
-                    leaf = await trace.user(leaf, prompts.format_error(text, ""))
+            leaf, submission = await self._act(episode, leaf, completion.tool_calls)
+            if submission is not None:
+                return HarnessResult(exit_status=ExitStatus.SUBMITTED, submission=submission, leaf=leaf)
         left = await state_left_behind(machine, task, timeout=episode.timeouts.shutdown)
         return HarnessResult(exit_status=ended, submission=left, leaf=leaf)
+
+    async def _act(self, episode: Episode, leaf: str, calls: tuple[ToolCall, ...]) -> tuple[str, str | None]:
+        """Execute the calls of one message: the last node, and what was submitted."""
+        for number, call in enumerate(calls[: self._calls_per_message]):
+            if number and out_of_time(episode.trace.totals, episode.budget):
+                return leaf, None
+            outcome, shown = await self.execute(call, episode.task, episode.machine, episode.timeouts)
+            leaf = await episode.trace.result(leaf, call, shown, outcome)
+            if (submission := submitted(outcome)) is not None:
+                return leaf, submission
+        if (left_out := len(calls) - self._calls_per_message) > 0:
+            text = f"the message has {left_out} calls too many, which were not executed."
+            leaf = await episode.trace.user(leaf, self._prompts.format_error(text, ""))
+        return leaf, None
 
     async def execute(
         self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts

@@ -16,8 +16,9 @@ from orchard.schemas.messages import TokenRecord, ToolCall, VersionRun
 
 ORACLE_FINGERPRINT = "orchard-oracle"
 """How the `system_fingerprint` of everything played from a gold patch begins."""
-
-
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Fields in which servers put a message's reasoning: DeepSeek, SGLang and older vLLM the first; OpenRouter
+and vLLM since 0.16 the second, and each reads no other."""
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM's for a token whose log-probability it does not know."""
 _ABOVE_ZERO = 0.01
@@ -47,6 +48,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     reasoning: str = ""
+    reasoning_field: str = ""
+    """Where the answer had it; empty without any."""
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: TokenRecord | None = None
     usage: Usage = Usage()
@@ -174,9 +177,11 @@ def read_completion(raw: bytes) -> Completion:
     choice = reply.choices[0]
     message = choice.message
     fingerprint = _word(reply.system_fingerprint)
+    field = next((name for name in REASONING_FIELDS if _text(getattr(message, name))), "")
     return Completion(
         text=_text(message.content),
-        reasoning=_text(message.reasoning_content) or _text(message.reasoning),
+        reasoning=_text(getattr(message, field, None)),
+        reasoning_field=field,
         tool_calls=_calls(message.tool_calls),
         tokens=_tokens(whole, whole.choices[0]) if whole is not None and whole.choices else None,
         usage=_usage(whole.usage if whole is not None else None),

@@ -21,7 +21,13 @@ import msgspec
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.answers import Completion, MalformedAnswer, cut_short, read_completion
+from orchard.workers.llm.answers import (
+    REASONING_FIELDS,
+    Completion,
+    MalformedAnswer,
+    cut_short,
+    read_completion,
+)
 from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
@@ -138,6 +144,8 @@ class _Endpoint:
             ),
         )
         self._limit = ConcurrencyLimit(settings.concurrency)
+        self._reasoning_field = REASONING_FIELDS[0]
+        """Where the newest answer had its reasoning."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -161,34 +169,36 @@ class _Endpoint:
                 try:
                     answer = await self._try(body, spec.name, deadline)
                 except _Refusal as error:
-                    refusal = error
-                else:
-                    self._limit.answered()
-                    return msgspec.structs.replace(
-                        answer,
-                        tries=tries,
-                        seconds=time.monotonic() - started,
-                        endpoint=self.name,
-                        model=spec.name,
-                        cost_usd=cost_usd(self.settings, spec.name, answer.usage),
-                    )
-                match refusal.meaning:
-                    case Meaning.CONTEXT_EXCEEDED:
-                        raise ContextLengthExceeded(refusal.detail)
-                    case Meaning.REFUSED:
-                        raise InfrastructureError(AbortCause.LLM_REFUSED, refusal.detail)
-                    case Meaning.THROTTLED:
-                        self._limit.throttled(started=started, now=time.monotonic())
-                    case Meaning.TRANSIENT:
-                        failures += 1
-                wait = pause(tries, refusal.asked, random.random())
-                if failures >= self.settings.max_tries or time.monotonic() + wait >= deadline:
-                    raise InfrastructureError(
-                        AbortCause.LLM_UNAVAILABLE,
-                        f"no completion in {tries} tries within {timeout:g} s; the last: {refusal.detail}",
-                    )
-                log.warning("try %d: %s; next in %.1f s", tries, refusal.detail, wait)
-                await asyncio.sleep(wait)
+                    wait = self._pause_after(error, tries, started)
+                    failures += error.meaning is Meaning.TRANSIENT
+                    if failures >= self.settings.max_tries or time.monotonic() + wait >= deadline:
+                        raise InfrastructureError(
+                            AbortCause.LLM_UNAVAILABLE,
+                            f"no completion in {tries} tries within {timeout:g} s; the last: {error.detail}",
+                        ) from None
+                    log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
+                    await asyncio.sleep(wait)
+                    continue
+                self._limit.answered()
+                self._reasoning_field = answer.reasoning_field or self._reasoning_field
+                return msgspec.structs.replace(
+                    answer,
+                    tries=tries,
+                    seconds=time.monotonic() - started,
+                    endpoint=self.name,
+                    model=spec.name,
+                    cost_usd=cost_usd(self.settings, spec.name, answer.usage),
+                )
+
+    def _pause_after(self, refusal: _Refusal, tries: int, started: float) -> float:
+        """Seconds until the next try; raises for a refusal that would be repeated."""
+        if refusal.meaning is Meaning.CONTEXT_EXCEEDED:
+            raise ContextLengthExceeded(refusal.detail) from None
+        if refusal.meaning is Meaning.REFUSED:
+            raise InfrastructureError(AbortCause.LLM_REFUSED, refusal.detail) from None
+        if refusal.meaning is Meaning.THROTTLED:
+            self._limit.throttled(started=started, now=time.monotonic())
+        return pause(tries, refusal.asked, random.random())
 
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
@@ -208,14 +218,13 @@ class _Endpoint:
     def _messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """`reasoning_content` under the name that this endpoint reads, or taken out."""
         field = self.settings.reasoning_field
+        name = self._reasoning_field if field is None else field
         sent = []
         for message in messages:
-            if "reasoning_content" in message:
-                reasoning = message["reasoning_content"]
-                message = {name: value for name, value in message.items() if name != "reasoning_content"}
-                if field is not None:
-                    message[field] = reasoning
-            sent.append(message)
+            kept = {key: value for key, value in message.items() if key != "reasoning_content"}
+            if name and "reasoning_content" in message:
+                kept[name] = message["reasoning_content"]
+            sent.append(kept)
         return sent
 
     async def _try(self, body: bytes, model: str, deadline: float) -> Completion:

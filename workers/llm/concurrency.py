@@ -31,14 +31,15 @@ def grown(window: Window) -> Window:
     return msgspec.structs.replace(window, limit=limit)
 
 
-def shrunk(window: Window, *, started: float, now: float) -> Window:
-    """After a 429 to a call that set off at `started`: half the places, and no less than one.
+def shrunk(window: Window, *, busy: int, started: float, now: float) -> Window:
+    """After a 429 to a call that set off at `started`: half of the places that are in use, at least one.
 
-    A burst is one message, not many: calls that set off before the last cut change nothing.
+    What counts is `busy`, the calls under way, where the window has room for more than there are callers. A
+    burst is one message, not many: calls that set off before the last cut change nothing.
     """
     if started < window.shrunk_at:
         return window
-    return msgspec.structs.replace(window, limit=max(1.0, window.limit / 2), shrunk_at=now)
+    return msgspec.structs.replace(window, limit=max(1.0, min(window.limit, busy) / 2), shrunk_at=now)
 
 
 class ConcurrencyLimit:
@@ -68,7 +69,7 @@ class ConcurrencyLimit:
 
     def throttled(self, *, started: float, now: float) -> None:
         """Report a 429; `started` is when its call set off, in seconds on the clock of `now`."""
-        self.window = shrunk(self.window, started=started, now=now)
+        self.window = shrunk(self.window, busy=self.busy, started=started, now=now)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -40,7 +40,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Fields added to every request: `return_token_ids = true` (vLLM, SGLang),
     `return_weight_versions = true` to have vLLM name the policy, `chat_template_kwargs`, ..."""
     reasoning_field: str | None = None
-    """Field of assistant messages that the endpoint reads earlier reasoning from; None: it is not sent."""
+    """Field of assistant messages in which earlier reasoning is sent; None: the one that the endpoint's own
+    answers have it in, empty: none, so that the model does not see its earlier reasoning again."""
 
 
 def cost_usd(settings: EndpointSettings, model: str, usage: Usage) -> float | None:

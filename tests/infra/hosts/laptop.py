@@ -12,7 +12,7 @@ import msgspec
 from orchard.config import load
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.schemas.events import EVENTS_PREFIX
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.session import Session
 from orchard.streams.errors import StreamsError
 from orchard.streams.health import reports

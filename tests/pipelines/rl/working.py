@@ -40,7 +40,6 @@ async def one_worker(
             claims,
             CampaignBook(connection),
             WorkerSettings(slots=slots),
-            max_deliver=3,
             shutdown_seconds=30.0,
         )
         working = asyncio.create_task(worker.run())

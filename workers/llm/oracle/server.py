@@ -12,7 +12,6 @@ from orchard.schemas.tasks import Task
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.llm.oracle import annotator
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, checked_mix, draw
-from orchard.workers.llm.oracle.faults import Fault, FaultPlan, sequence
 from orchard.workers.llm.oracle.replies import Reply, chunks, text_of, usage, whole
 from orchard.workers.llm.oracle.script import turn
 from orchard.workers.llm.oracle.statements import StatementIndex
@@ -33,6 +32,15 @@ class _Ask(msgspec.Struct):
     stream_options: dict[str, Any] | None = None
 
 
+class _Refused(Exception):
+    """A request that the oracle cannot answer."""
+
+    def __init__(self, why: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+        self.code = code
+
+
 class OracleServer:
     """Serves `/v1/models` and `/v1/chat/completions` on `host:port` (port 0: any free one).
 
@@ -48,11 +56,9 @@ class OracleServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        faults: FaultPlan | None = None,
     ) -> None:
         self._index = StatementIndex(tasks)
         self._mix = checked_mix(mix)
-        self._faults = sequence(faults or FaultPlan())
         self._host = host
         self.port = port
         """The one asked for; the real one once the server runs."""
@@ -91,66 +97,60 @@ class OracleServer:
         return web.json_response({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        fault = next(self._faults)
-        if fault is not None and (failed := await _commit(fault, request)) is not None:
-            return failed
         try:
             ask = msgspec.json.decode(await request.read(), type=_Ask)
+            reply = await self._reply(ask)
         except msgspec.DecodeError as error:
             return _error(400, f"the request is not a chat completion: {error}")
-        behaviour = self._forced(ask.model)
-        if behaviour is None and ask.model != MODEL:
-            return _error(404, f"there is no model {ask.model!r}", "model_not_found")
-        if not ask.tools and (asked := _annotation(ask.messages)):
-            return await self._annotate(ask, asked)
-        names = [(tool.get("function") or {}).get("name") for tool in ask.tools or ()]
-        if "bash" not in names:
-            return _error(400, "the oracle plays through a tool named `bash`, and the request has none")
-        task = await self._task(ask.messages)
-        if task is None:
-            return _error(400, "no task that the oracle knows has its statement in this conversation")
-        seed = ask.seed or 0
-        if behaviour is None:
-            behaviour = draw(self._mix, seed, task.task_id)
-        number = sum(message.get("role") == "assistant" for message in ask.messages)
-        said = turn(task, behaviour, seed, number)
-        reply = Reply(
-            id=f"oracle-{digest([task.task_id, behaviour, seed, number], 12)}",
-            model=ask.model,
-            fingerprint=f"{ORACLE_FINGERPRINT}/{behaviour}",
-            turn=said,
-            usage=usage(ask.messages, ask.tools or [], said),
-        )
+        except _Refused as refused:
+            return _error(refused.status, str(refused), refused.code)
         if ask.stream:
             return await _stream(request, reply, bool((ask.stream_options or {}).get("include_usage")))
         return web.Response(body=msgspec.json.encode(whole(reply)), content_type="application/json")
 
-    async def _annotate(self, ask: _Ask, asked: str) -> web.Response:
-        task = await self._task([{"role": "user", "content": annotator.unbarred(asked)}])
-        if task is None:
-            return _error(400, "no task that the oracle knows has its statement in this prompt")
-        said = Turn(text=annotator.annotate(task, asked))
-        reply = Reply(
-            id=f"oracle-{digest([task.task_id, asked], 12)}",
-            model=ask.model,
-            fingerprint=f"{ORACLE_FINGERPRINT}/annotator",
-            turn=said,
-            usage=usage(ask.messages, [], said),
-        )
-        return web.Response(body=msgspec.json.encode(whole(reply)), content_type="application/json")
+    async def _reply(self, ask: _Ask) -> Reply:
+        """Values of steps where the conversation asks for them, else the next turn of the rollout."""
+        behaviour = self._forced(ask.model)
+        if behaviour is None and ask.model != MODEL:
+            raise _Refused(f"there is no model {ask.model!r}", 404, "model_not_found")
+        if not ask.tools and (asked := _annotation(ask.messages)):
+            task = await self._task([{"role": "user", "content": annotator.unbarred(asked)}])
+            said = Turn(text=annotator.annotate(task, asked))
+            return _as_reply(ask, "annotator", said, [task.task_id, asked])
+        names = [(tool.get("function") or {}).get("name") for tool in ask.tools or ()]
+        if "bash" not in names:
+            raise _Refused("the oracle plays through a tool named `bash`, and the request has none")
+        task, seed = await self._task(ask.messages), ask.seed or 0
+        if behaviour is None:
+            behaviour = draw(self._mix, seed, task.task_id)
+        number = sum(message.get("role") == "assistant" for message in ask.messages)
+        said = turn(task, behaviour, seed, number)
+        return _as_reply(ask, behaviour, said, [task.task_id, behaviour, seed, number])
 
     def _forced(self, model: str) -> Behaviour | None:
         prefix, _, name = model.partition("/")
         return Behaviour(name) if prefix == MODEL and name in list(Behaviour) else None
 
-    async def _task(self, messages: list[dict[str, Any]]) -> Task | None:
+    async def _task(self, messages: list[dict[str, Any]]) -> Task:
         text = "\n".join(text_of(message) for message in messages if message.get("role") == "user")
         task = self._index.find(text)
         if task is None:
             async with self._reading:
                 await asyncio.to_thread(self._index.reload)
             task = self._index.find(text)
+        if task is None:
+            raise _Refused("no task that the oracle knows has its statement in this conversation")
         return task
+
+
+def _as_reply(ask: _Ask, behaviour: str, said: Turn, identity: list[object]) -> Reply:
+    return Reply(
+        id=f"oracle-{digest(identity, 12)}",
+        model=ask.model,
+        fingerprint=f"{ORACLE_FINGERPRINT}/{behaviour}",
+        turn=said,
+        usage=usage(ask.messages, ask.tools or [], said),
+    )
 
 
 def _annotation(messages: list[dict[str, Any]]) -> str | None:
@@ -159,28 +159,9 @@ def _annotation(messages: list[dict[str, Any]]) -> str | None:
     return first if annotator.is_annotation(first) else None
 
 
-async def _commit(fault: Fault, request: web.Request) -> web.Response | None:
-    """The fault's answer, or None when it only took time."""
-    await asyncio.sleep(fault.delay)
-    if fault.drop:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-    if fault.status is None:
-        return None
-    headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-    return _error(fault.status, "a fault was asked for", headers=headers)
-
-
-def _error(
-    status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
-) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response(
-        {"error": {"message": message, "type": kind, "param": None, "code": code}},
-        status=status,
-        headers=headers,
-    )
+def _error(status: int, message: str, code: str | None = None) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return web.json_response({"error": error}, status=status)
 
 
 async def _stream(request: web.Request, reply: Reply, include_usage: bool) -> web.StreamResponse:

@@ -3,8 +3,9 @@
 import asyncio
 
 from orchard.streams.connection import Connection
-from orchard.streams.deadletters import DeadLetters
 from orchard.streams.delayed import Delayed
+from orchard.streams.undelivered import Undelivered
+from orchard.workers.deadletters import DeadLetters
 
 
 async def keep(connection: Connection) -> None:
@@ -14,5 +15,5 @@ async def keep(connection: Connection) -> None:
     due request into work that wakes it.
     """
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(DeadLetters(connection).run())
+        tasks.create_task(Undelivered(connection, DeadLetters(connection).bury).run())
         tasks.create_task(Delayed(connection).run())

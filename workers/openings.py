@@ -1,0 +1,122 @@
+"""Openings of rollouts: which are open, the reopening of aborted ones, the end of one that no attempt ends.
+
+The newest event on a rollout's `done` subject decides (decision 0001). Its sequence is the fence of the next
+request, and only what is stored over that fence is accepted.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import (
+    Event,
+    RolloutAborted,
+    RolloutReopened,
+    UnreadablePayload,
+    make_event,
+    outcome_in,
+)
+from orchard.schemas.outcomes import AbortCause
+from orchard.streams.publisher import Publisher
+from orchard.streams.records import StoredEvent
+
+
+def open_at(newest: StoredEvent | None) -> int | None:
+    """The fence of an open rollout's request, from the newest event on its `done` subject; None: it has an
+    outcome, which may be one that cannot be read."""
+    if newest is None:
+        return 0
+    return newest.sequence if isinstance(outcome_in(newest.event), RolloutReopened) else None
+
+
+async def opened(
+    publisher: Publisher,
+    rollouts: Sequence[tuple[RolloutRequest, StoredEvent | None]],
+    *,
+    reason: str,
+    source: str,
+) -> list[RolloutRequest]:
+    """The requests of those rollouts that are open or, where they aborted, are opened again by this: each
+    with its fence, and a base of attempt numbers above those of the outcomes.
+
+    Each request comes with the newest event on its rollout's `done` subject. Left out are finished rollouts,
+    and those that have another newest event by now.
+    """
+    fences = {request.rollout_id: open_at(newest) for request, newest in rollouts}
+    aborted = [
+        (request.rollout_id, event, newest.sequence)
+        for request, newest in rollouts
+        if newest is not None and (event := _reopening(request, newest, reason, source)) is not None
+    ]
+    stored = await publisher.guarded([(event, expected) for _, event, expected in aborted])
+    fences |= {rollout: fence for (rollout, _, _), fence in zip(aborted, stored, strict=True)}
+    return [
+        msgspec.structs.replace(
+            request, fence=fence, attempt_base=max(request.attempt_base, _attempt(newest))
+        )
+        for request, newest in rollouts
+        if (fence := fences[request.rollout_id]) is not None
+    ]
+
+
+def facts_of(request: RolloutRequest) -> dict[str, Any]:
+    """The fields of RolloutFacts that the request decides."""
+    return {
+        "task_id": request.task.task_id,
+        "task_source": request.task.source,
+        "repo": request.task.repo,
+        "harness": request.harness,
+        "model": request.model.name,
+        "sample": request.sample,
+    }
+
+
+def aborted(request: RolloutRequest, cause: AbortCause, detail: str, deliveries: int = 0) -> RolloutAborted:
+    """The terminal payload of a dead letter or a cancelled request: no worker is named, nothing was spent."""
+    return RolloutAborted(
+        **facts_of(request),
+        model_kind=request.model.kind,
+        worker="",
+        started_at=datetime.now(UTC),
+        seconds=0.0,
+        deliveries=deliveries,
+        cause=cause,
+        detail=detail,
+        failures=request.failures,
+    )
+
+
+def cancelled(request: RolloutRequest, started: StoredEvent | None, source: str) -> Event:
+    """The terminal event of a rollout that a cancel ends; `started` is its newest `rollout.started`."""
+    return make_event(
+        aborted(request, AbortCause.CANCELLED, "campaign cancelled"),
+        id=f"{request.rollout_id}.cancelled.{request.fence}",
+        source=source,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+        attempt=_attempt(started) or None,
+    )
+
+
+def _reopening(request: RolloutRequest, newest: StoredEvent, reason: str, source: str) -> Event | None:
+    """The event that opens a rollout again whose outcome is an abort or cannot be read."""
+    outcome = outcome_in(newest.event)
+    if not isinstance(outcome, RolloutAborted | UnreadablePayload):
+        return None
+    cause = outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
+    return make_event(
+        RolloutReopened(superseded_sequence=newest.sequence, cause=cause, reason=reason),
+        id=f"{request.rollout_id}.reopened.{newest.sequence}",
+        source=source,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+        attempt=_attempt(newest) or None,
+    )
+
+
+def _attempt(stored: StoredEvent | None) -> int:
+    """The attempt that an event names, 0 for none."""
+    return (stored and stored.event and stored.event.attempt) or 0
