@@ -55,7 +55,7 @@ _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _RLIMIT_CORE = 4
 _CLONE3 = 435
 _IO_SETUP = {"x86_64": 206, "aarch64": 0}
-"""Linux' old asynchronous I/O: one number (fs.aio-max-nr) for the whole machine, which one process can take."""
+"""Asynchronous I/O of old: fs.aio-max-nr counts it for the whole machine, and one process can take it all."""
 _DONE_NOTHING = 0x00050000
 """Errno 0: it looks as if it worked."""
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
