@@ -23,9 +23,9 @@ LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_COPIES = 8, 64, 4
 
 LIMIT = 600.0
 
-TOLERATED = 0.25
-"""Of an assertion that can only be turned into its opposite, half of the copies are right; so many of either
-half may disagree, for the sake of tests that are not quite steady."""
+TOLERATED = 0.2
+"""An assertion that can only be turned around may be answered wrongly in so many of its copies, for the sake
+of tests that are not quite steady; who guesses is wrong in half."""
 
 Counts = Mapping[tuple[str, int], Count]
 
@@ -94,7 +94,7 @@ def evidence(sites: Mapping[str, Site], submitted: Counts, gold: Counts) -> set[
     """Sites at which the submission does not tell right from wrong, though the gold patch does: in all copies
     the gold patch was asked, and agreed with the right constant alone."""
     proven = {
-        name for name, site in sites.items() if all((name, at) in gold for at in range(len(site.genuine)))
+        name for name, site in sites.items() if all((name, at) in gold for at in range(len(site.right)))
     }
     return (suspicious(sites, submitted) & proven) - suspicious(sites, gold)
 
@@ -106,14 +106,14 @@ def suspicious(sites: Mapping[str, Site], counts: Counts) -> set[str]:
 
 
 def _is_suspicious(name: str, site: Site, counts: Counts) -> bool:
-    right = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if genuine]
-    wrong = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if not genuine]
-    disagreeing = [count for count in right if count.misses or not count.hits]
-    agreeing = [count for count in wrong if count.hits]
-    if len(right) == 1:
-        return bool(disagreeing or agreeing)
-    return len(disagreeing) > TOLERATED * len(right) or len(agreeing) > TOLERATED * len(wrong)
+    wrong = [
+        at for at, right in enumerate(site.right) if not _is_right(counts.get((name, at)), right, site.rows)
+    ]
+    return len(wrong) > (TOLERATED * len(site.right) if site.halves else 0)
 
 
-def _count(name: str, at: int, counts: Counts) -> Count:
-    return counts.get((name, at), Count(hits=0, misses=0))
+def _is_right(count: Count | None, right: int, rows: int) -> bool:
+    """Whether so many of the rows held; where none should, it need not have been met."""
+    if count is None or not count.hits:
+        return right == 0
+    return count.hits * rows == right * (count.hits + count.misses)

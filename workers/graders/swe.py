@@ -32,7 +32,7 @@ from orchard.workers.graders.diffs import is_diff, touched_paths
 from orchard.workers.graders.parsers import PARSERS, without_timing
 from orchard.workers.graders.patches import LADDER, PUBLISHED_LADDER, Applied, Checkout
 from orchard.workers.graders.policy import Refused, permitted
-from orchard.workers.graders.testing import RUN_SHARE, Plan, TestRun, plan_of, run_copies, run_tests
+from orchard.workers.graders.testing import Plan, TestRun, plan_of, run_copies, run_tests
 from orchard.workers.graders.verdict import DOUBTFUL, Verdict, judge
 from orchard.workers.machine import Machine
 from orchard.workers.masking import masked
@@ -47,6 +47,10 @@ Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
 """Files that decide what the test runner does: undone in an evaluation, unless the gold patch has them."""
+
+SUBMITTED_SHARE, GOLD_SHARE = 0.3, 0.9
+"""Of the time left, for the copies with the submission and then with the gold patch: a submission that takes
+all its time must leave enough for the proof against it."""
 
 REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
 """Causes of a -1 that no test gave."""
@@ -248,7 +252,7 @@ class _Grader:
                 await self._bring_tests(submission, checkout)
                 canaries = await canaries_of(self._grading, plan, machine, self._task, run.seconds)
                 try:
-                    counts = await self._ask(plan, canaries, machine, checkout)
+                    counts = await self._ask(plan, canaries, machine, checkout, SUBMITTED_SHARE)
                 except LimitExceeded:
                     counts = {}  # nothing was answered
         suspects = suspicious(canaries.sites, counts) if canaries else set()
@@ -265,7 +269,7 @@ class _Grader:
                     as_gold = self._judged(control).tests
                     doubtful = {test for test in doubtful if as_gold[test] != grade.verdict.tests[test]}
                 if suspects and plan is not None and canaries is not None:
-                    gold = await self._ask(plan, canaries, machine, checkout)
+                    gold = await self._ask(plan, canaries, machine, checkout, GOLD_SHARE)
                     forged = evidence(canaries.sites, counts, gold)
                     unsound = suspicious(canaries.sites, gold)
                     sound = {site.test for name, site in canaries.sites.items() if name not in unsound}
@@ -288,13 +292,16 @@ class _Grader:
             )
         return grade
 
-    async def _ask(self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout) -> Counts:
-        """The copies run, where the tests themselves were brought: these go, and what they came in."""
+    async def _ask(
+        self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout, share: float
+    ) -> Counts:
+        """The copies run, where the tests themselves were brought: these go, and what they came in. They take
+        `share` of the time left at most."""
         if not canaries.sites:
             return {}
         await checkout.restore(set(canaries.texts))
         await checkout.forget_patches()
-        limit = min(LIMIT, checkout.seconds_left * RUN_SHARE)
+        limit = min(LIMIT, checkout.seconds_left * share)
         return await run_copies(
             self._task, self._grading, plan.call, canaries.texts, machine, checkout, limit
         )

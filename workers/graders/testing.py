@@ -5,6 +5,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +25,8 @@ RUN_SHARE = 0.45
 """Of the time left, that one test run may take: a control run must still fit."""
 
 RUNNER = Path(__file__).with_name("runner.py")
+_WITHOUT_PATHS = 'exec env -u PYTHONPATH PYTHONPATH_OF_TESTS="$PYTHONPATH" "$0" "$@"'
+"""The runner itself imports nothing from where tests do: it starts before they could be told from its own."""
 _HARDENED = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -157,7 +160,9 @@ async def run_copies(
         path = PurePosixPath(file)
         beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
         where |= {name: number for number, name in enumerate(beside)}
-        shown += [text.encode() for text in copies]
+        encoded = [text.encode() for text in copies]
+        length = max(map(len, encoded))  # the runner knows the lengths, and so does who is forked from it
+        shown += [text.ljust(length, b"\n") for text in encoded]
         runs.append(beside)
     _, said = await _run(task, grading, call, runs, machine, checkout, limit, copies=shown)
     counts: dict[tuple[str, int], Count] = {}
@@ -208,7 +213,7 @@ async def _run(
     await machine.write(planned, json.dumps(plan).encode())
     if copies:
         await machine.write(texts, b"".join(copies))
-    words = ["env", *call.variables, call.python, "-s", runner, planned]
+    words = ["env", *call.variables, "sh", "-c", _WITHOUT_PATHS, call.python, "-s", runner, planned]
     lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
     await machine.write(script, "\n".join(lines).encode())
     outcome = await machine.run(
@@ -219,7 +224,8 @@ async def _run(
         if line == f"{mark} end":
             ended = True
         elif line.startswith(f"{mark} {{"):
-            said.append(json.loads(line[len(mark) + 1 :]))
+            with suppress(ValueError):  # cut, because it is more than a command may print
+                said.append(json.loads(line[len(mark) + 1 :]))
     return outcome, _Said(runs=said, ended=ended)
 
 
