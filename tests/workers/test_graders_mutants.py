@@ -162,7 +162,7 @@ TABLES = [
 
 @pytest.mark.parametrize("body", TABLES)
 def test_no_copy_has_all_rows_of_a_table_right(body):
-    """Together they show an expression that fits, which is the repair; each row is right in a copy of its own."""
+    """Together they show an expression that fits, which is the repair."""
     task, seen = ["61", "62", "None", "64"], set()
     for seed in range(20):
         result = copies(body, {"test_it": NUMBER}, random.Random(seed))
