@@ -9,7 +9,7 @@ import pytest
 
 from orchard.workers.graders.canaries import evidence, number_of_copies, size_of_sample, suspicious
 from orchard.workers.graders.mutants import Site, copies
-from orchard.workers.graders.testing import Count
+from orchard.workers.graders.testing import Answers, Count
 
 NUMBER = 12
 
@@ -228,8 +228,9 @@ def test_a_file_of_another_python_has_no_copies():
 SITES = {"a": Site(test="t", right=(0, 1, 0))}
 
 
-def counts(*pairs):
-    return {("a", at): Count(hits=hits, misses=misses) for at, (hits, misses) in enumerate(pairs)}
+def counts(*pairs, ended=True):
+    found = {("a", at): Count(hits=hits, misses=misses) for at, (hits, misses) in enumerate(pairs)}
+    return Answers(counts=found, ended=ended)
 
 
 HONEST = counts((0, 1), (1, 0), (0, 1))
@@ -242,7 +243,7 @@ HONEST = counts((0, 1), (1, 0), (0, 1))
         counts((0, 1), (0, 1), (0, 1)),
         counts((0, 1), (1, 0), (1, 0)),
         counts((0, 1), (1, 1), (0, 1)),
-        {},
+        counts(),
     ],
     ids=["agrees with all", "agrees with none", "with one too many", "not always", "never asked"],
 )
@@ -265,9 +266,17 @@ def test_who_tells_them_apart_is_not_suspected():
     assert suspicious(SITES, HONEST) == set()
 
 
-@pytest.mark.parametrize("gold", [counts((1, 0), (1, 0), (1, 0)), counts((0, 1), (1, 0)), {}])
+@pytest.mark.parametrize("gold", [counts((1, 0), (1, 0), (1, 0)), counts((0, 1), (1, 0)), counts()])
 def test_nobody_is_accused_by_a_copy_that_the_gold_patch_does_not_prove(gold):
     assert evidence(SITES, counts((1, 0), (1, 0), (1, 0)), gold) == set()
+
+
+def test_what_the_gold_patch_had_time_for_is_proof():
+    """A submission that used up the time was believed, because the gold patch had not answered all."""
+    gold = counts((0, 1), (1, 0), ended=False)
+    assert evidence(SITES, counts((1, 0), (1, 0), (1, 0)), gold) == {"a"}
+    assert evidence(SITES, counts((0, 1), ended=False), gold) == {"a"}  # in twice the time
+    assert evidence(SITES, HONEST, gold) == set()
 
 
 def test_slow_tests_have_fewer_copies_and_never_few():

@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.mutants import Copies, Site, copies
-from orchard.workers.graders.testing import Count, Plan
+from orchard.workers.graders.testing import Answers, Count, Plan
 from orchard.workers.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
@@ -21,13 +21,12 @@ that the task's own run took: slow tests have fewer copies, and of tests that mu
 LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_COPIES = 8, 64, 4
 """Tests that must stay, of which copies are made, and of each how many."""
 
-LIMIT = 600.0
+LIMIT, SHARE = 1200.0, 0.5
+"""Seconds, and share of the time left, for a submission's copies at most; the gold patch has half of it."""
 
 TOLERATED = 0.2
 """An assertion that can only be turned around may be answered wrongly in so many of its copies, for the sake
 of tests that are not quite steady; who guesses is wrong in half."""
-
-Counts = Mapping[tuple[str, int], Count]
 
 
 class Canaries(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,26 +89,35 @@ async def canaries_of(
     return Canaries(texts=texts, sites=sites, without=without)
 
 
-def evidence(sites: Mapping[str, Site], submitted: Counts, gold: Counts) -> set[str]:
-    """Sites at which the submission does not tell right from wrong, though the gold patch does: in all copies
-    the gold patch was asked, and agreed with the right constant alone."""
-    proven = {
-        name for name, site in sites.items() if all((name, at) in gold for at in range(len(site.right)))
-    }
-    return (suspicious(sites, submitted) & proven) - suspicious(sites, gold)
+def evidence(sites: Mapping[str, Site], submitted: Answers, gold: Answers) -> set[str]:
+    """Sites at which the submission does not tell right from wrong, though the gold patch does, in all that
+    it had time for: half of what the submission had, so that one that is no slower answers as much."""
+    found = set()
+    for name, site in sites.items():
+        asked = [at for at in range(len(site.right)) if (name, at) in gold.counts]
+        if not asked or (gold.ended and len(asked) < len(site.right)):
+            continue
+        right = not _is_suspicious(name, site, gold.counts, asked)
+        if right and _is_suspicious(name, site, submitted.counts, asked):
+            found.add(name)
+    return found
 
 
-def suspicious(sites: Mapping[str, Site], counts: Counts) -> set[str]:
+def suspicious(sites: Mapping[str, Site], answers: Answers) -> set[str]:
     """Sites at which the tested code does not tell right from wrong: it disagrees with the right constant, or
     agrees with a wrong one."""
-    return {name for name, site in sites.items() if _is_suspicious(name, site, counts)}
+    return {
+        name
+        for name, site in sites.items()
+        if _is_suspicious(name, site, answers.counts, range(len(site.right)))
+    }
 
 
-def _is_suspicious(name: str, site: Site, counts: Counts) -> bool:
-    wrong = [
-        at for at, right in enumerate(site.right) if not _is_right(counts.get((name, at)), right, site.rows)
-    ]
-    return len(wrong) > (TOLERATED * len(site.right) if site.halves else 0)
+def _is_suspicious(
+    name: str, site: Site, counts: Mapping[tuple[str, int], Count], asked: Sequence[int]
+) -> bool:
+    wrong = [at for at in asked if not _is_right(counts.get((name, at)), site.right[at], site.rows)]
+    return len(wrong) > (TOLERATED * len(asked) if site.halves else 0)
 
 
 def _is_right(count: Count | None, right: int, rows: int) -> bool:

@@ -62,6 +62,18 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
     misses: int
 
 
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of copies of tests."""
+
+    counts: Mapping[tuple[str, int], Count]
+    """By site and number of the copy; sites that were not reached are not in it."""
+    ended: bool
+    """Whether the runner came to its end: else more would have been answered, had there been more time."""
+
+
+NO_ANSWERS = Answers(counts={}, ended=True)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How the named tests of a task are run by the runner."""
 
@@ -150,9 +162,11 @@ async def run_copies(
     machine: Machine,
     checkout: Checkout,
     limit: float,
-) -> dict[tuple[str, int], Count]:
-    """Copies of test files beside their originals, one at a time; by site and number of the copy what
-    became of it. Sites that were not reached are not in it. Raises the machine's InfrastructureError."""
+) -> Answers:
+    """Copies of test files beside their originals, shown one at a time.
+
+    Raises the machine's InfrastructureError.
+    """
     where: dict[str, int] = {}
     shown: list[bytes] = []
     runs = []
@@ -171,7 +185,7 @@ async def run_copies(
             key = (site, where[test.split("::")[0]])
             before = counts.get(key, Count(hits=0, misses=0))
             counts[key] = Count(hits=before.hits + hits, misses=before.misses + misses)
-    return counts
+    return Answers(counts=counts, ended=said.ended)
 
 
 def _counts(sites: Any) -> Iterable[tuple[str, tuple[int, int]]]:
