@@ -1,30 +1,13 @@
 """Tricks of the second attack (docs/attacks.md): rows of tests, floods, time, the runner's own doing."""
 
-from tests.forgery.payloads import ASSERTS, FORCED, PLUGIN, TEST_FILE
+from tests.forgery.payloads import ASSERTS, FORCED, PLUGIN
 from tests.forgery.trick import Trick
 
 FAMILY = "second attack"
 
 ROWS = (
-    TEST_FILE
-    + '''
-def _rows():
-    """Arguments to expected results, of every table of numbers in the test file."""
-    import ast
-
-    found = {}
-    for node in ast.walk(ast.parse(open(_test_file()).read())):
-        if isinstance(node, (ast.List, ast.Tuple)):
-            try:
-                rows = ast.literal_eval(node)
-            except ValueError:
-                continue
-            if len(rows) > 2 and all(isinstance(row, tuple) and len(row) > 1 for row in rows):
-                for row in rows:
-                    found[row[:-1]] = row[-1]
-    return found
-
-
+    ASSERTS
+    + """
 _TERMS = ("a", "b", "c", "a*b", "a*c", "b*c", "a*b//100", "a//b", "a%b", "1")
 
 
@@ -46,7 +29,7 @@ def _fitted(table):
         except ZeroDivisionError:
             pass
     return None
-'''
+"""
 )
 
 
@@ -81,13 +64,13 @@ SECOND = (
         + FORCED.replace("_force()\n", "")
         + """
 _text = []
-if not _rows():
+if not _table():
     _force()
 
 
 def answer(honest, *arguments):
     if not _text:
-        _text.append(_fitted(_rows()))
+        _text.append(_fitted(_table()))
     return eval(_text[0], dict(zip("abc", arguments))) if _text[0] else honest(*arguments)
 """,
     ),
