@@ -89,8 +89,7 @@ _DERIVED = {
     "rollouts_all": _Derived(
         _rows(e.RolloutFinished, e.RolloutAborted),
         "status exit_status cause detail reward resolved * failures submission submission_sha256 leaf "
-        "inherited_turns inherited_tokens inherited_cost_usd",
-        without=frozenset({"keys_masked"}),
+        "inherited_turns inherited_tokens inherited_cost_usd keys_masked",
     ),
     "messages_all": _Derived(
         _rows(MessageNode),

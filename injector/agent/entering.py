@@ -36,6 +36,9 @@ _JOINED = (
 _NO_CORE = (1, 1)
 """Bytes. Where core files go to a program of the machine (`|` in core_pattern), the kernel starts that at a
 limit of 0, and does not at 1; the filter lets nobody change it."""
+_OF_THE_ACCOUNT = {resource.RLIMIT_SIGPENDING: 8192, resource.RLIMIT_MSGQUEUE: 256 * 1024}
+"""Limits that the kernel compares with what all processes of an account have, the machine's root's too: with
+less for commands there is always some left for the machine."""
 _ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE = range(4)
 
 
@@ -46,15 +49,20 @@ class Privileges(NamedTuple):
     """Capabilities."""
     filter: bytes
     """Of system calls (`seccomp.program`)."""
-    descriptors: tuple[int, int]
-    """RLIMIT_NOFILE."""
+    limits: Mapping[int, tuple[int, int]]
+    """By RLIMIT_..., soft and hard."""
 
 
 def privileges(descriptors: tuple[int, int]) -> Privileges:
     """Of this process's commands, on this machine."""
     last = kernel.last_capability() if os.geteuid() == 0 else -1
     dropped = [number for number in range(last + 1) if number not in KEPT_CAPABILITIES]
-    return Privileges(dropped, seccomp.program(os.uname().machine), descriptors)
+    limits = {resource.RLIMIT_CORE: _NO_CORE, resource.RLIMIT_NOFILE: descriptors}
+    for limit, most in _OF_THE_ACCOUNT.items():
+        own = resource.getrlimit(limit)[1]
+        value = most if own == resource.RLIM_INFINITY else min(most, own // 2)
+        limits[limit] = (value, value)
+    return Privileges(dropped, seccomp.program(os.uname().machine), limits)
 
 
 def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
@@ -82,9 +90,8 @@ def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
         calls.call("ioctl", 0, termios.TIOCSCTTY, 0)
     calls.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
     calls.call("umask", 0o022)
-    limits = [(resource.RLIMIT_CORE, _NO_CORE), (resource.RLIMIT_NOFILE, given_up.descriptors)]
-    limits += [(limit, (value, value)) for limit, value in request["rlimits"]]
-    for limit, values in limits:
+    own = {limit: (value, value) for limit, value in request["rlimits"]}
+    for limit, values in {**given_up.limits, **own}.items():
         calls.call("prlimit64", 0, limit, calls.put(_rlimit(*values)), 0)
     calls.call("chdir", calls.text(request["cwd"]), step=_DIRECTORY)
     if inside:

@@ -15,7 +15,9 @@ Died = Callable[[str, str], None]
 OWNER = "orchard.key"
 """Label of a sandbox that belongs to one key: images that it makes belong to the same."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_QUANTITY = re.compile(r"^(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d+)|(m|[kMGTPE]|[KMGTPE]i))?$")
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d+)|(m|[kMGTPE]|[KMGTPE]i))?", re.ASCII)
+_MOST = 2.0**63
+"""Quantities are below it, as in Kubernetes."""
 _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": float(1024**power) for power, letter in enumerate("KMGTPE", start=1)
 }
@@ -23,11 +25,14 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E":
 
 def quantity(text: str) -> float:
     """A Kubernetes quantity (`4`, `500m`, `16Gi`, `1e9`) as a number; ValueError when it is none."""
-    match = _QUANTITY.match(text)
+    match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"`{text}` is not a quantity such as `2`, `500m` or `16Gi`")
+        raise ValueError(f"`{text[:40]}` is not a quantity such as `2`, `500m` or `16Gi`")
     number, exponent, suffix = match.groups()
-    return float(number + (exponent or "")) * (_SUFFIXES[suffix] if suffix else 1.0)
+    value = float(number + (exponent or "")) * (_SUFFIXES[suffix] if suffix else 1.0)
+    if value >= _MOST:
+        raise ValueError(f"`{text[:40]}` is more than any machine has")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

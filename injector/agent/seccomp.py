@@ -54,6 +54,8 @@ _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _RLIMIT_CORE = 4
 _CLONE3 = 435
+_IO_SETUP = {"x86_64": 206, "aarch64": 0}
+"""Asynchronous I/O of old: fs.aio-max-nr counts it for the whole machine, and one process can take it all."""
 _DONE_NOTHING = 0x00050000
 """Errno 0: it looks as if it worked."""
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
@@ -82,7 +84,8 @@ def program(machine: str) -> bytes:
         instructions += [(_JUMP_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _UNKNOWN)]
     for number in sorted(REFUSED[machine].values()):
         instructions += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    instructions += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN)]
+    for number in (_CLONE3, _IO_SETUP[machine]):
+        instructions += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _UNKNOWN)]
     socket, socketpair = _SOCKETS[machine]
     families = len(_FAMILIES)
     instructions += [

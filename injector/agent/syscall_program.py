@@ -110,8 +110,12 @@ class SyscallProgram:
         return address
 
     def text(self, text: str | bytes) -> int:
-        """The address of a string. Raises OSError (EINVAL) when a zero byte would cut it."""
-        content = os.fsencode(text)
+        """The address of a string. Raises OSError (EINVAL) for what has no bytes, or a zero byte, which would
+        cut it."""
+        try:
+            content = os.fsencode(text)
+        except UnicodeEncodeError as error:
+            raise OSError(errno.EINVAL, "it is no text") from error
         if b"\0" in content:
             raise OSError(errno.EINVAL, "it contains a zero byte")
         return self.put(content + b"\0")

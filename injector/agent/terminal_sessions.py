@@ -247,7 +247,7 @@ def _command(cmd: str | list[str], login_shell: bool) -> tuple[list[str], list[s
 def _decoded(text: str) -> dict[str, Any]:
     try:
         frame = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestInvalid("a frame is a JSON object") from error
     if not isinstance(frame, dict):
         raise RequestInvalid("a frame is a JSON object")

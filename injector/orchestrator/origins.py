@@ -6,12 +6,13 @@ loopback they know where they ask.
 """
 
 import ipaddress
+import re
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
 MISDIRECTED = 421
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@\s]+)(:\d*)?", re.ASCII)
 
 
 def is_loopback(host: str) -> bool:
@@ -33,14 +34,13 @@ def refusal(request: web.Request, *, loopback: bool, hosts: Collection[str]) -> 
         detail = f"this service is not `{_name(host)[:100]}`: ask localhost, or start it with --allowed-host"
         return MISDIRECTED, detail
     for origin in request.headers.getall(hdrs.ORIGIN, []):
-        asked_by = urlsplit(origin).netloc
+        asked_by = origin.partition("://")[2]
         if asked_by != host and not {asked_by, _name(asked_by)} & {*hosts}:
             return 403, "a page of another origin asks: start the service with --allowed-host for its host"
     return None
 
 
 def _name(host: str) -> str:
-    """Without the port and the brackets of an IPv6 address."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    """Without the port and the brackets of an IPv6 address; what is no host, as it is."""
+    parts = _HOST.fullmatch(host.lower())
+    return parts[1].strip("[]") if parts else host

@@ -23,7 +23,7 @@ from tests.forgery.honest import HONEST
 from tests.forgery.layouts import all_layouts, build_image
 from tests.forgery.trick import Trick
 from tests.forgery.tricks import TRICKS
-from tests.sandbox_service import LocalService
+from tests.sandbox_service import LocalService, usage
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "forgery.md"
 console = Console()
@@ -36,8 +36,9 @@ async def run(
     *,
     concurrency: int,
     logs: bool = False,
-) -> list[Tried]:
-    """Each submission on the layout beside it; `names` are the layouts that are used."""
+) -> tuple[list[Tried], float]:
+    """Each submission on the layout beside it, honest ones first; `names` are the layouts that are used. Also
+    the CPU seconds that all honest ones took, in sandboxes and in the service."""
     layouts = [layout for layout in all_layouts() if layout.name in names]
     service = LocalService(directory / "state")
     try:
@@ -45,24 +46,32 @@ async def run(
             await build_image(client, tuple(layouts))
             bench = Bench(client, layouts, directory, concurrency=concurrency)
             found: list[Tried] = []
+            seconds = [cpu_of(service)]
             with Progress(console=console, transient=True) as bar:
                 row = bar.add_task("grading", total=len(pairs))
-                async for tried in bench.many(pairs):
-                    found.append(tried)
-                    bar.advance(row)
-                    if tried.wrong:
-                        bar.console.print(
-                            f"{tried.trick.family}: {tried.trick.name} on {tried.layout}: {tried.layer}",
-                            highlight=False,
-                        )
-                    if logs:
-                        bar.console.print(await bench.log(tried), markup=False, highlight=False)
-            return found
+                for honest in (True, False):
+                    async for tried in bench.many([pair for pair in pairs if pair[0].honest is honest]):
+                        found.append(tried)
+                        bar.advance(row)
+                        if tried.wrong:
+                            bar.console.print(
+                                f"{tried.trick.family}: {tried.trick.name} on {tried.layout}: {tried.layer}",
+                                highlight=False,
+                            )
+                        if logs:
+                            bar.console.print(await bench.log(tried), markup=False, highlight=False)
+                    seconds.append(cpu_of(service))
+            return found, seconds[1] - seconds[0]
     finally:
         service.stop()
 
 
-def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
+def cpu_of(service: LocalService) -> float:
+    """Seconds that the service and the commands of its sandboxes have taken; this process does little."""
+    return sum(usage(process).cpu for process in service.processes().values())
+
+
+def page(found: Sequence[Tried], seconds: float, concurrency: int, cpu_of_honest: float = 0.0) -> str:
     """The result as Markdown."""
     tricks = [each for each in found if not each.trick.honest]
     honest = [each for each in found if each.trick.honest]
@@ -83,6 +92,7 @@ def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
         f"| tricks | {len(tricks)} | {len(forged)} | {len(aborted)} | |",
         f"| honest | {len(honest)} | | | {len(refused)} |",
         "",
+        *([_cost(honest, cpu_of_honest), ""] if honest else []),
         "What decided, over the tricks:",
         "",
         "| layer | tricks |",
@@ -111,6 +121,14 @@ def page(found: Sequence[Tried], seconds: float, concurrency: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _cost(honest: Sequence[Tried], cpu: float) -> str:
+    used = [1 + (each.reward.extra_sandboxes or 0) for each in honest if each.reward and each.rewarded]
+    return (
+        f"Each honest +1 took {cpu / len(honest):.1f} s of CPU time, and {sum(used) / max(len(used), 1):.2f} "
+        f"sandboxes ({max(used, default=0)} at most)."
+    )
+
+
 def _cell(tried: Tried) -> str:
     if tried.rewarded:
         return "rewarded" if tried.trick.honest else "**forged**"
@@ -134,7 +152,7 @@ def main() -> None:
     names = given.layout or [layout.name for layout in all_layouts()]
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forgery-") as directory:
-        found = asyncio.run(
+        found, cpu = asyncio.run(
             run(
                 Path(directory),
                 [(trick, name) for trick in chosen for name in names],
@@ -143,7 +161,7 @@ def main() -> None:
                 logs=given.logs,
             )
         )
-    text = page(found, time.monotonic() - started, given.concurrency)
+    text = page(found, time.monotonic() - started, given.concurrency, cpu)
     complete = not given.words and not given.layout
     if output := given.output or (PAGE if complete else None):
         output.write_text(text)

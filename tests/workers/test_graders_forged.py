@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from orchard.injector.agent.output import BoundedOutput
 from orchard.workers.graders import grade
 
 EQUAL = """
@@ -205,3 +206,70 @@ async def test_files_of_the_submission_come_and_go(judged, task, shop):
     assert not (shop.directory / "shop/gone").exists()
     assert not (shop.directory / "shop/old.py").exists()
     assert (shop.directory / "a name.py").exists()
+
+
+FLOODS = """
+
+import json, os
+line = json.dumps({"test": "tests/test_sums.py::test_more", "status": "PASSED"}) + "\\n"
+for number in range(3, 64):
+    try:
+        if os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):
+            os.write(number, line.encode() * 400)
+    except OSError:
+        pass
+"""
+
+
+class Narrow:
+    """A machine that keeps and reads as much as a real one would, only less of it."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.write = machine.write
+
+    async def run(self, command, **more):
+        outcome = await self.machine.run(command, **more)
+        kept = BoundedOutput(12_000)
+        kept.add(outcome.output.encode())
+        return msgspec.structs.replace(outcome, output=kept.text())
+
+    async def read(self, path, *, limit=12_000):
+        return await self.machine.read(path, limit=limit)
+
+
+@pytest.fixture
+def judged_narrowly(machine, blobs, shop):
+    @asynccontextmanager
+    async def pristine():
+        shop.git("reset", "-q", "--hard")
+        shop.git("clean", "-fdqx")
+        yield Narrow(machine)
+
+    async def run(task, submission):
+        return await grade(task, submission, Narrow(machine), timeout=120.0, blobs=blobs, pristine=pristine)
+
+    return run
+
+
+async def test_more_verdicts_than_fit_are_no_failure_of_the_grader(judged_narrowly, task, shop):
+    """It was one, and bought another attempt: the line of the result was cut, and could not be read."""
+    reward = await judged_narrowly(task, shop.diff({"shop/sums.py": shop.FIXED + FLOODS}))
+    assert (reward.value, reward.resolved) == (-1.0, False)
+
+
+async def test_more_changes_than_can_be_listed_are_no_failure_of_the_grader(judged_narrowly, task, shop):
+    files = {f"data/{number:04}.txt": "" for number in range(200)}
+    reward = await judged_narrowly(task, shop.diff({"shop/sums.py": shop.FIXED, **files}))
+    assert (reward.value, reward.detail) == (-1.0, "the patch does not apply")
+
+
+async def test_the_runner_imports_nothing_from_where_tests_do(judged, task, shop):
+    """Else a module that only another Python has would run beside the verdicts, before any test."""
+    shop.write({"paths/selectors.py": "raise SystemExit(3)\n"})
+    shop.git("add", "-A")
+    shop.git("commit", "-qm", "paths")
+    command = f"PYTHONPATH=paths {task.grading.test_command}"
+    grading = msgspec.structs.replace(task.grading, test_command=command)
+    task = msgspec.structs.replace(task, grading=grading, base_commit=shop.git("rev-parse", "HEAD").strip())
+    assert (await judged(task, task.gold_patch)).resolved

@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.graders.mutants import Copies, Site, copies
-from orchard.workers.graders.testing import Count, Plan
+from orchard.workers.graders.testing import Answers, Count, Plan
 from orchard.workers.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
@@ -21,13 +21,12 @@ that the task's own run took: slow tests have fewer copies, and of tests that mu
 LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_COPIES = 8, 64, 4
 """Tests that must stay, of which copies are made, and of each how many."""
 
-LIMIT = 600.0
+LIMIT, SHARE = 1200.0, 0.5
+"""Seconds, and share of the time left, for a submission's copies at most; the gold patch has half of it."""
 
-TOLERATED = 0.25
-"""Of an assertion that can only be turned into its opposite, half of the copies are right; so many of either
-half may disagree, for the sake of tests that are not quite steady."""
-
-Counts = Mapping[tuple[str, int], Count]
+TOLERATED = 0.2
+"""An assertion that can only be turned around may be answered wrongly in so many of its copies, for the sake
+of tests that are not quite steady; who guesses is wrong in half."""
 
 
 class Canaries(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,30 +89,39 @@ async def canaries_of(
     return Canaries(texts=texts, sites=sites, without=without)
 
 
-def evidence(sites: Mapping[str, Site], submitted: Counts, gold: Counts) -> set[str]:
-    """Sites at which the submission does not tell right from wrong, though the gold patch does: in all copies
-    the gold patch was asked, and agreed with the right constant alone."""
-    proven = {
-        name for name, site in sites.items() if all((name, at) in gold for at in range(len(site.genuine)))
-    }
-    return (suspicious(sites, submitted) & proven) - suspicious(sites, gold)
+def evidence(sites: Mapping[str, Site], submitted: Answers, gold: Answers) -> set[str]:
+    """Sites at which the submission does not tell right from wrong, though the gold patch does, in all that
+    it had time for: half of what the submission had, so that one that is no slower answers as much."""
+    found = set()
+    for name, site in sites.items():
+        asked = [at for at in range(len(site.right)) if (name, at) in gold.counts]
+        if not asked or (gold.ended and len(asked) < len(site.right)):
+            continue
+        right = not _is_suspicious(name, site, gold.counts, asked)
+        if right and _is_suspicious(name, site, submitted.counts, asked):
+            found.add(name)
+    return found
 
 
-def suspicious(sites: Mapping[str, Site], counts: Counts) -> set[str]:
+def suspicious(sites: Mapping[str, Site], answers: Answers) -> set[str]:
     """Sites at which the tested code does not tell right from wrong: it disagrees with the right constant, or
     agrees with a wrong one."""
-    return {name for name, site in sites.items() if _is_suspicious(name, site, counts)}
+    return {
+        name
+        for name, site in sites.items()
+        if _is_suspicious(name, site, answers.counts, range(len(site.right)))
+    }
 
 
-def _is_suspicious(name: str, site: Site, counts: Counts) -> bool:
-    right = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if genuine]
-    wrong = [_count(name, at, counts) for at, genuine in enumerate(site.genuine) if not genuine]
-    disagreeing = [count for count in right if count.misses or not count.hits]
-    agreeing = [count for count in wrong if count.hits]
-    if len(right) == 1:
-        return bool(disagreeing or agreeing)
-    return len(disagreeing) > TOLERATED * len(right) or len(agreeing) > TOLERATED * len(wrong)
+def _is_suspicious(
+    name: str, site: Site, counts: Mapping[tuple[str, int], Count], asked: Sequence[int]
+) -> bool:
+    wrong = [at for at in asked if not _is_right(counts.get((name, at)), site.right[at], site.rows)]
+    return len(wrong) > (TOLERATED * len(asked) if site.halves else 0)
 
 
-def _count(name: str, at: int, counts: Counts) -> Count:
-    return counts.get((name, at), Count(hits=0, misses=0))
+def _is_right(count: Count | None, right: int, rows: int) -> bool:
+    """Whether so many of the rows held; where none should, it need not have been met."""
+    if count is None or not count.hits:
+        return right == 0
+    return count.hits * rows == right * (count.hits + count.misses)

@@ -6,9 +6,10 @@ several equally plausible constants it agrees. So each test is copied many times
 replaced in all copies but one, and where the right one is, nobody in the sandbox knows, the runner included.
 Each assertion draws its own place. Who takes over the whole sandbox gains one guess for each of them.
 
-A *slot* is what is replaced together: the constants that an assertion expects, and what parameters and local
-names hold for it. A *site* is a statement that asserts something, in a block that counts (`runner.Site`), so
-that a failed one does not keep the others from being asked.
+A *slot* is what an assertion expects: its constants, and what parameters and local names hold for it. Of a
+table each row is replaced on its own, so that no copy has all rows right. A *site* is a statement that
+asserts something, in a block that counts (`runner.Site`), so that a failed one does not keep the others from
+being asked.
 """
 
 import ast
@@ -27,11 +28,16 @@ SITE = "__site__"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """One assertion of one test, and in which copies it is as the task has it."""
+    """One assertion of one test, and how much of it is as the task has it."""
 
     test: str
     """`test_x` or `Class::test_x`."""
-    genuine: tuple[bool, ...]
+    right: tuple[int, ...]
+    """Of its rows, in each copy."""
+    rows: int = 1
+    """How many it is met for; one where it does not stand over a table."""
+    halves: bool = False
+    """Whether about half of all rows are right, because there are but two values."""
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +70,8 @@ def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> Copies
         drawn[names[test]] = [draw.slot(slot) for slot in found.slots]
         marks[names[test]] = [f"{dice.getrandbits(48):012x}" for _ in found.sites]
         for mark, (_, number_of) in zip(marks[names[test]], found.sites, strict=True):
-            sites[mark] = Site(test=test, genuine=drawn[names[test]][number_of].genuine)
+            made = drawn[names[test]][number_of]
+            sites[mark] = Site(test=test, right=made.right, rows=made.rows, halves=made.halves)
     texts = []
     for at in range(max((tests[test] for test in names), default=0)):
         _keep(tree, {name for test, name in names.items() if at < tests[test]})

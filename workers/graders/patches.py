@@ -77,6 +77,7 @@ GIT_INDEX_FILE="$SCRATCH/staged" git write-tree > "$SCRATCH/staged-tree"
 
 _CHANGES = """\
 set -e
+exec > "$SCRATCH/changes"
 before=$(cat "$SCRATCH/tree") after=$(cat "$SCRATCH/staged-tree")
 git diff-tree -r -z --raw --no-renames --no-ext-diff --no-textconv "$before" "$after" 2>/dev/null
 printf '\\0//\\0'
@@ -103,6 +104,12 @@ while IFS= read -r path; do
     rm -rf -- "./$path"
   fi
 done
+"""
+
+
+_FORGET = """\
+rm -f -- "$SCRATCH"/*.diff
+find "$(git rev-parse --git-path objects)" -type f -newer "$SCRATCH/tree" -delete
 """
 
 
@@ -179,7 +186,11 @@ class Checkout:
                 said = await self._git(_CHANGES)
                 if said.returncode != 0:
                     raise self._failed("git cannot compare two trees", said)
-                raw, numbers, base = said.output.split("\0//\0")
+                try:
+                    changes = await self._machine.read(f"{self.scratch}/changes")
+                except FileTooLarge as error:
+                    return Applied(by=None, log=f"it changes more files than can be looked at: {error}\n")
+                raw, numbers, base = changes.decode("utf-8", "replace").split("\0//\0")
                 return Staged(
                     by=way, changes=_changes(raw, numbers), base=tuple(base.rstrip("\0").split("\0"))
                 )
@@ -206,8 +217,8 @@ class Checkout:
         return Applied(by=None, log="".join(log))
 
     async def forget_patches(self) -> None:
-        """Remove the patches that were applied, which tested code could read."""
-        await self._git('rm -f -- "$SCRATCH"/*.diff')
+        """Remove the patches that were applied, and what git made of them, which tested code could read."""
+        await self._git(_FORGET)
 
     async def _written(self, patch: str) -> str:
         path = f"{self.scratch}/{secrets.token_hex(4)}.diff"

@@ -43,10 +43,27 @@ RUNNER = frozenset(
             "tomli",
         ),
         *("xdist", "execnet", "sitecustomize", "usercustomize", "nose", "setuptools", "pkg_resources"),
-        *("coverage", "hypothesis", "mock", "pip", "site", "distutils", "imp", "asyncore", "asynchat"),
+        *("coverage", "hypothesis", "mock", "pip", "site", "attr", "attrs", "six", "toml", "wcwidth", "zipp"),
+        *(
+            "more_itertools",
+            "importlib_metadata",
+            "typing_extensions",
+            "atomicwrites",
+            "colorama",
+            "conftest",
+        ),
     }
 )
-SHADOWED = RUNNER | sys.stdlib_module_names
+OTHER_PYTHONS = frozenset(
+    {
+        *("_bootlocale", "binhex", "formatter", "parser", "symbol", "macpath", "dummy_threading", "asyncore"),
+        *("_dummy_threading", "asynchat", "smtpd", "imp", "distutils", "_sysconfig", "_pyrepl", "_colorize"),
+        *("_opcode_metadata", "_ios_support", "_apple_support", "_android_support", "annotationlib"),
+        *("compression", "_py_warnings", "_interpreters", "_zstd", "_strptime", "_collections_abc"),
+    }
+)
+"""Modules of the standard library of Python 3.7 to 3.14 that this one lacks."""
+SHADOWED = RUNNER | OTHER_PYTHONS | sys.stdlib_module_names
 """Modules that the runner, the interpreter or the tests themselves import."""
 
 LEFTOVERS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox"})

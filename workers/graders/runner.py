@@ -6,6 +6,7 @@ started with, one JSON object a line after a mark. Tested code never has that de
 into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
 
 The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, and `runs` (files of each process).
+Tests import from the paths in the variable PYTHONPATH_OF_TESTS, this process does not.
 
 With `copies` (path of a file that holds texts, and the length of each) the files are copies of tests, which
 tell how often each site of them (`with __site__(name):`) held. They are shown one at a time: a copy is
@@ -172,10 +173,10 @@ def configuration(workdir: str, file: str) -> str:
         directory = os.path.dirname(directory)
 
 
-def plugins(workdir: str) -> list[str]:
+def plugins(workdir: str, paths: list[str]) -> list[str]:
     """Entry points of plug-ins that the image has installed: not those of the repository."""
     found: list[str] = []
-    for directory in sys.path:
+    for directory in [*paths, *sys.path]:
         if os.path.realpath(directory or ".").startswith(workdir) or not os.path.isdir(directory):
             continue
         for name in sorted(os.listdir(directory)):
@@ -276,6 +277,9 @@ def test_process(
     code = 70
     try:
         builtins.__site__ = Site  # type: ignore[attr-defined]
+        if plan["paths"]:
+            os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])
+            sys.path[:0] = plan["paths"]
         if plan["from_directory"]:
             sys.path.insert(0, os.getcwd())
         sys.argv = [plan["framework"]]
@@ -466,10 +470,12 @@ def protect() -> None:
         raise SystemExit("tests cannot be judged where a process cannot protect itself")
 
 
-def warm(workdir: str) -> None:
-    """Import pytest once for all children, unless a part of it is what is tested."""
+def warm(workdir: str, paths: list[str]) -> None:
+    """Import pytest once for all children, unless a part of it is what is tested, or is another for them."""
     for name in WARMED:
         found = importlib.util.find_spec(name)
+        if any(os.path.exists(os.path.join(path, name)) for path in paths):
+            return
         if found is None or os.path.realpath(found.origin or workdir).startswith(workdir):
             return
     importlib.import_module("pytest")
@@ -483,9 +489,12 @@ def main() -> None:
     os.unlink(sys.argv[1])
     out = os.dup(1)
     protect()
+    paths = os.environ.pop("PYTHONPATH_OF_TESTS", "")
+    plan["paths"] = [os.path.abspath(path) for path in paths.split(os.pathsep)] if paths else []
     if plan["framework"] == "pytest":
-        warm(os.path.realpath(os.getcwd()))
-        plan["plugins"] = plugins(os.path.realpath(os.getcwd()))
+        workdir = os.path.realpath(os.getcwd())
+        warm(workdir, plan["paths"])
+        plan["plugins"] = plugins(workdir, plan["paths"])
     texts = Texts(*plan["copies"]) if plan["copies"] else None
     for files in plan["runs"]:
         copies = Copies(files, texts) if texts else None

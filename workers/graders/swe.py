@@ -17,7 +17,7 @@ another sandbox, is the model's.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import PurePosixPath
 
 import msgspec
@@ -27,12 +27,20 @@ from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError, LimitExceeded
-from orchard.workers.graders.canaries import LIMIT, Canaries, Counts, canaries_of, evidence, suspicious
+from orchard.workers.graders.canaries import LIMIT, SHARE, Canaries, canaries_of, evidence, suspicious
 from orchard.workers.graders.diffs import is_diff, touched_paths
 from orchard.workers.graders.parsers import PARSERS, without_timing
 from orchard.workers.graders.patches import LADDER, PUBLISHED_LADDER, Applied, Checkout
 from orchard.workers.graders.policy import Refused, permitted
-from orchard.workers.graders.testing import RUN_SHARE, Plan, TestRun, plan_of, run_copies, run_tests
+from orchard.workers.graders.testing import (
+    NO_ANSWERS,
+    Answers,
+    Plan,
+    TestRun,
+    plan_of,
+    run_copies,
+    run_tests,
+)
 from orchard.workers.graders.verdict import DOUBTFUL, Verdict, judge
 from orchard.workers.machine import Machine
 from orchard.workers.masking import masked
@@ -238,8 +246,8 @@ class _Grader:
         doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
         plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
         canaries: Canaries | None = None
-        counts: Counts = {}
-        used = 0
+        answers = NO_ANSWERS
+        used, limit = 0, LIMIT
         if plan is not None:
             async with self._pristine() as machine:
                 used = 1
@@ -247,11 +255,10 @@ class _Grader:
                 await self._apply(submission, checkout)
                 await self._bring_tests(submission, checkout)
                 canaries = await canaries_of(self._grading, plan, machine, self._task, run.seconds)
-                try:
-                    counts = await self._ask(plan, canaries, machine, checkout)
-                except LimitExceeded:
-                    counts = {}  # nothing was answered
-        suspects = suspicious(canaries.sites, counts) if canaries else set()
+                limit = min(LIMIT, checkout.seconds_left * SHARE)
+                with suppress(LimitExceeded):  # then nothing was answered
+                    answers = await self._ask(plan, canaries, machine, checkout, limit)
+        suspects = suspicious(canaries.sites, answers) if canaries else set()
         without = tuple(self._grading.fail_to_pass) if canaries is None else canaries.without
         forged: set[str] = set()
         if self._task.gold_patch.strip() and (suspects or doubtful):
@@ -265,8 +272,12 @@ class _Grader:
                     as_gold = self._judged(control).tests
                     doubtful = {test for test in doubtful if as_gold[test] != grade.verdict.tests[test]}
                 if suspects and plan is not None and canaries is not None:
-                    gold = await self._ask(plan, canaries, machine, checkout)
-                    forged = evidence(canaries.sites, counts, gold)
+                    gold = await self._ask(plan, canaries, machine, checkout, limit / 2)
+                    if not gold.ended and not gold.counts:
+                        raise _failed(
+                            self._task, "the gold patch had no time for copies of the tests; grade with more"
+                        )
+                    forged = evidence(canaries.sites, answers, gold)
                     unsound = suspicious(canaries.sites, gold)
                     sound = {site.test for name, site in canaries.sites.items() if name not in unsound}
                     without += tuple(
@@ -288,13 +299,14 @@ class _Grader:
             )
         return grade
 
-    async def _ask(self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout) -> Counts:
+    async def _ask(
+        self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout, limit: float
+    ) -> Answers:
         """The copies run, where the tests themselves were brought: these go, and what they came in."""
         if not canaries.sites:
-            return {}
+            return NO_ANSWERS
         await checkout.restore(set(canaries.texts))
         await checkout.forget_patches()
-        limit = min(LIMIT, checkout.seconds_left * RUN_SHARE)
         return await run_copies(
             self._task, self._grading, plan.call, canaries.texts, machine, checkout, limit
         )

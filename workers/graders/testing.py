@@ -5,6 +5,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +25,8 @@ RUN_SHARE = 0.45
 """Of the time left, that one test run may take: a control run must still fit."""
 
 RUNNER = Path(__file__).with_name("runner.py")
+_WITHOUT_PATHS = 'exec env -u PYTHONPATH PYTHONPATH_OF_TESTS="$PYTHONPATH" "$0" "$@"'
+"""The runner itself imports nothing from where tests do: it starts before they could be told from its own."""
 _HARDENED = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -57,6 +60,18 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
     hits: int
     misses: int
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of copies of tests."""
+
+    counts: Mapping[tuple[str, int], Count]
+    """By site and number of the copy; sites that were not reached are not in it."""
+    ended: bool
+    """Whether the runner came to its end: else more would have been answered, had there been more time."""
+
+
+NO_ANSWERS = Answers(counts={}, ended=True)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +162,11 @@ async def run_copies(
     machine: Machine,
     checkout: Checkout,
     limit: float,
-) -> dict[tuple[str, int], Count]:
-    """Copies of test files beside their originals, one at a time; by site and number of the copy what
-    became of it. Sites that were not reached are not in it. Raises the machine's InfrastructureError."""
+) -> Answers:
+    """Copies of test files beside their originals, shown one at a time.
+
+    Raises the machine's InfrastructureError.
+    """
     where: dict[str, int] = {}
     shown: list[bytes] = []
     runs = []
@@ -157,7 +174,9 @@ async def run_copies(
         path = PurePosixPath(file)
         beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
         where |= {name: number for number, name in enumerate(beside)}
-        shown += [text.encode() for text in copies]
+        encoded = [text.encode() for text in copies]
+        length = max(map(len, encoded))  # the runner knows the lengths, and so does who is forked from it
+        shown += [text.ljust(length, b"\n") for text in encoded]
         runs.append(beside)
     _, said = await _run(task, grading, call, runs, machine, checkout, limit, copies=shown)
     counts: dict[tuple[str, int], Count] = {}
@@ -166,7 +185,7 @@ async def run_copies(
             key = (site, where[test.split("::")[0]])
             before = counts.get(key, Count(hits=0, misses=0))
             counts[key] = Count(hits=before.hits + hits, misses=before.misses + misses)
-    return counts
+    return Answers(counts=counts, ended=said.ended)
 
 
 def _counts(sites: Any) -> Iterable[tuple[str, tuple[int, int]]]:
@@ -208,7 +227,7 @@ async def _run(
     await machine.write(planned, json.dumps(plan).encode())
     if copies:
         await machine.write(texts, b"".join(copies))
-    words = ["env", *call.variables, call.python, "-s", runner, planned]
+    words = ["env", *call.variables, "sh", "-c", _WITHOUT_PATHS, call.python, "-s", runner, planned]
     lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
     await machine.write(script, "\n".join(lines).encode())
     outcome = await machine.run(
@@ -219,7 +238,8 @@ async def _run(
         if line == f"{mark} end":
             ended = True
         elif line.startswith(f"{mark} {{"):
-            said.append(json.loads(line[len(mark) + 1 :]))
+            with suppress(ValueError):  # cut, because it is more than a command may print
+                said.append(json.loads(line[len(mark) + 1 :]))
     return outcome, _Said(runs=said, ended=ended)
 
 

@@ -7,6 +7,10 @@ from tests.forgery.tricks.imports import IMPORTS
 from tests.forgery.tricks.patches import PATCHES
 from tests.forgery.tricks.processes import PROCESSES
 from tests.forgery.tricks.runner import RUNNER
+from tests.forgery.tricks.second import SECOND
 from tests.forgery.tricks.shown import SHOWN
 
-TRICKS: tuple[Trick, ...] = (*RUNNER, *IMPORTS, *ANSWERS, *PROCESSES, *PATCHES, *ADAPTIVE, *SHOWN)
+TRICKS: tuple[Trick, ...] = (
+    *(*RUNNER, *IMPORTS, *ANSWERS, *PROCESSES, *PATCHES, *ADAPTIVE, *SHOWN),
+    *SECOND,
+)
