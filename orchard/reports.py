@@ -117,7 +117,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     found = [*pipeline.sick]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
-    if view.aborted and view.over:
+    if view.aborted and view.over and view.state is not State.CANCELLED:
         found.append(
             f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
             f"resume {view.name}`"

@@ -18,4 +18,5 @@ def progress(unit: str) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )

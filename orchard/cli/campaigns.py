@@ -238,7 +238,7 @@ async def _follow(steps: "AsyncIterator[Step]", title: str) -> int:
     """Show the steps as a bar; returns how many rollouts were offered."""
     offered = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task(title, total=None)
         async for step in steps:
             offered = step.offered

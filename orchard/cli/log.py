@@ -158,7 +158,7 @@ def _size(size: float) -> str:
 
 async def _follow(steps: AsyncIterator[Step], title: str) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task(title, total=None)
         async for step in steps:
             bar.update(row, description=f"{title}: {step.doing}", completed=step.events, total=step.total)

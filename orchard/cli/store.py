@@ -147,7 +147,7 @@ def restore_stream(
 
 async def _restore(session: Session, work: Path) -> tuple[Restored, list[str]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("connecting", total=None)
 
         def tell(what: str, done: int, total: int) -> None:
