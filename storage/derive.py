@@ -31,8 +31,12 @@ def derive(fact: Fact) -> tuple[str, Row] | None:
     if is_misplaced(fact.event, fact.subject):
         return unreadable(fact, f"{fact.event.type} outside its rollout's done subject")
     table, words = ROWS[type(data)]
-    own = _OWN.get(type(data))
-    return table, values(data) | words | (own(data) if own else {}) | _place(fact)
+    row = values(data)
+    row |= words
+    if own := _OWN.get(type(data)):
+        row |= own(data)
+    row |= _place(fact)
+    return table, row
 
 
 def unreadable(fact: Fact, reason: str) -> tuple[str, Row]:
