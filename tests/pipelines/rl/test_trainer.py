@@ -82,7 +82,7 @@ async def test_groups_train_in_order_and_each_policy_is_served(
     running = asyncio.create_task(trainer.run(start))
     for prompt in (4, 0, 2, 1, 6, 3):  # some before, some while it trains
         await publisher.events(whole_group(plan, prompt))
-    await asyncio.wait_for(running, 60)
+    await asyncio.wait_for(running, 240)
     updates = await facts(connection, PolicyUpdated)
     assert [update.version for update in updates] == [1, 2, 3]
     assert [update.groups for update in updates] == [
@@ -116,7 +116,7 @@ async def test_stale_and_incomplete_groups_are_dropped_with_a_reason(
     for prompt in (4, 5):
         await publisher.events(whole_group(plan, prompt, version=1))
     trainer = Trainer(settings, plan, connection, blobs, ALONE, server=None)
-    await asyncio.wait_for(trainer.run(start), 60)
+    await asyncio.wait_for(trainer.run(start), 240)
     dropped = {drop.group_id: drop.reason for drop in await facts(connection, GroupDropped)}
     assert dropped == {"run.2": DropReason.INCOMPLETE, "run.3": DropReason.STALE}
     assert [step.dropped for step in await facts(connection, PolicyStep)] == [1, 1]
@@ -139,10 +139,10 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
             *(sys.executable, "-m", "tests.pipelines.rl.killed_trainer"),
             *(nats_server.url, store, address(server), KEY, place, raw),
         )
-        code = await asyncio.wait_for(process.wait(), 60)
+        code = await asyncio.wait_for(process.wait(), 240)
         assert code == -signal.SIGKILL, place
     trainer = Trainer(settings, plan, connection, blobs, ALONE, server=address(server), key=KEY)
-    await asyncio.wait_for(trainer.run(start), 60)
+    await asyncio.wait_for(trainer.run(start), 240)
     updates = await facts(connection, PolicyUpdated)
     assert [update.version for update in updates] == [1, 2, 3, 4]
     assert [group for update in updates for group in update.groups] == [f"run.{n}" for n in range(8)]
@@ -159,7 +159,7 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
         for prompt in range(8):
             await Publisher(alone).events(whole_group(plan, prompt))
         trainer = Trainer(calm, plan, alone, blobs, ALONE, server=None)
-        await asyncio.wait_for(trainer.run(start), 60)
+        await asyncio.wait_for(trainer.run(start), 240)
     found, expected = (weights(policy_directory(tmp_path / name, 4)) for name in ("killed", "calm"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -172,7 +172,7 @@ async def test_a_checkpoint_that_does_not_fit_the_log_is_refused(
     start = await begin(connection, blobs, plan)
     for prompt in range(2):
         await Publisher(connection).events(whole_group(plan, prompt))
-    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, server=None).run(start), 60)
+    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, server=None).run(start), 240)
     other = msgspec.structs.replace(settings, lr=1.0)
     with pytest.raises(RunError, match="another configuration"):
         await Trainer(other, plan, connection, blobs, ALONE, server=None).run(start)
