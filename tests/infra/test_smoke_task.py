@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from orchard.pipelines.tasks.swe_files import check_rows
+from orchard.pipelines.tasks.swe_rows import task_from_row
 from orchard.schemas.tasks import SWETests
 from tests.infra.conftest import INFRA
 
@@ -12,7 +13,7 @@ SMOKE = INFRA / "smoke"
 
 
 def test_it_is_solved_by_its_patch_alone(tmp_path: Path) -> None:
-    (task,) = check_rows(SMOKE / "tasks.jsonl").tasks()
+    (task,) = check_rows(SMOKE / "tasks.jsonl", task_from_row).tasks()
     assert isinstance(task.grading, SWETests)
     shutil.copytree(SMOKE / "repository", tmp_path, dirs_exist_ok=True)
 
@@ -33,7 +34,7 @@ def test_it_is_solved_by_its_patch_alone(tmp_path: Path) -> None:
 
 
 def test_its_image_is_what_the_file_builds() -> None:
-    (task,) = check_rows(SMOKE / "tasks.jsonl").tasks()
+    (task,) = check_rows(SMOKE / "tasks.jsonl", task_from_row).tasks()
     text = (SMOKE / "Containerfile").read_text()
     assert f"-t {task.image} " in text
     assert f"WORKDIR {task.workdir}\nCOPY repository .\n" in text

@@ -174,7 +174,7 @@ async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
     found = await CampaignBook(place.connection).get("demo")
     assert found is not None
     view = (await standing(session, place.connection, {"demo": found[0]}, {})).campaigns[0]
-    assert (view.saved_turns, view.saved_tokens) == (5, outcome.inherited_tokens)
+    assert (view.saved.turns, view.saved.tokens) == (5, outcome.inherited_tokens)
     console.print(campaign_table(view, PipelineView()))
     assert "replayed from dead attempts: 5 turns" in capsys.readouterr().out
 

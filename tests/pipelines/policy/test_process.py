@@ -128,4 +128,4 @@ async def test_an_older_policy_does_not_take_the_place_of_a_newer_one(serve, oth
 
 def test_a_directory_that_cannot_be_served_is_said_in_a_sentence(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: no tokenizer can be loaded from {tmp_path}")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} holds no model")
