@@ -40,7 +40,7 @@ QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
-SECONDS = 100.0
+SECONDS = 200.0
 """Anything waited for takes less; a test that hangs says where."""
 
 
@@ -139,7 +139,7 @@ class World:
             samples=samples,
             **{
                 "budget": Budget(steps=60),
-                "timeouts": Timeouts(command=20.0, creation=60.0, grading=60.0, rollout=300.0),
+                "timeouts": Timeouts(command=100.0, creation=60.0, grading=60.0, rollout=300.0),
                 **changes,
             },
         )
