@@ -21,6 +21,7 @@ TASKS = 2
 STORE = "s3://orchard/here"
 
 
+@pytest.mark.slow
 async def test_a_campaign_from_tasks_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     with s3_service("orchard") as url:

@@ -112,6 +112,7 @@ async def test_of_two_writers_on_s3_one_is_refused(
     assert store_digests(s3_store) == store_digests(store)
 
 
+@pytest.mark.slow
 async def test_connections_that_break_lose_and_double_nothing(
     connection: Connection, publisher: Publisher, proxied: tuple[str, Faults], store: str, log
 ) -> None:
