@@ -32,6 +32,7 @@ from orchard.storage.source import batches, check_position
 from orchard.storage.tables import EVENTS, TABLES
 from orchard.streams.connection import Connection
 from orchard.streams.records import StoredEvent
+from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class Writer:
 
     async def _news_within(self, seconds: float | None) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), seconds)
+            await waited(self._news.wait(), seconds)
 
     @property
     def _log_first(self) -> bool:

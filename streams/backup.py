@@ -11,6 +11,7 @@ from nats.js import api
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError
 from orchard.streams.records import ApiError
+from orchard.streams.tasks import waited
 
 _CHUNK_BYTES = 128 * 1024
 _SECONDS = 60.0
@@ -43,7 +44,7 @@ async def replace_stream(
         opened = await _asked(
             target, f"$JS.API.STREAM.RESTORE.{stream}", {"config": config.as_dict(), "state": snapshot.state}
         )
-        while (chunk := await asyncio.wait_for(chunks.get(), _SECONDS)).data:
+        while (chunk := await waited(chunks.get(), _SECONDS)).data:
             _checked(await target.nats.request(opened.deliver_subject, chunk.data, timeout=_SECONDS))
             if chunk.reply:
                 await source.nats.publish(chunk.reply, b"")

@@ -15,6 +15,7 @@ from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import NobodyListens, Trial
 from orchard.streams.records import StoredMessage, nanoseconds
+from orchard.streams.tasks import waited
 
 _SUBJECTS = 256
 """Subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
@@ -61,7 +62,7 @@ async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any])
         await connection.nats.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=inbox)
         found: list[StoredMessage] = []
         while True:
-            message = await asyncio.wait_for(arrived.get(), _SILENCE)
+            message = await waited(arrived.get(), _SILENCE)
             match status_of(message):
                 case "":
                     found.append(_stored(message))

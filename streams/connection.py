@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 from orchard.streams.client import TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Connection:
                 f"the connection to {self.host} is closed ({self.last_error or 'by this process'})"
             )
         try:
-            await asyncio.wait_for(wanted.wait(), max(timeout, 0.0))
+            await waited(wanted.wait(), max(timeout, 0.0))
         except TimeoutError:
             if self.held or self.waiting:
                 raise StreamHeld(self.held or self.waiting) from None
@@ -134,7 +135,7 @@ class Connection:
         if self._room.is_set():
             return True
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._room.wait(), max(timeout, 0.0))
+            await waited(self._room.wait(), max(timeout, 0.0))
         return self._room.is_set()
 
     def judge(self, held: str, full: str, *, waiting: str = "") -> None:

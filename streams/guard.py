@@ -25,7 +25,7 @@ from orchard.streams import marks, names
 from orchard.streams.connection import Connection, Seen
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
-from orchard.streams.tasks import end
+from orchard.streams.tasks import end, waited
 from orchard.streams.topology import declare_events
 from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, id_of, sentence, shorter
 
@@ -121,7 +121,7 @@ class Guard:
             while True:
                 well = answered and self._connection.trusted and not self._told
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._lost.wait(), LOOK_SECONDS if well else HELD_LOOK_SECONDS)
+                    await waited(self._lost.wait(), LOOK_SECONDS if well else HELD_LOOK_SECONDS)
                 await self._connection.online.wait()
                 answered = await self.check()
         except EventsForgotten:

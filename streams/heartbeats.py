@@ -16,6 +16,7 @@ from orchard.streams.connection import Connection, ConnectionLost, connect, stat
 from orchard.streams.errors import StreamsError
 from orchard.streams.pull import PROGRESS
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Heartbeats:
                 # A heartbeat that was not confirmed is repeated sooner: a lease lives for several intervals.
                 pause = self._settings.heartbeat / (1 if all(alive) else 4)
                 try:
-                    await asyncio.wait_for(self._stop.wait(), pause)
+                    await waited(self._stop.wait(), pause)
                 except TimeoutError:
                     continue
 

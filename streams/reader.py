@@ -20,6 +20,7 @@ from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import EVENTS, STORED_AT
 from orchard.streams.publish import Trial, Unavailable
 from orchard.streams.records import Delivery
+from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Reader:
             # Which of the two limits ends the wait is decided before it: clocks of event loops are coarse.
             left = _SILENCE if deadline is None else deadline - clock()
             try:
-                await asyncio.wait_for(self._news.wait(), max(min(left, _SILENCE), 0.0))
+                await waited(self._news.wait(), max(min(left, _SILENCE), 0.0))
             except TimeoutError:
                 if left < _SILENCE:
                     return []

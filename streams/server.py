@@ -20,6 +20,7 @@ import msgspec
 from orchard.streams.errors import ServerFailed
 from orchard.streams.names import WORK
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class EmbeddedServer:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(_exited(process), 10)
+                await waited(_exited(process), 10)
             except TimeoutError:
                 process.kill()
         if process.wait() in _CLEAN_EXITS:

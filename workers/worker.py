@@ -21,6 +21,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import after_attempt, rollout_entry, successor
 from orchard.streams.errors import FAULTS, OutcomeRefused
+from orchard.streams.tasks import end, waited
 from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import UnknownHarness, get_harness
@@ -87,8 +88,8 @@ class Worker:
             slots = [group.create_task(self._slot()) for _ in range(self._settings.slots)]
             drainer = group.create_task(self._drain_when_told())
             await asyncio.wait(slots)
-            watcher.cancel()
-            drainer.cancel()
+            await end(watcher)
+            await end(drainer)
 
     async def _slot(self) -> None:
         idle = 0.0
@@ -276,7 +277,7 @@ class Worker:
         await self._draining.wait()
         log.info("draining: %d attempts may finish in %g s", len(self._running), self._shutdown_seconds)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), self._shutdown_seconds)
+            await waited(self._hurry.wait(), self._shutdown_seconds)
         self._interrupt_all("draining", lambda _: True)
 
     async def _watch_cancellations(self) -> None:

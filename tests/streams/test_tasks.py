@@ -32,3 +32,22 @@ async def test_a_task_ends_though_a_wait_swallows_its_first_cancellation(
         await tasks.end(task)
     assert task.cancelled()
     assert swallowed == 1  # in Python 3.12 and later because it is woken before it is cancelled
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancel_that_meets_what_is_waited_for_ends_the_loop(turns: int) -> None:
+    news = asyncio.Event()
+
+    async def work() -> None:
+        while True:
+            await tasks.waited(news.wait(), 60.0)
+            news.clear()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    news.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
