@@ -18,6 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test: $(LEARNING) debian style  ## what guards every change: under 8 minutes on 2 cores
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
+test-all: export HYPOTHESIS := random
 test-all: override ARGS := -m "slow or not slow" $(ARGS)
 test-all: test  ## the same, and the learning demonstrations, long soaks and long chaos
 

@@ -14,8 +14,14 @@ from orchard.streams.server import EmbeddedServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# On a busy machine an example may take long: that is no failure.
-settings.register_profile("orchard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine an example may take long: that is no failure. The examples follow from the test's text, so
+# that a run says something of the change it runs for; `HYPOTHESIS=random` looks for others.
+settings.register_profile(
+    "orchard",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("HYPOTHESIS") != "random",
+)
 settings.load_profile("orchard")
 
 collect_ignore = ["kubernetes"]
