@@ -96,6 +96,9 @@ async def test_after_a_dead_sandbox_the_rollout_is_the_one_it_would_have_been(
     dying(place, hit, 7)
     async with place.working():
         first, second = await finished(place, calm), await finished(place, hit)
+        async with asyncio.timeout(SECONDS):  # its outcome is known: the trail is of no use any more
+            while await Publisher(place.connection).trails.find(hit) is not None:
+                await asyncio.sleep(0.05)
 
     # Turn 7 ended its sandbox for all that is known, so it is asked about again; no earlier one is.
     assert place.model.turns(seed_of(calm)) == asked()
@@ -132,10 +135,6 @@ async def test_after_a_dead_sandbox_the_rollout_is_the_one_it_would_have_been(
     await rebuild_events(str(tmp_path / "rebuilt"), place.connection)
     rebuild_derived(str(tmp_path / "rebuilt"))
     assert store_digests(str(tmp_path / "rebuilt")) == live
-
-    async with asyncio.timeout(SECONDS):  # its outcome is known: the trail is of no use any more
-        while await Publisher(place.connection).trails.find(hit) is not None:
-            await asyncio.sleep(0.05)
 
 
 async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
