@@ -4,7 +4,7 @@ The rooms are below it as links (`orchard/streams` is the folder `streams`), and
 nothing else: SDK names are loaded when they are first used.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from importlib import metadata  # a twentieth of a second, for every process
+
         return metadata.version("orchard-pipeline")
     own = _PUBLISHED.get(name, name)
     if own not in _MODULES:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,15 +30,17 @@ collect_ignore = ["kubernetes"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The learning demonstrations are slow, and what takes minutes comes first, so that no process waits at
-    the end. Without root, what needs it is left out, and the summary names it."""
+    """The learning demonstrations are slow. What takes minutes comes first, then files of few tests, as their
+    tests are longer: so no process works alone at the end. Without root, what needs it is left out, and the
+    summary names it."""
+    tests = Counter(item.path for item in items)
     for item in items:
         if item.path.parent.name == "learning":
             item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("needs_root")
         if mark is not None and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(f"needs root, as CI has it: {mark.args[0]}"))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, tests[item.path], item.path))
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
-"""Faults through a campaign, small enough for every run; `make chaos` is the full size."""
+"""Faults through a campaign, in a minute; `make chaos` is the full size."""
 
 from pathlib import Path
+
+import pytest
 
 from tests.chaos.faults import chosen
 from tests.chaos.run import run
 
 
+@pytest.mark.slow
 async def test_quick_faults_lose_nothing_double_nothing_and_give_no_false_reward(tmp_path: Path) -> None:
     kinds = chosen("kill,stop,poison,pause,sandbox")
     report = await run(

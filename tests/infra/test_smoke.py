@@ -139,6 +139,7 @@ def accounted_for(store: Path) -> int:
         return int(row[0])
 
 
+@pytest.mark.slow
 async def test_a_campaign_runs_and_its_worker_ends_by_itself(place: Place) -> None:
     console = place.environment(place.container("Deployment", "console"))
     client = AsyncSandboxClient(base_url=place.sandboxes, api_key=console["SANDBOX_API_KEY"])

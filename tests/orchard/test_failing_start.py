@@ -98,6 +98,7 @@ async def test_ctrl_c_while_a_service_is_not_ready(tmp_path: Path) -> None:
     assert left_of(store) == []
 
 
+@pytest.mark.slow
 async def test_what_fails_beside_the_pipeline_hands_back_what_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,9 @@ def flip(blocks: list[Path]) -> None:
         file.write(b"\xff" * 8)
 
 
-@pytest.mark.parametrize(("damage", "found"), [(cut, "ends at"), (flip, "has no longer")])
+@pytest.mark.parametrize(
+    ("damage", "found"), [(cut, "ends at"), pytest.param(flip, "has no longer", marks=pytest.mark.slow)]
+)
 async def test_up_holds_on_a_damaged_stream_until_it_is_restored(
     tmp_path: Path, orchard: Command, damage: Callable[[list[Path]], None], found: str
 ) -> None:

@@ -96,6 +96,7 @@ async def test_a_dead_endpoint_aborts_without_reward_and_the_campaign_can_be_res
     )
 
 
+@pytest.mark.slow
 async def test_a_paused_campaign_waits_and_goes_on(running: Running, orchard: Command) -> None:
     spec = running.spec("paused", samples=4)
     async with running.session.connection("test") as connection:

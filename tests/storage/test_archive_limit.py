@@ -36,6 +36,7 @@ async def connection(nats_server: EmbeddedServer) -> AsyncIterator[Connection]:
         yield opened
 
 
+@pytest.mark.slow
 async def test_a_full_stream_is_archived_and_carries_many_times_its_size(
     connection: Connection,
     publisher: Publisher,

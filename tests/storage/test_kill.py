@@ -18,7 +18,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 
-ROWS = 7
+ROWS, KILLS = 7, 3
 """Small commits, so that kills fall between them."""
 
 
@@ -59,7 +59,7 @@ async def test_sigkill_loses_and_doubles_nothing(
 ) -> None:
     chance = random.Random(7)
     published = 0
-    for kill in range(6):
+    for kill in range(KILLS):
         events = [event for sample in range(20) for event in log.whole_rollout(kill * 20 + sample)]
         await publisher.events(events)
         published += len(events)
@@ -76,8 +76,8 @@ async def test_sigkill_loses_and_doubles_nothing(
         ).fetchall()
         conservation = tables.sql("select requested, finished, open, holds from conservation").fetchall()
     assert sequences == [(n,) for n in range(1, published + 1)]
-    assert counts == [(120, 120)]
-    assert conservation == [(120, 120, 0, True)]
+    assert counts == [(20 * KILLS, 20 * KILLS)]
+    assert conservation == [(20 * KILLS, 20 * KILLS, 0, True)]
     assert check(store) == []
 
     live = store_digests(store)

@@ -175,6 +175,7 @@ async def test_a_service_that_is_away_is_one_clear_error(
         await _write(s3_store, connection)
 
 
+@pytest.mark.slow
 async def test_sigkill_on_s3_loses_and_doubles_nothing(
     nats_server: EmbeddedServer,
     connection: Connection,

@@ -1,6 +1,7 @@
 """What readers listen to: every message once and in order, however the socket has cut the bytes."""
 
 import importlib.util
+import re
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
@@ -57,11 +58,15 @@ async def test_frames_do_not_depend_on_how_the_bytes_arrive() -> None:
 
 @cache
 def nats_parser() -> ModuleType:
-    """A copy of nats-py's parser, as it was before ours changed its patterns."""
+    """A copy of nats-py's parser, as it was before ours changed its patterns, but for one thing: there the
+    words of a line may stand on several lines, so `MSG a 1` waits for a number on the next one."""
     spec = importlib.util.find_spec("nats.protocol.parser")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for name in ("MSG_RE", "HMSG_RE"):
+        words = getattr(module, name).pattern.replace(rb"[^\s]", rb"\S")
+        setattr(module, name, re.compile(words.replace(rb"\s", rb"[^\S\r\n]")))
     return module
 
 

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,8 @@ sys.exit(failed)"
 class SubprocessMachine:
     """The Machine protocol with plain subprocesses: no isolation, for tests only."""
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Path = Path(sys.executable).parent) -> None:
+        self.programs = programs
         self.commands: list[str] = []
         self.scratch: set[Path] = set()
         self.written: set[Path] = set()
@@ -108,7 +111,7 @@ class SubprocessMachine:
         if env and "SCRATCH" in env:
             self.scratch.add(Path(env["SCRATCH"]))
         started = time.monotonic()
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{self.programs}:{os.environ['PATH']}"
         if not Path(cwd).is_dir():
             return CommandOutcome(output=f"{cwd}: no such directory\n", returncode=126, seconds=0.0)
         process = await asyncio.create_subprocess_exec(
@@ -205,9 +208,22 @@ class Shop:
         return diff
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the python of an image is that has pytest and no plug-in for it, which ours has many of."""
+    root = tmp_path_factory.mktemp("image")
+    venv.create(root, symlinks=True)
+    (packages,) = root.glob("lib/python*/site-packages")
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        installed = metadata.distribution(name)
+        for top in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(installed.locate_file(top))
+    return root / "bin"
+
+
 @pytest.fixture
-def machine() -> Iterator[SubprocessMachine]:
-    machine = SubprocessMachine()
+def machine(programs: Path) -> Iterator[SubprocessMachine]:
+    machine = SubprocessMachine(programs)
     yield machine
     for file in machine.written:
         file.unlink(missing_ok=True)

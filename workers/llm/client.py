@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
@@ -29,17 +30,17 @@ from orchard.workers.llm.answers import (
     read_completion,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
-from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, meaning, pause, retry_after
+from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
+from orchard.workers.llm.replies import ReplyTooLarge, bounded
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
-
-if TYPE_CHECKING:
-    from orchard.workers.llm.replies import ReplyTooLarge
 
 __all__ = ["Completion", "ContextLengthExceeded", "EndpointSettings", "ModelClient", "Price"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 15.0
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+"""Calls at once are limited by the endpoint's `concurrency`."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DETAIL_LIMIT = 300
 
@@ -62,8 +63,6 @@ class ModelClient:
     """Calls models at the endpoints that the configuration names; used and closed in one event loop."""
 
     def __init__(self, endpoints: Mapping[str, EndpointSettings]) -> None:
-        import openai  # noqa: F401 - a second of processor time, here and not in a call; most commands need none
-
         self._settings = dict(endpoints)
         self._open: dict[str, _Endpoint] = {}
 
@@ -120,10 +119,6 @@ class _Endpoint:
     """One endpoint: its connections, its window of calls, its secret."""
 
     def __init__(self, name: str, settings: EndpointSettings) -> None:
-        import openai
-
-        from orchard.workers.llm.replies import bounded
-
         self.name = name
         self.settings = settings
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -133,22 +128,25 @@ class _Endpoint:
                 f"endpoint {name!r} needs its key in the environment variable {settings.api_key_env}: set it",
             )
         local = urlsplit(settings.base_url).hostname in _LOOPBACK
-        self._client = openai.AsyncOpenAI(
+        self._client = httpx.AsyncClient(
             base_url=settings.base_url,
-            api_key=self._key or "none",
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(
-                trust_env=not local,
-                headers={"Accept-Encoding": "gzip, deflate"},
-                event_hooks={"response": [bounded(settings.max_reply_bytes)]},
-            ),
+            headers={
+                "Accept": "application/json",
+                "Accept-Encoding": "gzip, deflate",
+                "Authorization": f"Bearer {self._key or 'none'}",
+                "Content-Type": "application/json",
+            },
+            follow_redirects=True,
+            limits=_LIMITS,
+            trust_env=not local,
+            event_hooks={"response": [bounded(settings.max_reply_bytes)]},
         )
         self._limit = ConcurrencyLimit(settings.concurrency)
         self._reasoning_field = REASONING_FIELDS[0]
         """Where the newest answer had its reasoning."""
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._client.aclose()
 
     async def complete(
         self,
@@ -229,37 +227,22 @@ class _Endpoint:
 
     async def _try(self, body: bytes, model: str, deadline: float) -> Completion:
         """One request and its answer; raises _Refusal for every other end."""
-        import httpx
-        import openai
-
-        from orchard.workers.llm.replies import ReplyTooLarge
-
         left = max(deadline - time.monotonic(), 0.001)
+        limits = httpx.Timeout(left, connect=min(left, CONNECT_SECONDS))
         try:
             async with asyncio.timeout(left):
-                # `post` and not `chat.completions.create`: the same connection and errors, without walking
-                # through the whole conversation to coerce and encode it, which costs milliseconds a call.
-                reply = await self._client.post(
-                    "/chat/completions",
-                    cast_to=httpx.Response,
-                    content=body,
-                    options={
-                        "headers": {"Content-Type": "application/json"},
-                        "timeout": httpx.Timeout(left, connect=min(left, CONNECT_SECONDS)),
-                    },
-                )
+                reply = await self._client.post("/chat/completions", content=body, timeout=limits)
+            if not reply.is_success:
+                asked = retry_after(reply.headers, datetime.now(UTC))
+                raise self._status_refusal(reply.status_code, error_of(reply.content), model, asked)
             return read_completion(reply.content)
-        except (TimeoutError, openai.APITimeoutError) as error:
+        except (TimeoutError, httpx.TimeoutException) as error:
             raise self._refusal(Meaning.TRANSIENT, f"did not answer within {left:.0f} s") from error
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            if isinstance(cause, ReplyTooLarge):
-                return self._endless(cause, model)
-            detail = f"could not be reached ({type(cause).__name__}: {cause})"
+        except ReplyTooLarge as error:
+            return self._endless(error, model)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            detail = f"could not be reached ({type(error).__name__}: {error})"
             raise self._refusal(Meaning.TRANSIENT, detail) from None
-        except openai.APIStatusError as error:
-            asked = retry_after(error.response.headers, datetime.now(UTC))
-            raise self._status_refusal(error.status_code, error_body(error.body), model, asked) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
             if re.fullmatch("[45][0-9]{2}", inside.code):
@@ -267,7 +250,7 @@ class _Endpoint:
                 raise self._status_refusal(int(inside.code), inside, model, None) from error
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
 
-    def _endless(self, reply: "ReplyTooLarge", model: str) -> Completion:
+    def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
         """A completion without an end is the model's doing; any other body without one is the endpoint's."""
         most = f"more than {self.settings.max_reply_bytes} bytes"
         if reply.status >= 400:

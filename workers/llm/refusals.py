@@ -46,6 +46,15 @@ _CONTEXT = re.compile(
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 
 
+def error_of(reply: bytes) -> ErrorBody:
+    """Read the body of an error reply, which may be no JSON."""
+    try:
+        raw = msgspec.json.decode(reply)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raw = reply.decode("utf-8", "replace").strip()
+    return error_body(raw)
+
+
 def error_body(raw: object) -> ErrorBody:
     """Read the decoded JSON of an error reply; the shapes of OpenAI, vLLM and FastAPI are known."""
     if isinstance(raw, Mapping):
