@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -10,13 +11,30 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.identity import rollout_id
-from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.values import KeyStep, ValueAnnotated
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 CAMPAIGN = "demo"
+
+
+def llm_call(turn: int, **facts: Any) -> LLMCall:
+    """A call that brought the answer of a turn."""
+    known: dict[str, Any] = {
+        "parent": f"p{turn}",
+        "node": f"n{turn}",
+        "endpoint": "default",
+        "model": "m",
+        "served_model": "m-1",
+        "model_kind": ModelKind.MODEL,
+        "finish_reason": "stop",
+        "usage": Usage(prompt_tokens=100, completion_tokens=10),
+        "cost_usd": 0.25,
+        "seconds": 1.0,
+    }
+    return LLMCall(turn=turn, **{**known, **facts})
 
 
 class Author:

@@ -10,13 +10,12 @@ import msgspec
 from orchard.reports import campaign_line, hints
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
-from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.standing import InQueues, PipelineView, Work, _rows, _view
 from tests.datasets.conftest import connection, keep
 from tests.orchard.conftest import Command
-from tests.trajectory_log import CAMPAIGN, Author
+from tests.trajectory_log import CAMPAIGN, Author, llm_call
 
 __all__ = ["connection", "keep"]
 
@@ -25,27 +24,11 @@ RECORD = CampaignRecord(
 )
 
 
-def call(turn: int) -> LLMCall:
-    return LLMCall(
-        parent=f"p{turn}",
-        node=f"n{turn}",
-        turn=turn,
-        endpoint="default",
-        model="m",
-        served_model="m",
-        model_kind=ModelKind.MODEL,
-        finish_reason="stop",
-        usage=Usage(prompt_tokens=100, completion_tokens=10),
-        cost_usd=0.25,
-        seconds=1.0,
-    )
-
-
 async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) -> None:
     author = Author()
     done, runs = author.rollout(0, ["ls"], resolved=True), author.rollout(1, ["ls"], resolved=True)[:-1]
     ids = [events[0].rollout_id or "" for events in (done, runs)]
-    calls = [author.event(call(turn), rollout) for rollout in ids for turn in (1, 2)]
+    calls = [author.event(llm_call(turn), rollout) for rollout in ids for turn in (1, 2)]
     store = await keep([*done[:-1], *runs, *calls, done[-1]])
     rows = _rows(store, [CAMPAIGN], ids)
     view = _view(CAMPAIGN, RECORD, rows, InQueues(running=frozenset(ids[1:])), "", [])

@@ -12,7 +12,7 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.identity import rollout_id
-from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, VersionRun
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.storage.writer import Writer, WriterSettings
@@ -21,6 +21,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.trajectory_log import llm_call
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -117,20 +118,8 @@ class Log:
         return self.event(node, rollout, attempt)
 
     def call(self, rollout: str, attempt: int = 1) -> e.Event:
-        data = LLMCall(
-            parent="p",
-            node="n",
-            turn=1,
-            endpoint="default",
-            model="m",
-            served_model="m-1",
-            model_kind=ModelKind.MODEL,
-            finish_reason="stop",
-            usage=Usage(prompt_tokens=10, completion_tokens=5),
-            cost_usd=0.25,
-            seconds=1.5,
-        )
-        return self.event(data, rollout, attempt)
+        usage = Usage(prompt_tokens=10, completion_tokens=5)
+        return self.event(llm_call(1, parent="p", node="n", usage=usage, seconds=1.5), rollout, attempt)
 
     def reward(self, rollout: str, attempt: int = 1, resolved: bool = True) -> e.Event:
         value = 1.0 if resolved else -1.0

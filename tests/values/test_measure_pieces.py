@@ -16,7 +16,7 @@ from orchard.pipelines.values.replaying import Replay
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, RolloutFinished, payload
 from orchard.schemas.identity import InvalidName, check_name
-from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
+from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
@@ -26,7 +26,7 @@ from orchard.workers.harnesses.mini_swe_agent import format_errors_at_end
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.message_tree import Totals
 from tests.tiny_tasks import tiny_task
-from tests.trajectory_log import Author
+from tests.trajectory_log import Author, llm_call
 
 TASK = tiny_task(0)
 
@@ -59,19 +59,7 @@ def recorded() -> Recorded:
     ):
         path.append(node(path[-1], role, f"{role} {len(path)}", turn, **more))
     asked = {
-        one.node_id: LLMCall(
-            parent=one.parent or "",
-            node=one.node_id,
-            turn=one.turn,
-            endpoint="default",
-            model="m",
-            served_model="m",
-            model_kind=ModelKind.MODEL,
-            finish_reason="stop",
-            usage=Usage(prompt_tokens=100, completion_tokens=10),
-            cost_usd=0.25,
-            seconds=2.0,
-        )
+        one.node_id: llm_call(one.turn, parent=one.parent or "", node=one.node_id, seconds=2.0)
         for one in path
         if one.role is Role.ASSISTANT
     }

@@ -1,5 +1,6 @@
-"""Pods as an API server would tell of them, made by hand."""
+"""An API server, and Pods as it would tell of them, made by hand."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,11 +8,24 @@ import msgspec
 import pytest
 
 from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
+from tests.injector.kubernetes.api_server import ApiServer, api_of
 
 NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def server() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+async def api(server: ApiServer) -> AsyncIterator[ClusterApi]:
+    async with api_of(server) as api:
+        yield api
 
 
 @pytest.fixture

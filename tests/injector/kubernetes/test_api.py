@@ -1,7 +1,5 @@
 """Requests to an API server that is tired, away, or says no; and creates that are sent more than once."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
@@ -12,20 +10,9 @@ from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.objects import Pod, PodList
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
-from tests.injector.kubernetes.api_server import PODS, ApiServer, api_of, refusal
+from tests.injector.kubernetes.api_server import PODS, ApiServer, refusal
 
 REQUEST = CreateSandbox(image="debian:12", sandbox_id="a")
-
-
-@pytest.fixture
-def server() -> ApiServer:
-    return ApiServer()
-
-
-@pytest.fixture
-async def api(server: ApiServer) -> AsyncIterator[ClusterApi]:
-    async with api_of(server) as api:
-        yield api
 
 
 @pytest.fixture

@@ -8,21 +8,10 @@ import pytest
 from orchard.injector.kubernetes import cache as cache_module
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from tests.injector.kubernetes.api_server import ApiServer, api_of, bookmark, error, event
+from tests.injector.kubernetes.api_server import ApiServer, bookmark, error, event
 from tests.injector.kubernetes.conftest import born, pod
 
 DEADLINE = 10.0
-
-
-@pytest.fixture
-def server() -> ApiServer:
-    return ApiServer()
-
-
-@pytest.fixture
-async def api(server: ApiServer) -> AsyncIterator[ClusterApi]:
-    async with api_of(server) as api:
-        yield api
 
 
 @pytest.fixture

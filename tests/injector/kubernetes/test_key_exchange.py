@@ -23,7 +23,7 @@ from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import Health
-from tests.injector.kubernetes.api_server import ApiServer, api_of
+from tests.injector.kubernetes.api_server import ApiServer
 from tests.injector.kubernetes.conftest import born, pod, running
 
 SECRET = b"the secret of all orchestrators of the cluster"
@@ -61,17 +61,6 @@ class Side:
         await self.introductions.close()
         await self.cache.close()
         await self.agents.close()
-
-
-@pytest.fixture
-def server() -> ApiServer:
-    return ApiServer()
-
-
-@pytest.fixture
-async def api(server: ApiServer) -> AsyncIterator[ClusterApi]:
-    async with api_of(server) as api:
-        yield api
 
 
 def started(server: ApiServer, **annotations: str) -> Pod:
