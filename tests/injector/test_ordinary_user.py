@@ -100,7 +100,11 @@ class Account:
         shutil.rmtree(self.place)
 
 
-@pytest.fixture(scope="module", params=["", f"{USER}:700000:65536\n"], ids=["one id", "a range of ids"])
+@pytest.fixture(
+    scope="module",
+    params=["", pytest.param(f"{USER}:700000:65536\n", marks=pytest.mark.slow)],
+    ids=["one id", "a range of ids"],
+)
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
     made = Account(request.param)
     yield made

@@ -16,6 +16,7 @@ from tests.chaos.world import pipeline, session_for
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 
+@pytest.mark.slow
 async def test_ctrl_c_hands_back_what_runs_and_the_next_start_finishes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

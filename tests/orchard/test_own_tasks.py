@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 STATES = "select task_id, state, detail from tasks where task_id in ('sum', 'sorted', 'fractions', 'greet')"
 
 
+@pytest.mark.slow
 async def test_the_guide_works_word_by_word(
     running: Running, command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

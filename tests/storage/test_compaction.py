@@ -151,6 +151,7 @@ async def test_the_writer_compacts_while_it_runs(
     assert store_digests(store) == before
 
 
+@pytest.mark.slow
 async def test_readers_are_undisturbed_by_writes_compaction_and_vacuum(
     connection: Connection, publisher: Publisher, store: str, write: Write, log
 ) -> None:
@@ -194,7 +195,7 @@ async def test_readers_are_undisturbed_by_writes_compaction_and_vacuum(
     try:
         async with asyncio.timeout(60):
             sample = 1
-            while min(reads) < 3 or sample < 20:
+            while min(reads) < 5 or sample < 40:
                 await publisher.events(log.whole_rollout(sample))
                 sample += 1
                 await asyncio.sleep(0.01)

@@ -204,6 +204,7 @@ async def test_the_budget_counts_on(world: World) -> None:
     assert found.value.value == 1.0
 
 
+@pytest.mark.slow
 async def test_the_command_measures_and_the_report_compares(
     world: World, service: LocalService, nats_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,7 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
     assert figures.truncated == 0.0
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does(model):
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     done = subprocess.run(
