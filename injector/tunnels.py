@@ -15,9 +15,11 @@ import aiohttp
 import msgspec
 
 from orchard.injector.agent.connections import Connections, Dial, connected
+from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
-from orchard.injector.errors import SandboxError, SandboxUnavailable, error_for
+from orchard.injector.agent.tunnel_requests import TunnelRequest
+from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
 from orchard.injector.event_loop import Blocking, blocking
 
 LOOPBACK = "127.0.0.1"
@@ -152,10 +154,13 @@ class AsyncTunnel:
             self._close_listener()
 
     async def _lined(self) -> aiohttp.ClientWebSocketResponse:
-        query: dict[str, str | int | float] = {"port": self._inside, "direction": self._direction}
-        query["name"] = self._name
+        query = {"port": str(self._inside), "direction": self._direction, "name": self._name}
         if self._idle_seconds is not None:
-            query["idle_seconds"] = self._idle_seconds
+            query["idle_seconds"] = str(self._idle_seconds)
+        try:
+            TunnelRequest.of(query)  # a refused WebSocket cannot say why; this can
+        except RequestInvalid as error:
+            raise SandboxRequestInvalid(error.detail) from error
         line = await self._dial(urlencode(query))
         try:
             keep_alive(line.get_extra_info("socket"))

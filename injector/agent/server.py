@@ -29,6 +29,8 @@ REASON_HEADER = "X-Error-Reason"
 WAIT_DEFAULT = 300.0
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
+FAREWELL = 1.0
+"""Seconds that the other end of a tunnel has to close the line too."""
 EXEC_WAIT_MARGIN = 30.0
 """Seconds a waiting exec is held beyond the command's own timeout."""
 
@@ -143,7 +145,7 @@ class AgentServer:
     async def _tunnel(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
         sandbox.ready()
         wanted = TunnelRequest.of(request.query)
-        line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
+        line = web.WebSocketResponse(timeout=FAREWELL, max_msg_size=FRAME_LIMIT, compress=False)
         await line.prepare(request)
         await self._tunnels.serve(line, sandbox, wanted)
         await line.close()

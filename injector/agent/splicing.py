@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from typing import Any, cast
 
 from orchard.injector.agent.multiplexing import PIECE, Stream
@@ -50,7 +51,7 @@ class Splice(asyncio.BufferedProtocol):
         if early:
             self._write(memoryview(early))
         if self._ended:
-            self._transport.write_eof()
+            self._end(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """As much as the other end takes now: reading is paused while that is nothing."""
@@ -95,7 +96,7 @@ class Splice(asyncio.BufferedProtocol):
         """From the stream."""
         self._ended = True
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            self._end(self._transport)
             self._close_when_both_ended()
 
     def lost(self) -> None:
@@ -129,6 +130,10 @@ class Splice(asyncio.BufferedProtocol):
             self._unconsumed += len(data)
         else:
             self._stream.consumed(len(data))
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        with suppress(OSError):  # it was reset, which it is about to say
+            transport.write_eof()
 
     def _close_when_both_ended(self) -> None:
         if self._stream.over and self._transport is not None:
