@@ -137,8 +137,8 @@ class Stream:
             if self._got_end:
                 raise ProtocolError("a stream ended twice")
             self._got_end = True
-            self.told.ended()
             self._finish()
+            self.told.ended()
         else:
             self._line.forget(self)
             self.told.lost()

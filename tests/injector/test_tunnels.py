@@ -243,6 +243,28 @@ async def test_a_sandbox_has_so_many_tunnels(sandbox: AsyncSandbox) -> None:
         await tunnel.close()
 
 
+async def test_connections_that_ended_leave_nothing_at_either_end(
+    service: "Service", sandbox: AsyncSandbox
+) -> None:
+    def held() -> tuple[int, int]:
+        return len(psutil.Process().net_connections()), psutil.Process(service.agent_pid).num_fds()
+
+    await start_server(sandbox)
+    async with sandbox.forward(PORT) as tunnel:
+        before = held()
+        for _ in range(10):
+            async with connection(tunnel.port, b"ehello") as (reader, writer):  # the client ends first
+                assert await reader.readexactly(5) == b"hello"
+                writer.write_eof()
+                assert await reader.read() == b""
+            async with connection(tunnel.port, b"xhello") as (reader, _):  # the server does
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+        async with asyncio.timeout(LIMIT):
+            while held() > before:
+                await asyncio.sleep(0.02)
+
+
 async def test_a_quiet_connection_is_reset(sandbox: AsyncSandbox) -> None:
     await start_server(sandbox)
     async with sandbox.forward(PORT, idle_seconds=0.2) as tunnel:
