@@ -10,6 +10,7 @@ from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
 from orchard.injector.sandbox import AsyncSandbox
+from orchard.injector.tunnels import LOOPBACK, Tunnel
 
 
 def _all(loop: EventLoopThread, sandboxes: Sequence[AsyncSandbox]) -> "list[Sandbox]":
@@ -63,6 +64,24 @@ class Sandbox(Blocking[AsyncSandbox]):
         return (
             ContainerProcess(self._loop, started) if isinstance(started, AsyncContainerProcess) else started
         )
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local_port: int = 0,
+        host: str = LOOPBACK,
+        idle_seconds: float | None = None,
+    ) -> Tunnel:
+        """See AsyncSandbox: `with` opens it."""
+        made = self._awaited.forward(port, local_port=local_port, host=host, idle_seconds=idle_seconds)
+        return Tunnel(self._loop, made)
+
+    def reverse(
+        self, port: int, target: int | tuple[str, int], *, idle_seconds: float | None = None
+    ) -> Tunnel:
+        """See AsyncSandbox: `with` opens it."""
+        return Tunnel(self._loop, self._awaited.reverse(port, target, idle_seconds=idle_seconds))
 
     get_job = blocking(AsyncSandbox.get_job)
     wait_job = blocking(AsyncSandbox.wait_job)

@@ -174,6 +174,24 @@ TERMINAL = Operation(
     errors=(400, *_SANDBOX),
     status=101,
 )
+TUNNEL = Operation(
+    "GET",
+    "/sandboxes/{id}/tunnel",
+    "tunnel",
+    "TCP connections into or out of the sandbox: a WebSocket of frames, each of one connection",
+    parameters=(
+        Parameter(
+            "port", "inside, at 127.0.0.1; 0, of a reverse tunnel: any that is free", int, required=True
+        ),
+        Parameter(
+            "direction", "`forward`: to the port inside; `reverse`: from it", Literal["forward", "reverse"]
+        ),
+        Parameter("name", "the tunnel takes the place of the one of the same name"),
+        Parameter("idle_seconds", "a connection on which nothing moves for so long is reset", float),
+    ),
+    errors=(400, *_SANDBOX, 422),
+    status=101,
+)
 APPLY_PATCH = Operation(
     "POST",
     "/sandboxes/{id}/apply_patch",

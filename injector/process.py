@@ -9,9 +9,9 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.event_loop import Blocking, blocking
-from orchard.injector.keepalive import keep_alive
 
 BUFFER_LIMIT = 64 * 1024 * 1024
 """Bytes of output kept for a caller that does not read; then the command has to wait."""

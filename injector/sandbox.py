@@ -5,15 +5,19 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar, overload
+
+from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import directories, environment, operations
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
 from orchard.injector.transport import Transport
+from orchard.injector.tunnels import LOOPBACK, AsyncTunnel
 from orchard.schemas.sandboxes import (
     OUTPUT_LIMIT,
     Acknowledgement,
@@ -169,12 +173,53 @@ class AsyncSandbox:
         return job
 
     async def _terminal(self, init: dict[str, object]) -> AsyncContainerProcess:
+        return await AsyncContainerProcess.start(await self._line(operations.TERMINAL), init)
+
+    async def _line(self, operation: operations.Operation, query: str = "") -> ClientWebSocketResponse:
         try:
-            line = await self._transport.line(operations.TERMINAL.at(self.sandbox_id))
+            return await self._transport.line(f"{operation.at(self.sandbox_id)}?{query}".rstrip("?"))
         except SandboxError:
             await self.heartbeat()  # a refused WebSocket cannot say why; this can
             raise
-        return await AsyncContainerProcess.start(line, init)
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local_port: int = 0,
+        host: str = LOOPBACK,
+        idle_seconds: float | None = None,
+    ) -> AsyncTunnel:
+        """A tunnel to what listens at `port` of the sandbox's loopback address: `async with` opens it.
+
+        It listens here, at `host` and `local_port`; 0 takes any that is free, which its `port` tells. Every
+        account of this machine can connect there. A connection on which nothing moves for `idle_seconds`
+        (3600) is reset.
+        """
+        return self._tunnel("forward", port, (host, local_port), idle_seconds)
+
+    def reverse(
+        self, port: int, target: int | tuple[str, int], *, idle_seconds: float | None = None
+    ) -> AsyncTunnel:
+        """A tunnel from 127.0.0.1:`port` of the sandbox to `target`: `async with` opens it.
+
+        `target` is a port of this machine's 127.0.0.1, or a host and a port that this process connects to;
+        the sandbox reaches nothing else by it, network or not. With `port` 0 the tunnel's `port` tells which
+        it took. `idle_seconds` as of `forward`. Raises SandboxConflict where a program inside has the port.
+        """
+        here = (LOOPBACK, target) if isinstance(target, int) else target
+        return self._tunnel("reverse", port, here, idle_seconds)
+
+    def _tunnel(
+        self,
+        direction: Literal["forward", "reverse"],
+        port: int,
+        here: tuple[str, int],
+        idle_seconds: float | None,
+    ) -> AsyncTunnel:
+        tunnels = self._transport.tunnels
+        dial = partial(self._line, operations.TUNNEL)
+        return AsyncTunnel(dial, tunnels.add, tunnels.discard, direction, port, here, idle_seconds)
 
     async def start(
         self,

@@ -23,6 +23,7 @@ from orchard.injector.errors import (
     error_for,
 )
 from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, Operation
+from orchard.injector.tunnels import AsyncTunnel
 
 API_KEY_HEADER = "X-API-Key"
 OVERLOAD = "overload"
@@ -53,6 +54,8 @@ class Transport:
         self._tls = tls
         self.headers = {} if api_key is None else {API_KEY_HEADER: api_key}
         """Of every request."""
+        self.tunnels: set[AsyncTunnel] = set()
+        """Those that are open."""
         self._timeout = timeout
         self._retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -60,7 +63,9 @@ class Transport:
         self._inherited: list[aiohttp.ClientSession] = []
 
     async def close(self) -> None:
-        """Close all connections; a later request opens new ones."""
+        """Close all tunnels and connections; a later request opens new ones."""
+        for tunnel in list(self.tunnels):
+            await tunnel.close()
         if self._session is not None and self._opened_by == os.getpid():
             await self._session.close()
             self._session = None

@@ -45,6 +45,8 @@ class Sandbox:
         self.reason = ""
         self.settled = asyncio.Event()
         """No longer pending."""
+        self.ended = asyncio.Event()
+        """It failed, or is being deleted."""
         self.machine: Machine | None = None
         self.jobs: Jobs | None = None
         self.touched = time.monotonic()
@@ -60,6 +62,7 @@ class Sandbox:
         if self.status != "failed":
             self.status, self.reason, self.status_message = "failed", reason, message
             self.settled.set()
+            self.ended.set()
 
     def document(self) -> dict[str, Any]:
         """The record of the HTTP contract."""
@@ -278,6 +281,7 @@ class Sandboxes:
                 sandbox.settled.set()
 
     async def _delete(self, sandbox: Sandbox) -> None:
+        sandbox.ended.set()
         if sandbox.expiry is not None:
             sandbox.expiry.cancel()
         if sandbox.starting is not None:

@@ -19,6 +19,8 @@ from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.machine import Host, Machine, SandboxSpec
 from orchard.injector.agent.sandboxes import Sandbox, Sandboxes, matching
 from orchard.injector.agent.terminal_sessions import TerminalSession
+from orchard.injector.agent.tunnel_requests import TunnelRequest
+from orchard.injector.agent.tunnels import Tunnels
 from orchard.injector.agent.uploads import Upload, discarded
 from orchard.injector.agent.version import VERSION, VERSION_HEADER
 
@@ -27,6 +29,8 @@ REASON_HEADER = "X-Error-Reason"
 WAIT_DEFAULT = 300.0
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
+FAREWELL = 1.0
+"""Seconds that the other end of a tunnel has to close the line too."""
 EXEC_WAIT_MARGIN = 30.0
 """Seconds a waiting exec is held beyond the command's own timeout."""
 
@@ -45,6 +49,7 @@ class AgentServer:
     def __init__(self, sandboxes: Sandboxes, host: Host) -> None:
         self._sandboxes = sandboxes
         self._host = host
+        self._tunnels = Tunnels()
 
     def application(self, *middlewares: Middleware) -> web.Application:
         """The aiohttp application; `middlewares` come before every handler."""
@@ -62,6 +67,7 @@ class AgentServer:
                 web.post("/sandboxes/{id}/heartbeat", held(self._heartbeat)),
                 web.post("/sandboxes/{id}/exec", held(self._exec)),
                 web.get("/sandboxes/{id}/exec/pty", held(self._terminal)),
+                web.get("/sandboxes/{id}/tunnel", held(self._tunnel)),
                 web.post("/sandboxes/{id}/apply_patch", held(self._apply_patch)),
                 web.put("/sandboxes/{id}/files", held(self._write)),
                 web.get("/sandboxes/{id}/files", held(self._read)),
@@ -133,6 +139,15 @@ class AgentServer:
         line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
         await line.prepare(request)
         await TerminalSession(line, machine, self._sandboxes.spawner).run()
+        await line.close()
+        return line
+
+    async def _tunnel(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+        sandbox.ready()
+        wanted = TunnelRequest.of(request.query)
+        line = web.WebSocketResponse(timeout=FAREWELL, max_msg_size=FRAME_LIMIT, compress=False)
+        await line.prepare(request)
+        await self._tunnels.serve(line, sandbox, wanted)
         await line.close()
         return line
 

@@ -7,12 +7,15 @@ import base64
 from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
 
 from orchard.injector import operations
+from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
@@ -179,12 +182,24 @@ class Orchestrator:
         return json_reply(job)
 
     async def _terminal(self, request: web.Request) -> web.WebSocketResponse:
+        return await self._relayed(request, operations.TERMINAL.path)
+
+    async def _tunnel(self, request: web.Request) -> web.WebSocketResponse:
+        asked = _asked_for(request, operations.TUNNEL)
+        try:
+            TunnelRequest.of(asked)
+        except RequestInvalid as error:
+            raise Invalid(["query"], error.detail) from error
+        return await self._relayed(request, f"{operations.TUNNEL.path}?{urlencode(asked)}")
+
+    async def _relayed(self, request: web.Request, path: str) -> web.WebSocketResponse:
+        """A WebSocket, and the agent's at `path`."""
         offered = offered_protocols(request)
         line = web.WebSocketResponse(protocols=offered, max_msg_size=FRAME_LIMIT, compress=False)
         if not line.can_prepare(request).ok:
-            raise web.HTTPBadRequest(reason="a terminal session is a WebSocket: send an upgrade")
+            raise web.HTTPBadRequest(reason="this route is a WebSocket: send an upgrade")
         await self._asked(request, operations.HEARTBEAT)  # a refused WebSocket cannot say why; this can
-        held = await self._backend.agent(request.match_info["id"]).line(operations.TERMINAL.path)
+        held = await self._backend.agent(request.match_info["id"]).line(path)
         try:
             await line.prepare(request)
             await relay(line, held)

@@ -1,4 +1,4 @@
-"""A terminal session passed on between a client and the agent that holds it."""
+"""A terminal session, or a tunnel, passed on between a client and the agent that holds it."""
 
 import asyncio
 from contextlib import suppress
@@ -6,7 +6,7 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from orchard.injector.keepalive import keep_alive
+from orchard.injector.agent.keepalive import keep_alive
 
 Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
@@ -34,3 +34,5 @@ async def _forward(source: Line, target: Line) -> None:
         async for message in source:
             if message.type is WSMsgType.TEXT:
                 await target.send_str(message.data)
+            elif message.type is WSMsgType.BINARY:
+                await target.send_bytes(message.data)

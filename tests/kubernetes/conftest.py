@@ -25,7 +25,10 @@ from tests.infra.conftest import INFRA
 from tests.kubernetes import images
 
 pytest.register_assert_rewrite(
-    *(f"tests.contract.{name}" for name in ("commands", "fixtures", "lifecycle", "replicas", "sessions"))
+    *(
+        f"tests.contract.{name}"
+        for name in ("commands", "fixtures", "lifecycle", "replicas", "sessions", "tunnels")
+    )
 )
 
 KEY = "key-of-the-tests"

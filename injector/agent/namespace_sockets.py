@@ -1,0 +1,46 @@
+"""Sockets in the network of a sandbox, made by the agent: nothing of them can be seen or taken inside."""
+
+import asyncio
+import os
+import socket
+import threading
+
+from orchard.injector.agent import kernel
+from orchard.injector.agent.spawning import Entrance
+
+
+async def inside(entrance: Entrance, family: socket.AddressFamily) -> socket.socket:
+    """A TCP socket in the network of the sandbox, which never waits. Raises OSError.
+
+    A socket belongs to the namespace it was made in, so a thread that ends enters it to make one.
+    """
+    if entrance.pidfd is None:
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[socket.socket] = loop.create_future()
+    target = os.dup(
+        entrance.pidfd
+    )  # the sandbox may be gone, and its number another's, before the thread runs
+
+    def hand_over(result: socket.socket | OSError) -> None:
+        if isinstance(result, OSError):
+            if not made.cancelled():
+                made.set_exception(result)
+        elif made.cancelled():
+            result.close()
+        else:
+            made.set_result(result)
+
+    def make() -> None:
+        result: socket.socket | OSError
+        try:
+            kernel.setns(target, kernel.CLONE_NEWNET)
+            result = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            result = error
+        finally:
+            os.close(target)
+        loop.call_soon_threadsafe(hand_over, result)
+
+    threading.Thread(target=make, name="namespace", daemon=True).start()
+    return await made

@@ -1,0 +1,159 @@
+"""A TCP connection joined to one stream of a line: whatever comes from the one goes into the other."""
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from typing import Any, cast
+
+from orchard.injector.agent.multiplexing import PIECE, Stream
+
+BUFFER = 128 * 1024
+"""Bytes that the kernel keeps of a connection in either direction: what a task does not read is the machine's
+memory."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Splice(asyncio.BufferedProtocol):
+    """The connection's end. Bytes that come before there is a connection wait for it.
+
+    A stream that is lost resets the connection, and one that is reset loses the stream: nobody takes a part
+    for the whole. `done` is set when neither is there any more.
+    """
+
+    def __init__(self, stream: Stream, scratch: memoryview) -> None:
+        """`scratch` has PIECE bytes, for all splices of an event loop: no byte stays there."""
+        self._stream = stream
+        self._scratch = scratch
+        self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
+        self._unconsumed = 0
+        self._full = self._paused = False
+        self._ended = False
+        self._failed = False
+        self.done = asyncio.Event()
+        stream.receiver = self
+
+    @property
+    def moved(self) -> int:
+        """Bytes that came and went."""
+        return self._stream.moved
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        self._transport = cast(asyncio.Transport, transport)
+        if self._failed:
+            self._abort()
+            return
+        self._transport.set_write_buffer_limits(high=PIECE)
+        self._pause_unless_wanted()
+        early, self._early = self._early, bytearray()
+        if early:
+            self._write(memoryview(early))
+        if self._ended:
+            self._end(self._transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """As much as the other end takes now: reading is paused while that is nothing."""
+        return self._scratch[: max(1, self._stream.allowed)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """From the connection."""
+        self._stream.send(self._scratch[:nbytes])
+        self._pause_unless_wanted()
+
+    def eof_received(self) -> bool:
+        """From the connection; its other direction stays open until the stream ends too."""
+        self._stream.end()
+        self._close_when_both_ended()
+        return True
+
+    def pause_writing(self) -> None:
+        """The connection does not read."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._full = False
+        count, self._unconsumed = self._unconsumed, 0
+        self._stream.consumed(count)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """By either end."""
+        self._transport = None
+        self._failed = True
+        self._stream.reset()
+        self.done.set()
+
+    def received(self, data: memoryview) -> None:
+        """From the stream."""
+        if self._transport is None:
+            self._early += data
+        else:
+            self._write(data)
+
+    def ended(self) -> None:
+        """From the stream."""
+        self._ended = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._end(self._transport)
+            self._close_when_both_ended()
+
+    def lost(self) -> None:
+        """From the stream."""
+        self._failed = True
+        if self._transport is None:
+            self.done.set()
+        else:
+            self._abort()
+
+    def room(self) -> None:
+        """From the stream."""
+        if self._paused and self._transport is not None and self._stream.wanted:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def give_up(self) -> None:
+        """Reset both."""
+        self._stream.reset()
+        self.lost()
+
+    def _pause_unless_wanted(self) -> None:
+        if not self._paused and not self._stream.wanted and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _write(self, data: memoryview) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+        if self._full:
+            self._unconsumed += len(data)
+        else:
+            self._stream.consumed(len(data))
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        with suppress(OSError):  # it was reset, which it is about to say
+            transport.write_eof()
+
+    def _close_when_both_ended(self) -> None:
+        if self._stream.over and self._transport is not None:
+            self._transport.close()
+
+    def _abort(self) -> None:
+        assert self._transport is not None
+        line: Any = self._transport.get_extra_info("socket")
+        reset(line)
+        self._transport.abort()
+
+
+def prepared(connection: socket.socket) -> socket.socket:
+    """With buffers of BUFFER bytes, and never waiting."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    return connection
+
+
+def reset(connection: socket.socket) -> None:
+    """Let the other end learn, when this one is closed, that something is missing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

@@ -1,0 +1,42 @@
+"""What a query says about the tunnel that it asks for."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchard.injector.agent.errors import RequestInvalid
+
+FORWARD, REVERSE = "forward", "reverse"
+IDLE_SECONDS = 3600.0
+LONGEST_IDLE = 7 * 24 * 3600.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunnelRequest:
+    """What is asked for."""
+
+    direction: str
+    port: int
+    """Inside; 0, for a reverse tunnel, is any that is free."""
+    name: str
+    """A new tunnel takes the place of the one of the same name, whose client may be gone unnoticed."""
+    idle_seconds: float
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "TunnelRequest":
+        """Of the query of a request. Raises RequestInvalid."""
+        direction, name = query.get("direction", FORWARD), query.get("name", "")
+        if direction not in (FORWARD, REVERSE):
+            raise RequestInvalid(f"`direction` is `{FORWARD}` or `{REVERSE}`")
+        if name and not _NAME.fullmatch(name):
+            raise RequestInvalid("`name` has up to 64 letters, digits, dashes and underscores")
+        try:
+            port, idle = int(query.get("port", "")), float(query.get("idle_seconds", IDLE_SECONDS))
+        except ValueError as error:
+            raise RequestInvalid("`port` and `idle_seconds` are numbers") from error
+        if not (0 if direction == REVERSE else 1) <= port < 1 << 16:
+            raise RequestInvalid("`port` is a number from 1 to 65535")
+        if not 0 < idle <= LONGEST_IDLE:
+            raise RequestInvalid(f"`idle_seconds` is more than 0 and at most {LONGEST_IDLE:g}")
+        return cls(direction=direction, port=port, name=name, idle_seconds=idle)

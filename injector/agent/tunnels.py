@@ -1,0 +1,146 @@
+"""Tunnels into and out of sandboxes: TCP connections carried over the line of whoever asked for them.
+
+The first message of a line is JSON: `{"type": "ready", "port"}`, or `{"type": "error", "status", "reason",
+"message"}` and the end. All that follow are frames of `multiplexing`.
+
+    forward  the other end opens streams; for each the agent connects to a loopback port inside
+    reverse  the agent listens at a loopback port inside, and opens a stream for each connection
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import resource
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from orchard.injector.agent.connections import Connections, connected
+from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
+from orchard.injector.agent.namespace_sockets import inside
+from orchard.injector.agent.sandboxes import Sandbox
+from orchard.injector.agent.spawning import Entrance
+from orchard.injector.agent.tunnel_requests import FORWARD, TunnelRequest
+
+TUNNELS = 16
+"""Of one sandbox at the same time."""
+SHARE = 4
+"""Of so many descriptors of the agent one may be a tunnel's connection, and of so many of these one may be of
+one sandbox."""
+BACKLOG = 128
+"""Connections inside that wait for a place."""
+_LOOPBACK = (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Open:
+    """The tunnels of one sandbox."""
+
+    places: asyncio.Semaphore
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By name."""
+
+
+class Tunnels:
+    """Of all sandboxes of an agent."""
+
+    def __init__(self) -> None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = max(descriptors // SHARE, 1)
+        self._of_one = max(min(STREAMS, most // SHARE), 1)
+        self._places = asyncio.Semaphore(most)
+        self._open: dict[Sandbox, _Open] = {}
+
+    async def serve(self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest) -> None:
+        """Until the line ends, the sandbox does, or another tunnel takes this one's place."""
+        keep_alive(line.get_extra_info("socket"))
+        own = self._open.setdefault(sandbox, _Open(asyncio.Semaphore(self._of_one)))
+        name = wanted.name or os.urandom(16).hex()
+        while (previous := own.tasks.get(name)) is not None:
+            previous.cancel()
+            await asyncio.wait([previous])
+        try:
+            if len(own.tasks) >= TUNNELS:
+                raise Conflict(
+                    f"a sandbox has at most {TUNNELS} tunnels: close one", reason="too_many_tunnels"
+                )
+            task = own.tasks[name] = asyncio.ensure_future(self._serve(line, sandbox, wanted, own))
+            task.add_done_callback(lambda _: own.tasks.pop(name))
+            ended = asyncio.ensure_future(sandbox.ended.wait())
+            try:
+                await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in (task, ended):
+                    one.cancel()
+                await asyncio.wait([task, ended])
+            if not task.cancelled():
+                task.result()
+        except AgentError as error:
+            with suppress(ConnectionError):
+                await line.send_str(_error(error))
+        except ProtocolError as error:
+            log.warning("a tunnel of sandbox %s: %s", sandbox.spec.sandbox_id, error)
+        finally:
+            if not own.tasks:
+                self._open.pop(sandbox, None)
+
+    async def _serve(
+        self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest, own: _Open
+    ) -> None:
+        machine, _ = sandbox.ready()
+        entrance, places = machine.entrance, (own.places, self._places)
+        with suppress(ConnectionError):
+            if wanted.direction == FORWARD:
+                await line.send_str(_ready(wanted.port))
+
+                async def dial() -> socket.socket:
+                    return await _dialled(entrance, wanted.port)
+
+                await Connections(line, dial, places, wanted.idle_seconds).run()
+                return
+            with await _listening(entrance, wanted.port) as listener:
+                await line.send_str(_ready(listener.getsockname()[1]))
+                await Connections(line, listener, places, wanted.idle_seconds).run()
+
+
+async def _dialled(entrance: Entrance, port: int) -> socket.socket:
+    """Servers that know `localhost` only as ::1 are found too."""
+    for family, address in _LOOPBACK:
+        with suppress(ConnectionRefusedError):
+            return await connected(await inside(entrance, family), (address, port))
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+async def _listening(entrance: Entrance, port: int) -> socket.socket:
+    family, address = _LOOPBACK[0]
+    listener = await inside(entrance, family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(
+                f"a program in the sandbox listens at port {port}: choose another, or 0 for a free one",
+                reason="port_taken",
+            ) from error
+        raise RequestInvalid(f"port {port} cannot be listened at: {error.strerror}") from error
+    return listener
+
+
+def _ready(port: int) -> str:
+    return json.dumps({"type": "ready", "port": port})
+
+
+def _error(error: AgentError) -> str:
+    said = {"status": error.status, "reason": error.reason, "message": error.detail}
+    return json.dumps({"type": "error", **said})

@@ -1,0 +1,246 @@
+"""A tunnel in the hands of its caller: a port of the sandbox here, or a port of here in the sandbox."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from orchard.injector.agent.connections import Connections, Dial, connected
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
+from orchard.injector.agent.tunnel_requests import TunnelRequest
+from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
+from orchard.injector.event_loop import Blocking, blocking
+
+LOOPBACK = "127.0.0.1"
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
+"""Seconds before a line that broke at once is asked for again; doubled each time."""
+LASTING = 5.0
+"""Seconds after which a line was not broken at once."""
+Target = tuple[str, int]
+
+log = logging.getLogger(__name__)
+
+
+class _First(msgspec.Struct, frozen=True):
+    """What the service says first: `ready`, with a port inside, or `error`."""
+
+    type: str
+    port: int = 0
+    status: int = 500
+    reason: str | None = None
+    message: str = ""
+
+
+class AsyncTunnel:
+    """A tunnel while its block lasts, or from `open` to `close`.
+
+    `host` and `port` are where to connect to: of a forward tunnel here, of a reverse tunnel in the sandbox.
+    When the line to the service breaks, connections are reset and the tunnel comes back by itself; it ends,
+    with `error`, when the sandbox is gone or the service does not answer for the client's `retry_seconds`.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[str], Awaitable[aiohttp.ClientWebSocketResponse]],
+        opened: Callable[["AsyncTunnel"], object],
+        closed: Callable[["AsyncTunnel"], object],
+        direction: Literal["forward", "reverse"],
+        port: int,
+        here: Target,
+        idle_seconds: float | None,
+    ) -> None:
+        """`dial` makes a line for a query. `port` is inside, `here` what a forward tunnel listens at, or a
+        reverse one connects to.
+        """
+        self._dial = dial
+        self._opened, self._closed = opened, closed
+        self._direction = direction
+        self._inside = port
+        self._here = here
+        self._idle_seconds = idle_seconds
+        self._name = uuid.uuid4().hex
+        self._listener: socket.socket | None = None
+        self._line: aiohttp.ClientWebSocketResponse | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._opened_by = -1
+        self.host = LOOPBACK
+        self.port = 0
+        self.error: SandboxError | None = None
+        """Why it ended by itself."""
+
+    @property
+    def url(self) -> str:
+        """Of a web server behind it."""
+        return f"http://{self.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """Connections can be made when this returns. Raises SandboxError, and OSError for a port that is
+        taken here.
+        """
+        end: socket.socket | Dial = self._connect
+        if self._direction == "forward":
+            end = self._listener = await _listening(self._here)
+            self.host, self.port = self._listener.getsockname()[:2]
+        try:
+            self._line = await self._lined()
+        except BaseException:
+            self._close_listener()
+            raise
+        if self._direction == "reverse":
+            self.port = self._inside
+        self._opened_by = os.getpid()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep(end))
+        self._opened(self)
+        return self
+
+    async def close(self) -> None:
+        """Reset all connections; nothing listens any more. Nothing when it is closed, or our parent's."""
+        if self._keeping is None or self._opened_by != os.getpid():
+            return
+        self._keeping.cancel()
+        await asyncio.wait([self._keeping])
+        self._close_listener()  # as it does, unless it was cancelled before it began
+        if self._line is not None:
+            await self._line.close()
+        self._closed(self)
+
+    async def wait(self) -> None:
+        """Until the tunnel has ended. Raises its `error`; nothing when it was closed."""
+        if self._keeping is not None:
+            await asyncio.wait([self._keeping])
+        if self.error is not None:
+            raise self.error
+
+    async def _keep(self, end: socket.socket | Dial) -> None:
+        places = (asyncio.Semaphore(STREAMS),)
+        pause = FIRST_PAUSE
+        try:
+            while True:
+                assert self._line is not None, "it was opened with one"
+                begun = time.monotonic()
+                try:
+                    await Connections(self._line, end, places).run()
+                except ProtocolError as error:
+                    log.warning("a tunnel is given up and made anew: %s", error)
+                finally:
+                    await self._line.close()
+                pause = FIRST_PAUSE if time.monotonic() - begun > LASTING else min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(pause)
+                self._line = await self._lined()
+        except SandboxError as error:
+            self.error = error
+            self._closed(self)
+        finally:
+            self._close_listener()
+
+    async def _lined(self) -> aiohttp.ClientWebSocketResponse:
+        query = {"port": str(self._inside), "direction": self._direction, "name": self._name}
+        if self._idle_seconds is not None:
+            query["idle_seconds"] = str(self._idle_seconds)
+        try:
+            TunnelRequest.of(query)  # a refused WebSocket cannot say why; this can
+        except RequestInvalid as error:
+            raise SandboxRequestInvalid(error.detail) from error
+        line = await self._dial(urlencode(query))
+        try:
+            keep_alive(line.get_extra_info("socket"))
+            message = await line.receive()
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise SandboxUnavailable("the tunnel was lost before it was open")
+            first = msgspec.json.decode(message.data, type=_First)
+            if first.type != "ready":
+                raise error_for(first.status, first.message, first.reason)
+        except BaseException:
+            await line.close()
+            raise
+        self._inside = first.port
+        return line
+
+    async def _connect(self) -> socket.socket:
+        """To the target. Raises OSError."""
+        host, port = self._here
+        loop = asyncio.get_running_loop()
+        failure = OSError(f"{host} has no address")
+        for family, kind, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                made = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+                return await connected(made, address)
+            except OSError as error:
+                failure = error
+        raise failure
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+async def _listening(address: Target) -> socket.socket:
+    """Raises OSError."""
+    host, port = address
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, _, _, place = infos[0]
+    listener = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(STREAMS)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class Tunnel(Blocking[AsyncTunnel]):
+    """AsyncTunnel for blocking code: see there for what each method does and raises."""
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def open(self) -> Self:
+        """See AsyncTunnel."""
+        self._loop.run(self._awaited.open())
+        return self
+
+    @property
+    def host(self) -> str:
+        """Where to connect to."""
+        return self._awaited.host
+
+    @property
+    def port(self) -> int:
+        """Where to connect to."""
+        return self._awaited.port
+
+    @property
+    def url(self) -> str:
+        """Of a web server behind it."""
+        return self._awaited.url
+
+    @property
+    def error(self) -> SandboxError | None:
+        """Why it ended by itself."""
+        return self._awaited.error
+
+    close = blocking(AsyncTunnel.close)
+    wait = blocking(AsyncTunnel.wait)
