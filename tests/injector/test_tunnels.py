@@ -169,7 +169,17 @@ async def test_what_is_not_read_is_not_in_memory(service: "Service", sandbox: As
         [HEADER.pack(OPEN, 1), HEADER.pack(DATA, 1) + bytes(multiplexing.PIECE + 1)],
         [HEADER.pack(RESET, 2**32 - 1)],
     ],
-    ids=str,
+    ids=[
+        *("a text", "nothing", "half a head", "no such kind", "the second first", "an opening with more"),
+        *(
+            "data before",
+            "opened twice",
+            "room nobody had",
+            "room without a number",
+            "too much",
+            "no such stream",
+        ),
+    ],
 )
 async def test_a_peer_that_does_not_keep_to_the_rules_loses_its_line(
     sandbox: AsyncSandbox, raw: aiohttp.ClientWebSocketResponse, frames: list[bytes | str]
