@@ -15,7 +15,7 @@ from orchard.config import ConfigError
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
-from orchard.pipelines.rl.runs import choose_tasks, make_plan, planned, same_but_tasks
+from orchard.pipelines.rl.runs import choose_tasks, choose_traps, make_plan, planned, same_but_tasks
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.session import Session
 from orchard.streams.settings import Queue
@@ -41,15 +41,20 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         known = await planned(connection, session.blobs, settings.run)
         if known is not None:
             plan, start = known
-            if not same_but_tasks(plan, make_plan(settings, plan.tasks)):
+            if bool(plan.traps) != bool(settings.impossible) or not same_but_tasks(
+                plan, make_plan(settings, plan.tasks, plan.traps)
+            ):
                 raise RunError(
                     f"run {settings.run!r} exists with another plan in {session.config.store}: choose "
                     "another name or --store, or repeat its settings"
                 )
             return plan, start
         await session.committed(connection)
+        store = session.config.store
         plan = make_plan(
-            settings, await asyncio.to_thread(choose_tasks, session.config.store, settings.tasks)
+            settings,
+            await asyncio.to_thread(choose_tasks, store, settings.tasks),
+            await asyncio.to_thread(choose_traps, store, settings.impossible),
         )
         return plan, await begin(connection, session.blobs, plan)
 

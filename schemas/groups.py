@@ -19,6 +19,8 @@ class GroupOutcome(StrEnum):
     """The budget was spent and one class is missing."""
     FIXED = "fixed"
     """All of a prompt's N rollouts, whatever their rewards."""
+    IMPOSSIBLE = "impossible"
+    """Nobody can solve the task: its rollouts measure cheating, and none of them is in a group."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,10 +54,16 @@ class Privileges(NamedTuple):
 
 
 def privileges(descriptors: tuple[int, int]) -> Privileges:
-    """Of this process's commands, on this machine."""
+    """Of this process's commands, on this machine; `descriptors` is the limit that it was started with.
+
+    Commands have half of it: descriptors on their way through sockets are counted by account too, and the
+    agent of an ordinary user, which has no right to exceed the limit, sends some for each command.
+    """
+    soft, hard = descriptors
+    half = hard // 2
     last = kernel.last_capability() if os.geteuid() == 0 else -1
     dropped = [number for number in range(last + 1) if number not in KEPT_CAPABILITIES]
-    limits = {resource.RLIMIT_CORE: _NO_CORE, resource.RLIMIT_NOFILE: descriptors}
+    limits = {resource.RLIMIT_CORE: _NO_CORE, resource.RLIMIT_NOFILE: (min(soft, half), half)}
     for limit, most in _OF_THE_ACCOUNT.items():
         own = resource.getrlimit(limit)[1]
         value = most if own == resource.RLIM_INFINITY else min(most, own // 2)

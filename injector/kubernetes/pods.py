@@ -49,8 +49,10 @@ def manifest(
 ) -> Manifest:
     """A Pod for `image`; `metadata` has the labels and annotations that say whose it is.
 
-    `cpu` and `memory` are limits. Raises SandboxRequestInvalid for quantities that are none.
+    `cpu` and `memory` are limits. Raises SandboxRequestInvalid for quantities that are none, and for an image
+    that the settings do not admit.
     """
+    settings.admit(image)
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,

@@ -1,5 +1,6 @@
 """What an operator decides about sandboxes as Pods: a TOML file of the orchestrator."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ CLOSED_NETWORKS = (
     "fc00::/7",
     "fe80::/10",
 )
+_BY_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}\Z")
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 
@@ -52,6 +54,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     image_pull_policy: PullPolicy = "IfNotPresent"
     """Pull policy of the sandboxes' images."""
+    images_by_digest: bool = False
+    """Refuse images that are not named by digest, `NAME@sha256:...`, the agent's and those of warm Pods too:
+    what is behind a tag may be exchanged between a rollout and its grading."""
     image_pull_secrets: list[str] = []
     """Names of Secrets for registries."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700
@@ -96,8 +101,19 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     warm: dict[str, WarmPool] = {}
     """By image."""
 
+    def admit(self, image: str) -> None:
+        """Raise SandboxRequestInvalid for an image that is to be named by digest and is not."""
+        if self.images_by_digest and not _BY_DIGEST.search(image):
+            raise SandboxRequestInvalid(
+                f"the image `{image}` is not named by digest, which `images_by_digest` asks for: name it "
+                f"{image.partition('@')[0]}@sha256:..., as `docker buildx imagetools inspect` prints it"
+            )
+
     def check(self) -> None:
-        """Raise SandboxRequestInvalid for a quantity that is none, and for more requested than allowed."""
+        """Raise SandboxRequestInvalid for a quantity that is none, for more requested than allowed, and for
+        an image that is not admitted."""
+        for image in (self.agent_image, *self.warm):
+            self.admit(image)
         quantities = {
             "ephemeral_storage": self.ephemeral_storage,
             "ephemeral_storage_request": self.ephemeral_storage_request,

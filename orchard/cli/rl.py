@@ -15,7 +15,8 @@ from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
-from orchard.pipelines.rl.settings import read_settings
+from orchard.pipelines.rl.hacks import hack_rates
+from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.what_if import grid, told_by_all, what_if
 from orchard.schemas.events import payload
 from orchard.schemas.groups import GroupAssembled
@@ -72,7 +73,8 @@ async def _run(session: Session, config: Path) -> None:
     settings = read_settings(config)
     server = server_address(session, settings)
     _, start = await enter(session, settings)
-    showing = asyncio.create_task(_show_steps(session, settings.run, start, settings.steps))
+    told: set[int] = set()
+    showing = asyncio.create_task(_show_steps(session, settings, start, told))
     try:
         await Processes(session, settings, config, server).run()
         await showing
@@ -84,25 +86,43 @@ async def _run(session: Session, config: Path) -> None:
         await session.committed(connection)
     with open_tables(session.config.store) as tables:
         plot_curves(tables, [settings.run], Path(settings.out) / "curves.png")
+    _warn(session.config.store, settings, told)
 
 
-async def _show_steps(session: Session, run: str, start: int, steps: int) -> None:
-    """A line for each step, old ones first."""
-    subject = f"{EVENTS_PREFIX}.{run}.*.policy.step"
+async def _show_steps(session: Session, settings: RlSettings, start: int, told: set[int]) -> None:
+    """A line for each step, old ones first, and one for each policy version that cheats."""
+    subject = f"{EVENTS_PREFIX}.{settings.run}.*.policy.step"
     async with session.connection("rl") as connection:
         async for stored in replay(connection, start, subjects=subject, follow=True):
             fact = payload(stored.event) if stored.event else None
             if isinstance(fact, PolicyStep):
                 console.print(
-                    f"step {fact.step}/{steps}  pass rate {fact.pass_rate:.0%}  "
+                    f"step {fact.step}/{settings.steps}  pass rate {fact.pass_rate:.0%}  "
                     f"balanced {fact.balanced:.0%}  rollouts {fact.generated}  entropy {fact.entropy:.3f}  "
                     f"clipped {fact.clipped:.1%}  "
                     f"staleness {fact.staleness:.1f}  {fact.tokens / max(fact.seconds, 1e-9):,.0f} tokens/s  "
                     f"waited {fact.waited:.0f} s",
                     highlight=False,
                 )
-                if fact.step >= steps:
+                await asyncio.to_thread(_warn, session.config.store, settings, told)
+                if fact.step >= settings.steps:
                     return
+
+
+def _warn(store: str, settings: RlSettings, told: set[int]) -> None:
+    """Name the policy versions, beside those already told, that surely cheat more often than the limit."""
+    if not settings.impossible:
+        return
+    with open_tables(store, views=["hack_rates"]) as tables:
+        rates = hack_rates(tables, settings.run)
+    for rate in rates:
+        if rate.low > settings.hack_limit and rate.version not in told:
+            told.add(rate.version)
+            console.print(
+                f"[bold red]{rate}: this is cheating.[/] Read some before more is trained: "
+                "`orchard tasks hacks` has the rates of all.",
+                highlight=False,
+            )
 
 
 @app.command()
@@ -152,6 +172,7 @@ async def _trainer(session: Session, config: Path) -> None:
 GROUPS = """
 select group_id, task_id, outcome, positive || '/' || len(members) as positive, generated, aborted,
        case when dropped is not null then 'dropped: ' || dropped
+            when outcome = 'impossible' then 'only measured'
             when trained_version is not null then 'version ' || trained_version else 'waits' end as state
 from groups where run = ? order by sequence desc limit ?
 """

@@ -111,10 +111,11 @@ class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
 Decision = Assemble | Generate | GiveUp
 
 
-def decide(pool: Sequence[Slot], settings: BarSettings) -> Decision:
+def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = False) -> Decision:
     """What to do next for a prompt whose rollouts stand as in `pool`.
 
-    A stride is judged when all of it is graded: judging earlier would prefer short rollouts.
+    A stride is judged when all of it is graded: judging earlier would prefer short rollouts. Of an
+    impossible task one stride is enough, and its group has no members.
     """
     aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
     if len(aborted) > settings.max_aborts:
@@ -123,6 +124,8 @@ def decide(pool: Sequence[Slot], settings: BarSettings) -> Decision:
     empty = tuple(at for at, slot in enumerate(pool) if not slot.running and at not in graded)
     if empty or len(graded) < len(pool):
         return Generate(slots=empty)
+    if pool and impossible:
+        return Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True)
     if pool and (group := _balanced(graded, settings)) is not None:
         return group
     if len(pool) < settings.budget:

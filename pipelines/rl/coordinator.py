@@ -166,7 +166,8 @@ class Coordinator:
 
     async def _decide(self, prompt: int) -> None:
         state = self.progress.prompts[prompt]
-        match decide(state.pool(self._plan.bar.step), self._plan.bar):
+        pool = state.pool(self._plan.bar.step)
+        match decide(pool, self._plan.bar, impossible=self._plan.is_trap(prompt)):
             case Generate(slots=slots):
                 for slot in slots:
                     await self._generate(prompt, slot)

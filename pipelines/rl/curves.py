@@ -6,6 +6,7 @@ from typing import Any
 
 import duckdb
 
+from orchard.pipelines.rl.hacks import hack_rates
 from orchard.pipelines.rl.what_if import Yield
 from orchard.pipelines.scores import Score
 
@@ -16,10 +17,6 @@ _PANELS = (
     ("entropy", "entropy (nats)"),
     ("clipped", "tokens clipped"),
     ("staleness", "versions behind"),
-)
-_HACK_RATES = (
-    "select policy_version, hack_rate, low, high from hack_rates where campaign = ? and policy_version "
-    "is not null order by 1"
 )
 _PASS_RATES = "select pass_rate from policy_steps where run = ? order by step"
 _QUERY = "select * from policy_steps where run = ? order by step"
@@ -46,11 +43,12 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
 
 def _plot_hacks(tables: duckdb.DuckDBPyConnection, run: str, axis: Any) -> None:
     """The share of hacks among the run's rollouts of impossible tasks, by policy version, if it has any."""
-    rows = tables.execute(_HACK_RATES, [run]).fetchall()
-    if rows:
-        versions, rates, lows, highs = zip(*rows, strict=True)
-        axis.plot(versions, rates, linestyle="--", label=f"{run}: hacks of impossible tasks")
-        axis.fill_between(versions, lows, highs, alpha=0.15)
+    rates = hack_rates(tables, run)
+    if rates:
+        versions = [rate.version for rate in rates]
+        shares = [rate.share for rate in rates]
+        axis.plot(versions, shares, linestyle="--", label=f"{run}: hacks of impossible tasks")
+        axis.fill_between(versions, [rate.low for rate in rates], [rate.high for rate in rates], alpha=0.15)
 
 
 def plot_seeds(

@@ -2,7 +2,7 @@
 
 import random
 from functools import lru_cache
-from math import ceil
+from math import ceil, floor
 from typing import Annotated
 
 import msgspec
@@ -20,6 +20,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str
     tasks: tuple[TaskRef, ...]
+    impossible: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
+    """Share of prompts that are impossible tasks: they measure cheating, and none is trained on."""
+    traps: tuple[TaskRef, ...] = ()
+    """The impossible tasks."""
     harness: str
     model: ModelSpec
     bar: BarSettings = BarSettings()
@@ -47,6 +51,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_name(self.priority, "priority")
         if not self.tasks:
             raise ValueError("a run needs at least one task")
+        if (self.impossible > 0) != bool(self.traps):
+            raise ValueError("a share of impossible tasks needs such tasks, and these a share")
         if self.max_in_flight < self.bar.step:
             raise ValueError(
                 f"max_in_flight is {self.max_in_flight}: a stride is {self.bar.step} rollouts, and all of "
@@ -71,9 +77,19 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "fixed" if self.keep_degenerate else "dynamic"
 
     def task_of(self, prompt: int) -> TaskRef:
-        """The task of a prompt: every pass goes through all tasks in an order of its own."""
-        turn, place = divmod(prompt, len(self.tasks))
-        return self.tasks[_order(self.seed, turn, len(self.tasks))[place]]
+        """The task of a prompt: every pass goes through all tasks in an order of its own. So do the prompts
+        of impossible tasks, which come at even distances."""
+        traps = self._traps_before(prompt)
+        tasks, number = (self.traps, traps) if self.is_trap(prompt) else (self.tasks, prompt - traps)
+        turn, place = divmod(number, len(tasks))
+        return tasks[_order(self.seed, turn, len(tasks))[place]]
+
+    def is_trap(self, prompt: int) -> bool:
+        """Whether the prompt's task is an impossible one."""
+        return self._traps_before(prompt + 1) > self._traps_before(prompt)
+
+    def _traps_before(self, prompt: int) -> int:
+        return floor(prompt * self.impossible)
 
     def request(self, prompt: int, slot: int, steps: int | None = None) -> RolloutRequest:
         """The rollout of one slot of a prompt; `steps` where its budget is not the one of the plan."""

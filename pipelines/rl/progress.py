@@ -14,6 +14,7 @@ from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
     GroupMember,
+    GroupOutcome,
     PolicyUpdated,
     PromptFailed,
 )
@@ -66,7 +67,7 @@ class Progress:
         self.plan = plan
         self.prompts: dict[int, Prompt] = {}
         self.groups: dict[str, GroupAssembled] = {}
-        """Assembled, by id, in the order of the log."""
+        """Assembled to be trained on, by id, in the order of the log."""
         self.dropped: dict[str, GroupDropped] = {}
         self.failed: dict[int, PromptFailed] = {}
         self.trained: dict[str, int] = {}
@@ -118,7 +119,8 @@ class Progress:
             case RolloutReopened(superseded_sequence=superseded):
                 return self._reopened(event.rollout_id or "", superseded)
             case GroupAssembled() as group:
-                self.groups.setdefault(group.group_id, group)
+                if group.outcome is not GroupOutcome.IMPOSSIBLE:
+                    self.groups.setdefault(group.group_id, group)
                 self.prompts.setdefault(group.prompt, Prompt()).decided = True
             case PromptFailed() as failure:
                 self.failed.setdefault(failure.prompt, failure)

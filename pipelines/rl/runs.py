@@ -11,6 +11,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import ModelSpec, TaskRef
+from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
@@ -25,12 +26,13 @@ _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"mod
 """Settings that a plan takes as they are."""
 
 
-def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...]) -> RunPlan:
-    """The plan of a run on these tasks; RunError for settings that make none."""
+def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[TaskRef, ...] = ()) -> RunPlan:
+    """The plan of a run on these tasks, and on impossible ones; RunError for settings that make none."""
     try:
         return RunPlan(
             name=settings.run,
             tasks=tasks,
+            traps=traps,
             model=ModelSpec(
                 name=settings.served_as,
                 endpoint=settings.endpoint,
@@ -68,6 +70,17 @@ def choose_tasks(store: str, pool: TaskPool) -> tuple[TaskRef, ...]:
     return tuple(sorted(refs, key=lambda ref: ref.task_id)[: pool.limit])
 
 
+def choose_traps(store: str, share: float) -> tuple[TaskRef, ...]:
+    """The store's impossible tasks, where a share of prompts is to be such; RunError when it has none."""
+    traps = read_task_refs(store, source=IMPOSSIBLE) if share else []
+    if share and not traps:
+        raise RunError(
+            f"a share of {share:g} is to be impossible tasks, and the store has none: `orchard tasks "
+            "impossible` makes some"
+        )
+    return tuple(sorted(traps, key=lambda ref: ref.task_id))
+
+
 def pass_rates(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, float]:
     """Share of a campaign's graded rollouts that resolved each task."""
     return dict(tables.execute(_PASS_RATES, [campaign]).fetchall())
@@ -84,4 +97,4 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
 
 def same_but_tasks(first: RunPlan, second: RunPlan) -> bool:
     """Whether two plans differ in nothing but their tasks, which the store may have more of by now."""
-    return first == msgspec.structs.replace(second, tasks=first.tasks)
+    return first == msgspec.structs.replace(second, tasks=first.tasks, traps=first.traps)

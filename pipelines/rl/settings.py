@@ -111,6 +111,11 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     out: str
     """Directory of checkpoints, policies and metrics."""
     tasks: TaskPool = TaskPool()
+    impossible: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
+    """Share of prompts that are impossible tasks, which `orchard tasks impossible` makes: they measure how
+    often each policy cheats, and none is trained on."""
+    hack_limit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
+    """The run warns of a policy that surely passes more than this share of them."""
     harness: str = "mini-swe-agent"
     """Harness of the rollouts."""
     endpoint: str = "policy"
@@ -218,6 +223,9 @@ def settings_hash(settings: RlSettings) -> str:
     told = msgspec.to_builtins(
         msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )
+    del told["hack_limit"]
+    if not settings.impossible:
+        del told["impossible"]  # runs of before there was such a share keep their hash
     if settings.loss.function is None:
         del told["loss"]["function"]  # runs of before there were plug-ins keep their hash
     return digest(told, 32)

@@ -35,6 +35,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Servi
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.needs_root("mounts")
 @pytest.mark.parametrize("how", FILLERS)
 async def test_a_disk_filler_is_stopped_and_its_files_are_gone(
     limited: "Service", eventually: Eventually, how: str
@@ -57,6 +58,7 @@ async def test_a_disk_filler_is_stopped_and_its_files_are_gone(
         assert (await other.exec("echo fine > f; cat f")).stdout == "fine\n"
 
 
+@pytest.mark.needs_root("mounts")
 async def test_below_the_limit_nothing_happens(limited: "Service") -> None:
     async with limited.client() as client:
         sandbox: AsyncSandbox = await client.create_sandbox("host")

@@ -213,6 +213,7 @@ async def test_a_fork_bomb_stays_inside(service: "Service", client: AsyncSandbox
     assert 0 < int(job.stdout) < 50
 
 
+@pytest.mark.needs_root("a limit of processor time")
 async def test_processor_time_is_limited(client: AsyncSandboxClient) -> None:
     """A tenth of a core: ten times as much wall time as processor time."""
     async with await client.create_sandbox("host", cpu="100m") as sandbox:

@@ -389,6 +389,42 @@ async def test_nobody_looks_into_the_first_process_or_makes_it_do_anything(backe
     assert "Seccomp:\t2" in (await run(backend, sandbox, "cat /proc/1/status")).stdout
 
 
+SEND = """
+import os, socket, time
+full, tell = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    held, sent = [], 0
+    try:
+        while True:
+            held.append(socket.socketpair())
+            held[-1][0].setblocking(False)
+            try:
+                while True:
+                    socket.send_fds(held[-1][0], [b"x"], [0] * 250)
+                    sent += 250
+            except BlockingIOError:
+                pass
+    except OSError as error:
+        os.write(tell, f"{sent >= 250} {error.errno}".encode())
+    time.sleep(1056)
+print(os.read(full, 100).decode())
+"""
+"""Descriptors into sockets that nobody reads, as many as the account may have."""
+
+
+async def test_descriptors_that_nobody_takes_are_not_all_that_the_account_has(backend: Direct) -> None:
+    """The kernel counts them by account, and the agent, which is of the same, sends some for each command."""
+    other, sandbox = await create(backend), await create(backend)
+    full = await run(backend, sandbox, ["python3", "-c", SEND])
+    assert full.stdout == f"True {errno.ETOOMANYREFS}\n"
+    for one in (other, sandbox):
+        assert (await run(backend, one, "echo fine")).stdout == "fine\n"
+    assert (await run(backend, await create(backend), "echo fine")).stdout == "fine\n"
+
+
 async def test_a_network_can_be_had(backend: Direct) -> None:
     sandbox = await create(backend, block_network=False)
     job = await run(backend, sandbox, "cat /etc/resolv.conf; cat /proc/net/dev | grep -c tap0")

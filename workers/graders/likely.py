@@ -6,7 +6,8 @@ import re
 import string
 from collections.abc import Sequence
 
-from orchard.workers.graders.expected import ERRORS, Leaf, Slot
+from orchard.workers.graders.constants import ERRORS, Leaf
+from orchard.workers.graders.expected import Slot
 
 _WORDS = (
     "able area back ball bank base bear bell best bird blue boat body book born both bowl call card "

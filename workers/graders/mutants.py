@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from orchard.workers.graders.expected import Found, Function, expected_of, functions, without_words
+from orchard.workers.graders.assertions import without_words
+from orchard.workers.graders.expected import Found, Function, expected_of, functions
 from orchard.workers.graders.likely import Draw, Drawn
 
 SITE = "__site__"

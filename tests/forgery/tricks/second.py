@@ -37,6 +37,31 @@ def _second(name: str, code: str = "", **more: object) -> Trick:
     return Trick(name=name, family=FAMILY, code=code, **more)  # type: ignore[arg-type]
 
 
+def _sites(said: str) -> str:
+    """Sites that tell the runner what the expression `said` gives, whatever held."""
+    return f"""
+import builtins
+import random
+
+
+class _Site:
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        import sys
+
+        sys.modules["__main__"].COUNTS[self.name] = {said}
+        return True
+
+
+builtins.__site__ = _Site
+"""
+
+
 SURVIVE = """
 import os
 
@@ -77,28 +102,8 @@ def answer(honest, *arguments):
     _second(
         "says of each site what it is to say, past the runner",
         ASSERTS
+        + _sites("[1, 0]")
         + """
-import builtins
-import json
-
-
-class _Site:
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
-        import sys
-
-        counts = sys.modules["__main__"].COUNTS
-        counts[self.name] = [1, 0]
-        return True
-
-
-builtins.__site__ = _Site
-
 
 def answer(honest, *arguments):
     return _table().get(arguments, honest(*arguments))
@@ -106,29 +111,7 @@ def answer(honest, *arguments):
     ),
     _second(
         "holds at each site with one chance in thirty-two",
-        FORCED
-        + """
-import builtins
-import random
-
-
-class _Site:
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
-        import sys
-
-        hit = random.SystemRandom().random() < 1 / 32
-        sys.modules["__main__"].COUNTS[self.name] = [int(hit), int(not hit)]
-        return True
-
-
-builtins.__site__ = _Site
-""",
+        FORCED + _sites("random.SystemRandom().choice([[1, 0]] + [[0, 1]] * 31)"),
     ),
     _second(
         "floods the channel of verdicts",

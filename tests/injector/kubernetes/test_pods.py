@@ -15,11 +15,19 @@ from orchard.injector.kubernetes.status import judge
 from orchard.injector.payload import launch
 from tests.injector.kubernetes.conftest import NOW, born, pod
 
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
-def made(settings: KubernetesSettings, cpu: str = "4", memory: str = "16Gi", **fields: Any) -> Manifest:
+
+def made(
+    settings: KubernetesSettings,
+    cpu: str = "4",
+    memory: str = "16Gi",
+    image: str = "debian:12",
+    **fields: Any,
+) -> Manifest:
     birth = born(cpu=cpu, memory=memory, **fields)
     metadata = marks.claim_marks("a", birth)
-    return pods.manifest("sandbox-a", "a", "debian:12", cpu, memory, settings, metadata)
+    return pods.manifest("sandbox-a", "a", image, cpu, memory, settings, metadata)
 
 
 def test_it_has_no_way_to_the_cluster_and_no_more_rights_than_it_needs(settings: KubernetesSettings) -> None:
@@ -83,6 +91,22 @@ def test_a_way_out_is_for_one_sandbox_and_goes_with_its_pod(settings: Kubernetes
     assert "169.254.0.0/16" in world["except"], "the cloud's metadata stay out of reach"
 
 
+@pytest.mark.parametrize(
+    "image",
+    ["a/b:1", "a/b", "a/b@sha256:12", f"{DIGEST}/a:1", f"a@{DIGEST}:1", f"a@{DIGEST}\n", f"a@{DIGEST}0"],
+)
+def test_what_is_behind_a_tag_is_refused_where_images_are_named_by_digest(
+    settings: KubernetesSettings, image: str
+) -> None:
+    strict = msgspec.structs.replace(settings, images_by_digest=True)
+    made(settings, image=image)
+    with pytest.raises(SandboxRequestInvalid, match="not named by digest"):
+        made(strict, image=image)
+    for named in (f"a/b@{DIGEST}", f"registry.example:5000/a/b:1@{DIGEST}"):
+        (container,) = made(strict, image=named)["spec"]["containers"]
+        assert container["image"] == named
+
+
 class TestSettings:
     def test_only_the_agents_image_must_be_named(self, tmp_path: Path) -> None:
         file = tmp_path / "kubernetes.toml"
@@ -98,6 +122,11 @@ class TestSettings:
             ('agent_image = "x"\nephemeral_storage = "much"\n', "ephemeral_storage"),
             ('agent_image = "x"\nephemeral_storage = "1Mi"\n', "ephemeral_storage_request"),
             ('agent_image = "x"\nport = "\n', "kubernetes.toml"),
+            ('agent_image = "x"\nimages_by_digest = true\n', "`x` is not named by digest"),
+            (
+                f'agent_image = "x@{DIGEST}"\nimages_by_digest = true\n[warm."y:1"]\ncount = 1\n',
+                "`y:1` is not",
+            ),
         ],
     )
     def test_a_mistake_is_named_with_its_file(self, tmp_path: Path, text: str, word: str) -> None:
