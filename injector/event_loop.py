@@ -2,12 +2,12 @@
 
 import asyncio
 import functools
-import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from orchard.injector import inheritance
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -23,9 +23,8 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._started_by = -1
         self._starting = threading.Lock()
-        _all.add(self)
+        inheritance.watch(self)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result, or its exception; on an interrupt it is cancelled."""
@@ -46,19 +45,21 @@ class EventLoopThread:
 
     def stop(self) -> None:
         """End the thread; a later use starts it again."""
-        if self._loop is not None and self._started_by == os.getpid():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop = None
 
     def forked(self) -> None:
-        """In the child: whoever held the lock is not here to give it back."""
+        """Whoever held the lock is not here to give it back, nor the thread that ran the loop."""
         self._starting = threading.Lock()
+        if self._loop is not None:
+            inheritance.part_with(self._loop)
+            self._loop = None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._starting:
-            if self._loop is None or self._started_by != os.getpid():
+            if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._started_by = os.getpid()
                 arguments = (self._loop,)
                 threading.Thread(target=_serve, args=arguments, name="sandbox-client", daemon=True).start()
             return self._loop
@@ -109,14 +110,3 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
-
-
-_all: "weakref.WeakSet[EventLoopThread]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for one in _all:
-        one.forked()
-
-
-os.register_at_fork(after_in_child=_forked)

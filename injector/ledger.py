@@ -7,7 +7,6 @@ its parent's: its ledgers are empty, so the parent's sandboxes stay, however the
 """
 
 import atexit
-import logging
 import os
 import signal
 import ssl
@@ -15,13 +14,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType
 
 EXIT_TIMEOUT = 10.0
 """Seconds one deletion may take at the end of the process."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -70,9 +68,9 @@ class Ledger:
                 with urllib.request.urlopen(request, timeout=EXIT_TIMEOUT, context=self._tls):
                     self.remove(sandbox_id)
             except urllib.error.HTTPError as error:
-                log.warning("sandbox %s was left behind: %s", sandbox_id, error)
+                _complain(f"sandbox {sandbox_id} was left behind: {error}")
             except OSError as error:
-                log.warning("sandboxes were left behind: %s: %s", ", ".join(self.ids()), error)
+                _complain(f"sandboxes were left behind: {', '.join(self.ids())}: {error}")
                 return  # the service is away; the process must not wait for it once for each
 
 
@@ -89,6 +87,10 @@ def _listen_for_signals() -> None:
 
 
 def _end_by_signal(number: int, _frame: FrameType | None) -> None:
+    """It may interrupt anything at all, so it writes to no stream; and it is not interrupted by its like."""
+    for one in SIGNALS:
+        if signal.getsignal(one) is _end_by_signal:
+            signal.signal(one, signal.SIG_IGN)
     _delete_everything()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)  # the parent sees how we ended
@@ -98,6 +100,12 @@ def _end_by_signal(number: int, _frame: FrameType | None) -> None:
 def _delete_everything() -> None:
     for ledger in list(_ledgers):
         ledger.delete_all()
+
+
+def _complain(sentence: str) -> None:
+    """Past all streams and loggers: one of them may be what a signal interrupted, with its lock held."""
+    with suppress(OSError):
+        os.write(2, f"orchard: {sentence}\n".encode(errors="replace"))
 
 
 def _forget_the_parents() -> None:

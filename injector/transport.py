@@ -2,18 +2,19 @@
 
 import asyncio
 import io
-import os
 import random
 import ssl
 import time
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, TypeVar
 
 import aiohttp
 import msgspec
 
+from orchard.injector import inheritance
 from orchard.injector.errors import (
     SandboxError,
     SandboxFileTooLarge,
@@ -59,15 +60,25 @@ class Transport:
         self._timeout = timeout
         self._retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
-        self._opened_by = os.getpid()
-        self._inherited: list[aiohttp.ClientSession] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forgotten: weakref.finalize[..., Transport] | None = None
+        inheritance.watch(self)
 
     async def close(self) -> None:
         """Close all tunnels and connections; a later request opens new ones."""
         for tunnel in list(self.tunnels):
             await tunnel.close()
-        if self._session is not None and self._opened_by == os.getpid():
+        if self._session is not None and self._forgotten is not None:
+            self._forgotten.detach()
             await self._session.close()
+            self._session = None
+
+    def forked(self) -> None:
+        """The connections stay the parent's; a request of the child's opens new ones."""
+        if self._session is not None and self._loop is not None and self._forgotten is not None:
+            self._forgotten.detach()
+            inheritance.leave_alone(self._session)
+            inheritance.part_with(self._loop)
             self._session = None
 
     async def call(
@@ -199,20 +210,26 @@ class Transport:
             raise SandboxUnavailable(f"the sandbox service at {self._url} does not answer: {says}") from error
 
     def _opened(self) -> aiohttp.ClientSession:
-        """This process's session.
-
-        One from before a fork shares its sockets with the parent. It is never used, and kept, because closing
-        it takes the parent's event loop.
-        """
-        if self._session is not None and self._opened_by != os.getpid():
-            self._inherited.append(self._session)
-            self._session = None
+        """The session, of the loop that runs."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
             )
-            self._opened_by = os.getpid()
+            self._loop = asyncio.get_running_loop()
+            self._forgotten = weakref.finalize(self, _let_go, self._session, self._loop)
         return self._session
+
+
+def _let_go(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    """Nobody closed the client before it was forgotten, or its process ended: no fault to complain of."""
+    closing = session.close()
+    if loop.is_running():
+        inheritance.leave_alone(session)  # at the end of the process its thread may get no time for this
+        asyncio.run_coroutine_threadsafe(closing, loop)
+        return
+    with suppress(StopIteration):  # of a loop that is closed nothing has to be waited for
+        closing.send(None)
+    closing.close()
 
 
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
