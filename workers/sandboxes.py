@@ -44,7 +44,7 @@ LIMITS = {
     "disk_limit": AbortCause.SANDBOX_DIED,
 }
 """Reasons for the end of a sandbox that lie in what ran there, with the cause where that was ours."""
-NOT_STARTED = 126
+NOT_STARTED = 127
 """Return code of a command that could not be started, as shells give it."""
 
 
@@ -113,11 +113,13 @@ class SandboxMachine:
             )
         if job.error is not None:
             await self._insist_alive(job.error)
-        if job.exit_code is None:
-            # The sandbox lives but cannot start this: the agent may have removed its directory or its shell.
-            return CommandOutcome(output=job.error or "", returncode=NOT_STARTED, seconds=seconds)
+        code = NOT_STARTED if job.exit_code is None else job.exit_code
         return CommandOutcome(
-            output=job.stdout, returncode=job.exit_code, seconds=seconds, out_of_memory=job.oom_killed
+            # The sandbox may live and be unable to start this: the agent removed its directory or its shell.
+            output=job.stdout or (job.error or "" if code == NOT_STARTED else ""),
+            returncode=code if code >= 0 else 128 - code,  # as a shell tells a signal, which models know
+            seconds=seconds,
+            out_of_memory=job.oom_killed,
         )
 
     async def _insist_alive(self, error: str) -> None:

@@ -8,13 +8,15 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from orchard.injector.agent import kernel, seccomp
+from orchard.injector.agent.command_lines import SCRIPT, shell_words
 from orchard.injector.agent.syscall_program import NOT_FOUND, SyscallProgram
 
 TARGET, TOLD = 4, 5
 """Descriptors besides the calls: the pidfd of the sandbox's first process; a pipe that gets a byte when the
 terminal is the command's."""
-_FREE = 6
+_FREE = SCRIPT + 1
 _CLOSE_RANGE_CLOEXEC = 4
+_LAST = 0xFFFFFFFF
 
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31})
 """chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap.
@@ -94,7 +96,8 @@ def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
     calls.call("setsid")
     if request["terminal"]:
         calls.call("ioctl", 0, termios.TIOCSCTTY, 0)
-    calls.call("close_range", 3, 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    for first, last in ((3, SCRIPT - 1), (SCRIPT + 1, _LAST)) if request["script"] else ((3, _LAST),):
+        calls.call("close_range", first, last, _CLOSE_RANGE_CLOEXEC)
     calls.call("umask", 0o022)
     own = {limit: (value, value) for limit, value in request["rlimits"]}
     for limit, values in {**given_up.limits, **own}.items():
@@ -143,6 +146,7 @@ def _execute(calls: SyscallProgram, request: Mapping[str, Any]) -> None:
         calls.search([(path, argv) for path in paths], environment, step=EXECUTE)
         return
     for program in SHELLS:
-        argv = calls.texts([PurePath(program).name, *request["shell"]])
+        name = PurePath(program).name
+        argv = calls.texts(shell_words(name, request["line"], request["words"], request["login"]))
         passed = NOT_FOUND if program != SHELLS[-1] else ()
         calls.call("execve", calls.text(program), argv, environment, step=EXECUTE, passing_over=passed)

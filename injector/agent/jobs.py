@@ -17,13 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.kernel import sealed_file
 from orchard.injector.agent.machine import Machine
-from orchard.injector.agent.output import BoundedOutput, PipeReader
-from orchard.injector.agent.spawning import Spawner, exit_code
+from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
+from orchard.injector.agent.spawning import Spawner
 
 TIMEOUT_EXIT_CODE = 124
+NOT_FOUND_EXIT_CODE = 127
+"""Of a command that could not be started, as shells have it; `error` says why."""
 OUTPUT_LIMIT = 10 * 1024 * 1024
 RETAINED_OUTPUT = 64 * 1024 * 1024
 """Bytes of finished jobs' commands and output kept for a sandbox; the oldest are forgotten first."""
@@ -190,13 +193,13 @@ class Jobs:
         self._leftovers.clear()
 
     async def _run(self, job: TrackedJob, request: Mapping[str, Any]) -> None:
-        command = job.command
-        flag = "-lc" if request.get("login_shell") else "-c"
-        shell = [flag, command] if isinstance(command, str) else []
+        login = bool(request.get("login_shell"))
         stdin = request.get("stdin")
         readers = [PipeReader(job.out.add)]
         if not request.get("merge_output"):
             readers.append(PipeReader(job.err.add))
+        if login:
+            readers[-1].consume = WithoutLoginNoise(readers[-1].consume)
         source = os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", stdin.encode())
         timer = asyncio.get_running_loop().call_later(
             float(request.get("timeout_seconds") or 300.0), self._stop, job, "timeout"
@@ -205,16 +208,16 @@ class Jobs:
         job.started_at = time.time()
         job.oom_kills_before = self._machine.oom_kills()
         try:
-            await self._spawner.enter(
-                job.job_id,
-                self._machine.entrance,
-                argv=[] if isinstance(command, str) else command,
-                shell=shell,
-                env={**self._machine.environment, **(request.get("env") or {})},
-                cwd=os.path.join(self._machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
-                stdio=(source, readers[0].writer, readers[-1].writer),
-                report=self._ended(job, readers, timer),
-            )
+            with command_line(job.command, login) as command:
+                await self._spawner.enter(
+                    job.job_id,
+                    self._machine.entrance,
+                    command=command,
+                    env={**self._machine.environment, **(request.get("env") or {})},
+                    cwd=os.path.join(self._machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
+                    stdio=(source, readers[0].writer, readers[-1].writer),
+                    report=self._ended(job, readers, timer),
+                )
         finally:
             os.close(source)
             for reader in readers:
@@ -235,13 +238,13 @@ class Jobs:
 
     def _judge(self, job: TrackedJob, status: int, failure: str | None) -> None:
         if failure is not None:
-            self._complete(job, None, failure)
+            self._complete(job, NOT_FOUND_EXIT_CODE, failure)
             return
-        code = exit_code(status)
+        code = os.waitstatus_to_exitcode(status)
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         job.oom_killed = self._machine.oom_kills() > job.oom_kills_before
         if not killed:
-            self._complete(job, code, "out of memory" if job.oom_killed and code == 137 else None)
+            self._complete(job, code, _why(job, code))
         elif job.stopped_for == "timeout":
             job.timed_out = True
             self._complete(job, TIMEOUT_EXIT_CODE, "timeout")
@@ -298,6 +301,13 @@ class Jobs:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)
+
+
+def _why(job: TrackedJob, code: int) -> str | None:
+    """What is to be said of a command that ended by itself; of one that was killed, a shell says 128 + 9."""
+    if code == NOT_FOUND_EXIT_CODE and isinstance(job.command, str):
+        return "the shell did not find a program (exit code 127)"
+    return "out of memory" if job.oom_killed and code == 128 + signal.SIGKILL else None
 
 
 def _digest(text: str) -> bytes:

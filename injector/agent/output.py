@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import re
 import struct
 import termios
 from collections import deque
@@ -10,6 +11,8 @@ from collections.abc import Callable
 
 CHUNK = 256 * 1024
 _SMALL = 4096
+_NOISE = b"bash: cannot set terminal process group ("
+_LOGIN_NOISE = re.compile(rb"\A" + re.escape(_NOISE) + rb"[^\n]*\nbash: no job control in this shell\n")
 IDLE_READ_INTERVAL = 0.1
 """Seconds between reads of a pipe that outlived its job, so that a runaway writer costs us little."""
 
@@ -59,11 +62,30 @@ class BoundedOutput:
         return self._head.decode(errors="replace") + marker + tail.decode(errors="replace")
 
 
+class WithoutLoginNoise:
+    """Passes on what comes, less what an interactive bash without a terminal says first."""
+
+    def __init__(self, consume: Callable[[bytes], None]) -> None:
+        self._consume = consume
+        self._held: bytes | None = b""
+
+    def __call__(self, data: bytes) -> None:
+        """Empty `data` is the end."""
+        if self._held is None:
+            self._consume(data)
+            return
+        self._held += data
+        if data and self._held.startswith(_NOISE[: len(self._held)]) and self._held.count(b"\n") < 2:
+            return
+        held, self._held = self._held, None
+        self._consume(_LOGIN_NOISE.sub(b"", held, count=1))
+
+
 class PipeReader:
     """Reads one end of a pipe into a consumer until it is told that the writer it belongs to has ended."""
 
     def __init__(self, consume: Callable[[bytes], None]) -> None:
-        self._consume = consume
+        self.consume = consume
         self._loop = asyncio.get_running_loop()
         self._fd, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._fd, False)
@@ -90,8 +112,9 @@ class PipeReader:
         pending = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"))[0]
         while pending > 0:
             data = os.read(self._fd, min(pending, CHUNK))
-            self._consume(data)
+            self.consume(data)
             pending -= len(data)
+        self.consume(b"")
         self._read_into_nothing()
         return self._fd >= 0
 
@@ -106,9 +129,9 @@ class PipeReader:
 
     def _read(self) -> None:
         data = self._next()
-        if data:
-            self._consume(data)
-        elif data is not None:
+        if data is not None:
+            self.consume(data)
+        if data == b"":
             self.close()
 
     def _next(self) -> bytes | None:

@@ -55,4 +55,4 @@ async def _run(
 
 
 def _program_missing(job: TrackedJob) -> bool:
-    return job.exit_code is None and job.error is not None and job.error.startswith("could not execute")
+    return job.error is not None and job.error.startswith("could not execute")

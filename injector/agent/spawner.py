@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from orchard.injector.agent import entering, kernel, syscall_program
+from orchard.injector.agent.command_lines import SCRIPT
 
 HEADER = struct.Struct("!II")
 """Length of the JSON that follows; number of file descriptors attached."""
@@ -271,7 +272,9 @@ class _Spawner:
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """What it opens is closed with the request's descriptors, but for what a started command needs."""
-        stdio, target = descriptors[:3], (*descriptors[3:], self._nothing)[0]
+        stdio = descriptors[:3]
+        target = descriptors[3] if request["namespaces"] else self._nothing
+        script = descriptors[-1] if request["script"] else self._nothing
         told, tells = -1, self._nothing
         try:
             written = entering.program(request, self._given_up).open()
@@ -280,7 +283,8 @@ class _Spawner:
                 told, tells = os.pipe2(os.O_CLOEXEC)
                 descriptors += [told, tells]
             places = [*zip(stdio, (0, 1, 2), strict=True), (written, syscall_program.DESCRIPTOR)]
-            pid = self._play([*places, (target, entering.TARGET), (tells, entering.TOLD)])
+            places += [(target, entering.TARGET), (tells, entering.TOLD), (script, SCRIPT)]
+            pid = self._play(places)
         except OSError as error:
             self._never_ran(request, _why_not_started(request, error))
             return

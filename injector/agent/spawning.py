@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchard.injector.agent.command_lines import CommandLine
 from orchard.injector.agent.spawner import HEADER
 
 Report = Callable[[int, str | None], None]
@@ -105,15 +106,14 @@ class Spawner:
         name: str,
         entrance: Entrance,
         *,
-        argv: Sequence[str],
-        shell: Sequence[str],
+        command: CommandLine,
         env: dict[str, str],
         cwd: str,
         stdio: tuple[int, int, int],
         report: Report,
         on_terminal: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start a command in a sandbox: `argv`, or the image's shell with the arguments `shell`.
+        """Start a command in a sandbox.
 
         With `on_terminal`, `stdio` is a terminal that becomes the command's own; when it is, `on_terminal` is
         told the process id as the agent sees it and as the sandbox does.
@@ -128,12 +128,16 @@ class Spawner:
             "terminal": on_terminal is not None,
             "cgroups": list(entrance.cgroups),
             "rlimits": list(entrance.rlimits.items()),
-            "argv": list(argv),
-            "shell": list(shell),
+            "argv": list(command.argv),
+            "line": command.line,
+            "words": list(command.words),
+            "login": command.login,
+            "script": command.script >= 0,
             "env": env,
             "cwd": cwd,
         }
         descriptors = [*stdio] if entrance.pidfd is None else [*stdio, entrance.pidfd]
+        descriptors += [command.script] if command.script >= 0 else []
         await self._send(request, descriptors)
 
     def close(self) -> None:
@@ -206,9 +210,3 @@ async def _writable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> Non
         await ready
     finally:
         loop.remove_writer(sock)
-
-
-def exit_code(status: int) -> int:
-    """A wait status as a shell tells it: 128 + signal for a killed process."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code

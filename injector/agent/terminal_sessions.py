@@ -2,11 +2,12 @@
 
     client: init {cmd, env, cwd, rows, cols, login_shell}, stdin {data}, signal {sig}, resize {rows, cols},
             close
-    server: ready {pid}, stdout {data}, exit {code}, error {message}
+    server: ready {pid}, stdout {data}, exit {code, error}, error {message}
 
-`code` is the exit status, negative for the signal that killed the command. `exit` comes after all output, and
-the connection closes after it. The session ends with its command, and with a client that closes or vanishes:
-whatever of it still runs is killed.
+`code` is the exit status, negative for the signal that killed the command, and 127 where it could not start,
+which `error` and the output explain. `exit` is the last frame, after all output, and the connection closes. Frames
+that make no sense are passed over, but for input. The session ends with its command, and with a client that
+closes (SIGTERM, and SIGKILL for what is left after CLOSE_GRACE) or vanishes (SIGKILL).
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import binascii
 import json
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +24,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import AgentError, RequestInvalid
 from orchard.injector.agent.machine import Machine
 from orchard.injector.agent.spawning import Spawner
@@ -33,11 +36,17 @@ TAIL = 256 * 1024
 more than a little of what its background children go on printing."""
 STDIN_LIMIT = 16 * 1024 * 1024
 """Bytes that wait for a command which does not read; more is an error, never lost in silence."""
+CLOSE_GRACE = 5.0
+"""Seconds between the SIGTERM that a `close` frame is and the SIGKILL for what is still there."""
 RETRY_WRITE = 0.1
 """Seconds: a full terminal does not always say when there is room again."""
 DEFAULT_TERM = "xterm-256color"
 
 log = logging.getLogger(__name__)
+
+
+class InputLost(AgentError):
+    """Input of a session cannot be given to its command, which would go on without: the session ends."""
 
 
 class TerminalSession:
@@ -91,19 +100,18 @@ class TerminalSession:
         return {**frame, "cmd": command, "env": environment, "cwd": cwd, "rows": rows, "cols": cols}
 
     async def _serve(self, init: dict[str, Any], slave: int) -> None:
-        argv, shell = _command(init["cmd"], bool(init.get("login_shell")))
-        await self._spawner.enter(
-            self._name,
-            self._machine.entrance,
-            argv=argv,
-            shell=shell,
-            env={"TERM": DEFAULT_TERM, **self._machine.environment, **init["env"]},
-            cwd=os.path.join(self._machine.working_directory, init["cwd"]),  # noqa: PTH118
-            stdio=(slave, slave, slave),
-            report=lambda status, failure: self._ended.set_result((status, failure)),
-            on_terminal=lambda leader, pid: self._started.set_result((leader, pid)),
-        )
-        helpers: list[asyncio.Task[None]] = []
+        with command_line(init["cmd"], bool(init.get("login_shell"))) as command:
+            await self._spawner.enter(
+                self._name,
+                self._machine.entrance,
+                command=command,
+                env={"TERM": DEFAULT_TERM, **self._machine.environment, **init["env"]},
+                cwd=os.path.join(self._machine.working_directory, init["cwd"]),  # noqa: PTH118
+                stdio=(slave, slave, slave),
+                report=lambda status, failure: self._ended.set_result((status, failure)),
+                on_terminal=lambda leader, pid: self._started.set_result((leader, pid)),
+            )
+        helpers: list[asyncio.Task[Any]] = []
         try:
             await _first(self._started, self._ended)
             if self._started.done():
@@ -112,17 +120,26 @@ class TerminalSession:
                 await self._send(type="ready", pid=pid)
             loop = asyncio.get_running_loop()
             output = loop.create_task(self._forward_output())
-            helpers = [output, loop.create_task(self._forward_input()), loop.create_task(self._receive())]
-            await _first(self._ended, helpers[2], output)
+            receiving = loop.create_task(self._receive())
+            helpers = [output, loop.create_task(self._forward_input()), receiving]
+            await _first(self._ended, receiving, output)
+            if (
+                not self._ended.done()
+                and receiving.done()
+                and receiving.result()
+                and self._session is not None
+            ):
+                self._session.signal(self._master, signal.SIGTERM)
+                await asyncio.wait([self._ended], timeout=CLOSE_GRACE)
             if not self._ended.done():
                 self._kill()
                 await self._ended
             await output
             status, failure = self._ended.result()
-            if failure is None:
-                await self._send(type="exit", code=os.waitstatus_to_exitcode(status))
-            else:
-                await self._send(type="error", message=failure)
+            if failure is not None:
+                await self._send(type="ready", pid=0)
+                await self._send(type="stdout", data=base64.b64encode(f"{failure}\r\n".encode()).decode())
+            await self._send(type="exit", code=os.waitstatus_to_exitcode(status), error=failure)
         except ConnectionError:
             pass  # nobody is left to be told
         finally:
@@ -140,19 +157,24 @@ class TerminalSession:
             self._spawner.kill(self._name)
 
     async def _send(self, **frame: object) -> None:
-        await self._socket.send_str(json.dumps(frame))
+        await self._socket.send_str(
+            json.dumps({name: value for name, value in frame.items() if value is not None})
+        )
 
-    async def _receive(self) -> None:
-        """Take frames until the client closes or vanishes."""
+    async def _receive(self) -> bool:
+        """Take frames until the client says `close`, which is True, or vanishes."""
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 continue
             try:
                 if not self._take(_decoded(message.data)):
-                    return
+                    return True
             except RequestInvalid as error:
+                log.debug("a frame is passed over: %s", error.detail)
+            except InputLost as error:
                 await self._send(type="error", message=error.detail)
-                return
+                return False
+        return False
 
     def _take(self, frame: dict[str, Any]) -> bool:
         """Do what the frame says; False when it says to end."""
@@ -162,9 +184,7 @@ class TerminalSession:
         elif kind == "resize":
             resize(self._master, *_size(frame))
         elif kind == "signal":
-            number = signal_number(frame.get("sig"))
-            if number is None:
-                raise RequestInvalid(f"there is no signal {frame.get('sig')}")
+            number = signal_number(frame.get("sig")) or signal.SIGTERM
             if self._session is not None and not self._ended.done():
                 self._session.signal(self._master, number)
         elif kind != "close":
@@ -175,12 +195,10 @@ class TerminalSession:
         try:
             data = base64.b64decode(frame.get("data") or "", validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
-            raise RequestInvalid("`data` of `stdin` is not base64") from error
+            raise InputLost("`data` of `stdin` is not base64") from error
         self._waiting += len(data)
         if self._waiting > STDIN_LIMIT:
-            raise RequestInvalid(
-                f"the command does not read: more than {STDIN_LIMIT} bytes of stdin wait for it"
-            )
+            raise InputLost(f"the command does not read: more than {STDIN_LIMIT} bytes of stdin wait for it")
         self._stdin.put_nowait(data)
 
     async def _forward_input(self) -> None:
@@ -234,14 +252,6 @@ async def _ready(descriptor: int, add: Callable[..., None], remove: Callable[[in
         await ready.wait()
     finally:
         remove(descriptor)
-
-
-def _command(cmd: str | list[str], login_shell: bool) -> tuple[list[str], list[str]]:
-    """What to execute, and else what the image's shell gets: one of the two is empty."""
-    flag = "-lc" if login_shell else "-c"
-    if isinstance(cmd, str):
-        return [], [flag, cmd]
-    return ([], [flag, 'exec "$@"', "sh", *cmd]) if login_shell else (cmd, [])
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class TestCommands:
 
     async def test_a_missing_directory_is_an_error(self, agent: PodAgent) -> None:
         job = await agent.run("pwd", cwd="/nowhere")
-        assert (job.status, job.exit_code, job.stdout) == (JobStatus.FAILED, None, "")
+        assert (job.status, job.exit_code, job.stdout) == (JobStatus.FAILED, 127, "")
         assert "/nowhere cannot be entered" in (job.error or "")
 
     async def test_commands_begin_in_the_workspace(self, agent: PodAgent) -> None:
@@ -187,10 +187,10 @@ class TestCommands:
                 payload, busybox, "--ro-bind", str(directory), seen, preexec_fn=join
             ) as agent:
                 job = await agent.run("tail -c 1000000000 /dev/zero")
-                assert (job.oom_killed, job.error, job.exit_code) == (True, "out of memory", 137)
+                assert (job.oom_killed, job.error, job.exit_code) == (True, "out of memory", -9)
                 assert (await agent.run("echo alive")).stdout == "alive\n"
                 killed = await agent.run("kill -9 $$")
-                assert (killed.oom_killed, killed.exit_code, killed.error) == (False, 137, None)
+                assert (killed.oom_killed, killed.exit_code, killed.error) == (False, -9, None)
         finally:
             groups.close()
 

@@ -39,7 +39,7 @@ async def machine(service: Service) -> AsyncIterator[SandboxMachine]:
 async def test_a_removed_working_directory_is_the_agents_own_doing(machine: SandboxMachine) -> None:
     await machine.run("mkdir /gone && rm -r /gone", timeout=10, cwd="/")
     outcome = await machine.run("ls", timeout=10, cwd="/gone")
-    assert outcome.returncode == 126
+    assert outcome.returncode == 127
     assert "/gone" in outcome.output
 
 
