@@ -35,6 +35,7 @@ JSON = "application/json"
 RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
+HTML = "text/html"
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
@@ -104,7 +105,8 @@ class Operation(NamedTuple):
 
 KEY = Parameter(KEY_HEADER, "the same again returns what the first request made", place="header")
 TIMEOUT = Parameter("timeout", "seconds to wait", float)
-PATH = Parameter("path", "an absolute path in the sandbox", required=True)
+PATH = Parameter("path", "in the sandbox; relative: to the image's working directory", required=True)
+WORKSPACE = Parameter("path", "the same, /workspace where it is left out")
 LIMIT = Parameter("limit", "bytes; a larger file is refused with 413", int)
 LABEL = Parameter("label", "`name=value`; only sandboxes that carry all of them", list[str])
 _API_KEY = Parameter("api_key", "the key, where no header can be sent")
@@ -114,6 +116,7 @@ SERVICE = Operation("GET", "/", "service", "what this is", ServiceInfo, open=Tru
 HEALTH = Operation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
 METRICS = Operation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
 OPENAPI = Operation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
+DOCS = Operation("GET", "/docs", "serve_docs", "this document as a page", reply_media=HTML, open=True)
 RESOURCES = Operation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
 CREATE = Operation(
     "POST",
@@ -229,7 +232,7 @@ FILES = Operation(
     "files",
     "a directory's entries",
     FileList,
-    parameters=(PATH,),
+    parameters=(WORKSPACE,),
     errors=(*_SANDBOX, 422),
 )
 READ_ARCHIVE = Operation(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$(?!\n)"
+SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?$(?!\n)"
 """A DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line end pass."""
 
 TIMEOUT_EXIT_CODE = 124
@@ -158,9 +158,14 @@ class FileContent(msgspec.Struct, frozen=True, kw_only=True):
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     type: str
-    """`file`, `directory`, `symlink` or `other`."""
+    """`file`, `directory` or `other`, of a link what it leads to; `symlink`: it leads nowhere."""
     size: int
-    modified: float
+    modified: str
+    """ISO 8601 in UTC, whole seconds."""
+    modified_at: float
+    """Ours: epoch seconds."""
+    symlink: bool
+    """Ours."""
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):

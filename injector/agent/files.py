@@ -6,6 +6,7 @@ All functions block; call them in a thread.
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -48,12 +49,15 @@ def make_directory(root: int, path: str) -> None:
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:
-    """Entries of the directory at `path`, by name: name, type, size (bytes), modified (epoch seconds).
+    """Entries of the directory at `path`, by name.
+
+    Each has name, type, size (bytes), modified (ISO 8601, UTC), modified_at (epoch seconds) and symlink. Of a
+    link all but its name is of what it leads to; one that leads nowhere has the type `symlink`.
 
     Raises NotFound, and RequestInvalid when it is no directory or has more than MOST_ENTRIES.
     """
     with opened_directory(root, path) as fd:
-        entries = list(islice(_entries(fd), MOST_ENTRIES + 1))
+        entries = list(islice(_entries(root, path, fd), MOST_ENTRIES + 1))
     if len(entries) > MOST_ENTRIES:
         raise RequestInvalid(f"{path} has more than {MOST_ENTRIES} entries; use exec")
     return sorted(entries, key=lambda entry: str(entry["name"]))
@@ -70,16 +74,33 @@ def opened_directory(root: int, path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _entries(fd: int) -> Iterator[dict[str, Any]]:
+def _entries(root: int, path: str, fd: int) -> Iterator[dict[str, Any]]:
     with os.scandir(fd) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
+            link = stat.S_ISLNK(status.st_mode)
+            if link:
+                status = _target(root, f"{path}/{entry.name}") or status
             yield {
                 "name": os.fsencode(entry.name).decode(errors="replace"),
                 "type": _kind(status.st_mode),
                 "size": status.st_size,
-                "modified": status.st_mtime,
+                "modified": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(status.st_mtime)),
+                "modified_at": status.st_mtime,
+                "symlink": link,
             }
+
+
+def _target(root: int, path: str) -> os.stat_result | None:
+    """Of what a link leads to, with the sandbox's root as the root; None: it leads nowhere."""
+    try:
+        fd = open_beneath(root, path, os.O_PATH)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def _kind(mode: int) -> str:

@@ -14,7 +14,7 @@ Died = Callable[[str, str], None]
 
 OWNER = "orchard.key"
 """Label of a sandbox that belongs to one key: images that it makes belong to the same."""
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d+)|(m|[kMGTPE]|[KMGTPE]i))?", re.ASCII)
 _MOST = 2.0**63
 """Quantities are below it, as in Kubernetes."""
@@ -65,7 +65,7 @@ class SandboxSpec:
         """Raise RequestInvalid for an id that is no DNS label and for quantities that make no sense."""
         if self.sandbox_id and not _LABEL.fullmatch(self.sandbox_id):
             raise RequestInvalid(
-                f"`{self.sandbox_id}` is no DNS label of up to 40 letters, digits and dashes"
+                f"`{self.sandbox_id}` is no DNS label of up to 55 letters, digits and dashes"
             )
         try:
             sensible = self.cores > 0 and self.memory_bytes > 0

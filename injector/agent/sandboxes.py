@@ -133,11 +133,15 @@ class Sandboxes:
     def create(self, spec: SandboxSpec, key: str | None) -> Sandbox:
         """Begin to start a sandbox; an id of its own is made when `spec` has none.
 
-        The same `key` again returns the first sandbox. Raises Conflict when the id is taken.
+        The same `key` again returns the first sandbox. Raises Conflict when the id is taken, or the key was
+        used for another request.
         """
         spec.check()
         if key is not None and key in self._by_key:
-            return self._by_key[key]
+            first = self._by_key[key]
+            if spec != (first.spec if spec.sandbox_id else replace(first.spec, sandbox_id="")):
+                raise Conflict("this Idempotency-Key was used for another sandbox", reason="key_reused")
+            return first
         sandbox = self._add(spec, key)
         sandbox.starting = self._keep(self._start(sandbox, self._host.create))
         return sandbox

@@ -27,6 +27,7 @@ from orchard.injector.agent.version import VERSION, VERSION_HEADER
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 WAIT_DEFAULT = 300.0
+WORKSPACE = "/workspace"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
 FAREWELL = 1.0
@@ -157,8 +158,8 @@ class AgentServer:
         return _json(await patches.apply(jobs, body, request.headers.get(KEY_HEADER)))
 
     async def _write(self, request: web.Request, sandbox: Sandbox) -> web.Response:
-        path = _path(request)
         machine, _ = sandbox.ready()
+        path = _path(request, machine)
         size = 0
         upload = Upload()
         try:
@@ -171,11 +172,11 @@ class AgentServer:
             raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
         finally:
             await discarded(upload)
-        return _json({"success": True, "path": path, "size": size})
+        return _json({"success": True, "path": request.query["path"], "size": size})
 
     async def _read(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
-        path = _path(request)
         machine, _ = sandbox.ready()
+        path = _path(request, machine)
         limit = int(request.query["limit"]) if "limit" in request.query else None
         source, size = await _in_thread(partial(files.open_for_reading, limit=limit), machine, path)
         with source:
@@ -185,9 +186,14 @@ class AgentServer:
             return await _streamed(request, "application/octet-stream", _first(source, size))
 
     async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
-        path = _path(request)
         machine, _ = sandbox.ready()
-        return _json({"path": path, "files": await _in_thread(files.listing, machine, path)})
+        path = _path(request, machine, WORKSPACE)
+        return _json(
+            {
+                "path": request.query.get("path", WORKSPACE),
+                "files": await _in_thread(files.listing, machine, path),
+            }
+        )
 
     async def _snapshot(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         body = await request.json()
@@ -195,18 +201,18 @@ class AgentServer:
         return _json(await machine.snapshot(body["image"]))
 
     async def _read_archive(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
-        path = _path(request)
         machine, _ = sandbox.ready()
+        path = _path(request, machine)
         with _root(machine) as root:
             async with archives.packed(root, path) as pieces:
                 return await _streamed(request, "application/x-tar", pieces)
 
     async def _write_archive(self, request: web.Request, sandbox: Sandbox) -> web.Response:
-        path = _path(request)
         machine, _ = sandbox.ready()
+        path = _path(request, machine)
         with _root(machine) as root:
             done = await archives.unpack(root, path, bodies.pieces(request))
-        return _json({"success": True, "path": path, "size": done.size})
+        return _json({"success": True, "path": request.query["path"], "size": done.size})
 
     async def _fork(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         forks = await self._sandboxes.fork(sandbox, await request.json(), request.headers.get(KEY_HEADER))
@@ -285,11 +291,12 @@ def _seconds(request: web.Request) -> float:
     return float(request.query.get("timeout", WAIT_DEFAULT))
 
 
-def _path(request: web.Request) -> str:
-    path = request.query.get("path")
+def _path(request: web.Request, machine: Machine, default: str | None = None) -> str:
+    """Absolute; a relative one starts where the image says that its commands do."""
+    path = request.query.get("path", default)
     if path is None:
         raise RequestInvalid("the query needs `path`")
-    return path
+    return os.path.join(machine.working_directory, path)  # noqa: PTH118
 
 
 @contextmanager

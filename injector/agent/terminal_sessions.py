@@ -5,8 +5,8 @@
     server: ready {pid}, stdout {data}, exit {code, error}, error {message}
 
 `code` is the exit status, negative for the signal that killed the command, and 127 where it could not start,
-which `error` and the output explain. `exit` is the last frame, after all output, and the connection closes. Frames
-that make no sense are passed over, but for input. The session ends with its command, and with a client that
+which `error` and the output explain. `exit` is the last frame, after all output. Frames that make
+no sense are passed over, but for input. The session ends with its command, and with a client that
 closes (SIGTERM, and SIGKILL for what is left after CLOSE_GRACE) or vanishes (SIGKILL).
 """
 

@@ -26,6 +26,10 @@ LEAVING = 30.0
 """Seconds that a Pod of the same name, which is being deleted, gets to be gone."""
 
 
+class _KeyReused(SandboxConflict):
+    """The key came with another request before."""
+
+
 class Creation:
     """Of the sandboxes of one cluster."""
 
@@ -59,6 +63,8 @@ class Creation:
                 sandbox_id = uuid.uuid4().hex[:8] if key is None else marks.sandbox_id_for(key, attempt)
                 try:
                     return await self._named(sandbox_id, request, key)
+                except _KeyReused:
+                    raise
                 except SandboxConflict:
                     continue  # somebody else's, by chance
             raise SandboxUnavailable("no free sandbox id was found")
@@ -122,5 +128,7 @@ def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:
     if marks.claimed(present):
         there = marks.birth(present)
         if there.attempt == born.attempt or (born.key and there.key == born.key):
+            if there.request != born.request:
+                raise _KeyReused("this Idempotency-Key was used for another sandbox", reason="key_reused")
             return present
     raise SandboxConflict(f"there is a sandbox {sandbox_id} already", reason="exists")

@@ -3,7 +3,6 @@
 What concerns a sandbox's life is the backend's; all else is passed on to the sandbox's agent and back.
 """
 
-import base64
 from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -17,9 +16,9 @@ from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.machine import quantity
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
-from orchard.injector.errors import SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
-from orchard.injector.orchestrator import deadlines, openapi
+from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
+from orchard.injector.operations import FRAME_LIMIT, HTML, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
+from orchard.injector.orchestrator import deadlines, openapi, pages
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
@@ -29,17 +28,16 @@ from orchard.injector.orchestrator.ownership import Ownership, without_owner
 from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.orchestrator.replies import (
-    JSON_BODY_LIMIT,
     KEY_NAME,
     Door,
     Handler,
     add_request_id,
-    decoded,
     file_content,
     json_reply,
     middleware,
     streamed,
 )
+from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Upload, decoded
 from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
     Acknowledgement,
@@ -51,7 +49,6 @@ from orchard.schemas.sandboxes import (
     JobQueued,
     SandboxCreatedReply,
     ServiceInfo,
-    UploadFile,
 )
 
 WAIT_DEFAULT = 300.0
@@ -87,6 +84,7 @@ class Orchestrator:
         self._own_metrics_port = own_metrics_port
         self._metrics = Metrics(keys.figures())
         self._openapi = msgspec.json.encode(openapi.document())
+        self._docs = pages.page(openapi.document())
         self.drain = Drain()
 
     def application(self) -> web.Application:
@@ -127,6 +125,9 @@ class Orchestrator:
 
     async def _serve_openapi(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._openapi, content_type="application/json")
+
+    async def _serve_docs(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._docs, content_type=HTML)
 
     async def _resources(self, request: web.Request) -> web.Response:
         found = await self._backend.resources()
@@ -208,13 +209,18 @@ class Orchestrator:
         return line
 
     async def _write(self, request: web.Request) -> web.Response:
-        path = request.query.get("path")
-        content: AsyncIterator[bytes] | bytes = arriving(request)
-        if path is None:
-            upload = await decoded(request, UploadFile)
-            path, content = upload.path, _decoded(upload.content)
         agent = self._backend.agent(request.match_info["id"])
-        return json_reply(await agent.call(FileWritten, "PUT", _FILES, params={"path": path}, body=content))
+        asked, content = _asked_for(request, operations.WRITE), arriving(request)
+        if "path" in asked:
+            return json_reply(await agent.call(FileWritten, "PUT", _FILES, params=asked, body=content))
+        upload = Upload(request)
+        await upload.begin()
+        asked["path"] = upload.record.path
+        try:
+            written = await agent.call(FileWritten, "PUT", _FILES, params=asked, body=upload.content())
+        except SandboxError as error:
+            raise upload.refused or error from None
+        return json_reply(written)
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
         asked = _asked_for(request, operations.READ)
@@ -311,13 +317,6 @@ def _label(text: str) -> tuple[str, str]:
     if not equals:
         raise Invalid(["query", "label"], "a label filter is `name=value`")
     return name, value
-
-
-def _decoded(content: str) -> bytes:
-    try:
-        return base64.b64decode(content, validate=True)
-    except ValueError as error:  # binascii.Error is one; text beyond ASCII is another
-        raise Invalid(["body", "content"], f"not base64: {error}") from error
 
 
 def _check_quantities(**texts: str | None) -> None:

@@ -8,16 +8,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import hdrs, web
 
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import JSON, OPERATIONS, REASON_HEADER
+from orchard.injector.operations import OPERATIONS, REASON_HEADER
 from orchard.injector.orchestrator import origins
-from orchard.injector.orchestrator.deadlines import body as whole_body
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, Refusal, caller
 from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
@@ -36,8 +35,6 @@ CLIENT_GONE = 499
 RETRY_AFTER = "1"
 """Seconds."""
 
-JSON_BODY_LIMIT = 256 * 1024 * 1024
-"""Bytes; raw uploads have no limit."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Of a sandbox or a job: no part of a path that means something else."""
 
@@ -45,7 +42,6 @@ KEY_NAME = web.RequestKey("key_name", str)
 """Of a request: the name of its key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-T = TypeVar("T", bound=msgspec.Struct)
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +49,6 @@ log = logging.getLogger(__name__)
 def json_reply(document: Any, status: int = 200) -> web.Response:
     """A compact JSON answer."""
     return web.Response(status=status, body=msgspec.json.encode(document), content_type="application/json")
-
-
-async def decoded(request: web.Request, kind: type[T]) -> T:
-    """The body as a record; a field that is null counts as left out.
-
-    Raises Invalid, and HTTPUnsupportedMediaType for what does not say that it is JSON: anything else a
-    browser sends for any page without asking.
-    """
-    kind_sent = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
-    if request.body_exists and kind_sent != JSON:
-        raise web.HTTPUnsupportedMediaType(reason=f"the header Content-Type must be {JSON}")
-    body = await whole_body(request, JSON_BODY_LIMIT)
-    try:
-        return msgspec.json.decode(_without_nulls(body) if b"null" in body else body, type=kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        raise Invalid(["body", *steps(path.rstrip("`"))], message, "validation_error") from error
-    except msgspec.DecodeError as error:
-        raise Invalid(["body"], f"the body is not JSON: {error}", "json_invalid") from error
-    except RecursionError as error:
-        raise Invalid(["body"], "the body is nested too deeply", "json_invalid") from error
 
 
 async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:
@@ -103,19 +78,6 @@ async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator
         left = whole[cut:]
         yield base64.b64encode(whole[:cut])
     yield base64.b64encode(left) + b'","size":%d}' % size
-
-
-def _without_nulls(body: bytes) -> bytes:
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode({name: raw for name, raw in fields.items() if bytes(raw) != b"null"})
-
-
-def steps(path: str) -> list[str | int]:
-    """The parts of a msgspec error path: `$.labels[...]` is labels, `$.command[2]` is command, 2."""
-    parts: list[str | int] = []
-    for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
-        parts.append(name or (int(index) if index.isdigit() else index))
-    return parts
 
 
 class Door(NamedTuple):

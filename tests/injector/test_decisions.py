@@ -13,7 +13,7 @@ from orchard.injector.agent.local.first_process import image
 from orchard.injector.agent.local.host_image import relocated
 from orchard.injector.agent.machine import quantity
 from orchard.injector.agent.output import BoundedOutput
-from orchard.injector.orchestrator.replies import steps
+from orchard.injector.orchestrator.requests import steps
 
 
 @given(st.lists(st.binary(max_size=300), max_size=40), st.integers(2, 500))
