@@ -74,7 +74,9 @@ class Transport:
             self._session = None
 
     def forked(self) -> None:
-        """The connections stay the parent's; a request of the child's opens new ones."""
+        """Connections and tunnels stay the parent's; a request of the child's opens new ones."""
+        inheritance.leave_alone(self.tunnels)
+        self.tunnels = set()
         if self._session is not None and self._loop is not None and self._forgotten is not None:
             self._forgotten.detach()
             inheritance.leave_alone(self._session)

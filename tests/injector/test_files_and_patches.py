@@ -45,8 +45,8 @@ async def test_a_missing_file_is_a_file_not_found_error(sandbox: AsyncSandbox) -
         assert isinstance(error.value, SandboxFileMissing)
 
 
-@pytest.mark.parametrize("path", ["/workspace", "/dev/zero", "/workspace/pipe", "/dev/tty", "relative"])
-async def test_only_regular_files_at_absolute_paths(sandbox: AsyncSandbox, path: str) -> None:
+@pytest.mark.parametrize("path", ["/workspace", "/dev/zero", "/workspace/pipe", "/dev/tty", "..", "nul\0"])
+async def test_only_regular_files(sandbox: AsyncSandbox, path: str) -> None:
     """A device or pipe would block the agent, or be read for ever."""
     await sandbox.exec("mkfifo pipe")
     with pytest.raises(SandboxRequestInvalid):
@@ -59,7 +59,7 @@ async def test_a_listing_is_by_name_with_types(sandbox: AsyncSandbox) -> None:
     await sandbox.exec("mkdir b; echo 12345 > c; ln -s /etc a; mkfifo d")
     entries = await sandbox.list_files("/workspace")
     assert [(entry.name, entry.type) for entry in entries] == [
-        ("a", "symlink"),
+        ("a", "directory"),
         ("b", "directory"),
         ("c", "file"),
         ("d", "other"),
