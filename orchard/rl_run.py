@@ -15,7 +15,7 @@ from orchard.config import ConfigError
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
-from orchard.pipelines.rl.runs import choose_tasks, choose_traps, make_plan, planned, same_but_tasks
+from orchard.pipelines.rl.runs import choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.session import Session
 from orchard.streams.settings import Queue
@@ -41,9 +41,7 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         known = await planned(connection, session.blobs, settings.run)
         if known is not None:
             plan, start = known
-            if bool(plan.traps) != bool(settings.impossible) or not same_but_tasks(
-                plan, make_plan(settings, plan.tasks, plan.traps)
-            ):
+            if not planned_by(settings, plan):
                 raise RunError(
                     f"run {settings.run!r} exists with another plan in {session.config.store}: choose "
                     "another name or --store, or repeat its settings"

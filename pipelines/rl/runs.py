@@ -95,6 +95,8 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
     return msgspec.json.decode(raw, type=RunPlan), known[1]
 
 
-def same_but_tasks(first: RunPlan, second: RunPlan) -> bool:
-    """Whether two plans differ in nothing but their tasks, which the store may have more of by now."""
-    return first == msgspec.structs.replace(second, tasks=first.tasks, traps=first.traps)
+def planned_by(settings: RlSettings, plan: RunPlan) -> bool:
+    """Whether these settings make the plan, whatever tasks the store has by now."""
+    if bool(settings.impossible) != bool(plan.traps):
+        return False
+    return plan == make_plan(settings, plan.tasks, plan.traps)

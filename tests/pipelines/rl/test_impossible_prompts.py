@@ -14,7 +14,7 @@ from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subje
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.hacks import hack_rates
 from orchard.pipelines.rl.log_pools import graded_pools
-from orchard.pipelines.rl.runs import choose_traps, make_plan, same_but_tasks
+from orchard.pipelines.rl.runs import choose_traps, make_plan, planned_by
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import payload
@@ -153,8 +153,10 @@ def test_a_store_without_any_is_told_so_and_a_changed_share_is_another_plan(tmp_
     assert choose_traps(str(tmp_path), 0.0) == ()
     with pytest.raises(RunError, match="`orchard tasks impossible` makes some"):
         choose_traps(str(tmp_path), 0.1)
-    first, second = (make_plan(run_settings(impossible=share), TASKS, TRAPS) for share in (0.1, 0.2))
-    assert same_but_tasks(first, msgspec.structs.replace(first, traps=TRAPS[:1]))
-    assert not same_but_tasks(first, second)
+    none, some, more = (run_settings(impossible=share) for share in (0.0, 0.1, 0.2))
+    plans = {0.0: make_plan(none, TASKS), 0.1: make_plan(some, TASKS, TRAPS[:1])}
+    assert planned_by(none, plans[0.0]) and planned_by(some, plans[0.1])
+    for settings, share in ((none, 0.1), (some, 0.0), (more, 0.1)):
+        assert not planned_by(settings, plans[share])
     with pytest.raises(RunError, match="a share of impossible tasks needs such tasks"):
         make_plan(run_settings(impossible=0.1), TASKS)

@@ -3,7 +3,7 @@
 import pytest
 
 from orchard.pipelines.rl.runs import make_plan
-from orchard.pipelines.rl.settings import settings_from
+from orchard.pipelines.rl.settings import settings_from, settings_hash
 from orchard.pipelines.sft.settings import TrainingError
 from tests.pipelines.rl.written_log import TASKS
 
@@ -25,6 +25,14 @@ LEAST = {"run": "r", "model": "m", "out": "o"}
 def test_methods_are_settings_of_one_machine(given, method, size, budget):
     plan = make_plan(settings_from(LEAST | given), TASKS)
     assert (plan.method, plan.bar.size, plan.bar.budget) == (method, size, budget)
+
+
+def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
+    """By the hash that 2ee9640 gave, before impossible prompts; what only warns is no other run either."""
+    told = settings_hash(settings_from(LEAST))
+    assert told == "3d49fa5364659bcaf28dbf7dfbe109a7"
+    assert settings_hash(settings_from(LEAST | {"hack_limit": 0.5})) == told
+    assert settings_hash(settings_from(LEAST | {"impossible": 0.1})) != told
 
 
 @pytest.mark.parametrize(
