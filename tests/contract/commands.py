@@ -137,7 +137,7 @@ async def test_point_5_without_wait_the_answer_comes_at_once(
 async def test_point_5_a_missing_working_directory_is_an_error(sandbox: AsyncSandbox) -> None:
     """Naive: one that falls back to `/`."""
     job = await sandbox.exec("pwd", cwd="/no/such/place")
-    assert (job.status, job.exit_code, job.stdout) == ("failed", None, "")
+    assert (job.status, job.exit_code, job.stdout) == ("failed", 127, "")
     assert "/no/such/place" in (job.error or "")
 
 

@@ -14,7 +14,7 @@ from tests.contract.fixtures import LIMIT, create
 
 async def test_point_8_ids_are_dns_labels(http: aiohttp.ClientSession, service: Deployment) -> None:
     """Naive: an id that becomes part of a path or a selector as it is."""
-    for wrong in ("Upper", "under_score", "-dash", "dash-", "a" * 41, "../x", "", "ü", "a\n"):
+    for wrong in ("Upper", "under_score", "-dash", "dash-", "a" * 56, "../x", "ü", "a\n"):
         reply = await http.post("/sandboxes", json={"image": service.image, "sandbox_id": wrong})
         assert (reply.status, (await reply.json())["detail"][0]["loc"]) == (422, ["body", "sandbox_id"])
 
