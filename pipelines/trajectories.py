@@ -1,7 +1,8 @@
 """Trajectories out of the tables: the accepted attempt's path of messages, whole, many rollouts at a time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -16,11 +17,11 @@ LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed
 
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (
-    *("rollout_id", "node_id", "parent", "role", "turn", "content", "content_sha256", "content_length"),
+    *("node_id", "parent", "role", "turn", "content", "content_sha256", "content_length"),
     *("reasoning", "tool_calls", "tool_call_id", "rest_sha256", "token_ids"),
 )
 _QUERY = f"""
-select {", ".join(_COLUMNS)} from tables.messages_all m {_SEMI_JOIN}
+select rollout_id, {", ".join(_COLUMNS)} from tables.messages_all m {_SEMI_JOIN}
 where m.sequence between $first and $last order by m.sequence
 """
 
@@ -61,11 +62,11 @@ def read_paths(
     finally:
         tables.unregister("_wanted")
     nodes: dict[str, dict[str, MessageNode]] = {place.rollout_id: {} for place in places}
-    columns = [found.column(name).to_pylist() for name in _COLUMNS]
-    for values in zip(*columns, strict=True):
-        known = nodes[values[0]]
-        if values[1] not in known:  # an event may be in the log twice
-            known[values[1]] = _node(blobs, *values[1:])
+    columns = [found.column(name).to_pylist() for name in ("rollout_id", *_COLUMNS)]
+    for rollout, *values in zip(*columns, strict=True):
+        known = nodes[rollout]
+        if values[0] not in known:  # an event may be in the log twice
+            known[values[0]] = _node(blobs, *values)
     return {place.rollout_id: path(nodes[place.rollout_id], place.leaf) for place in places}
 
 
@@ -82,6 +83,12 @@ def path(nodes: dict[str, MessageNode], leaf: str | None) -> list[MessageNode]:
 def assistants(path: Iterable[MessageNode]) -> list[MessageNode]:
     """The assistant messages: step t is the one at index t."""
     return [node for node in path if node.role is Role.ASSISTANT]
+
+
+def stored_node(blobs: BlobStore, row: Mapping[str, Any]) -> MessageNode:
+    """A message of the view `messages` or `messages_all`, without the facts of a command's result. Raises
+    BlobMissing or BlobCorrupt."""
+    return _node(blobs, *(row[name] for name in _COLUMNS))
 
 
 def _node(

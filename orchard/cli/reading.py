@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.config import ConfigError
-from orchard.schemas.blobs import BlobRef
+from orchard.pipelines.trajectories import stored_node
+from orchard.schemas.messages import Role
 from orchard.session import Session
 from orchard.storage.reader import open_tables, refresh
 from orchard.terminal import console
@@ -215,28 +216,28 @@ def _one(tables: duckdb.DuckDBPyConnection, query: str, rollout: str) -> dict[st
     return rows[0] if rows else None
 
 
-def _message(session: Session, message: dict[str, Any], limit: int | None) -> RenderableType:
-    text = message["content"] or ""
-    if message["content_sha256"]:
-        ref = BlobRef(sha256=message["content_sha256"], size=message["content_length"])
-        text = session.blobs.get(ref).decode("utf-8", "replace")
+def _shortened(text: str, limit: int | None) -> str:
     text = shown(text)
-    if limit is not None and len(text) > limit:
-        text = (
-            f"{text[: limit // 2]}\n... {len(text) - limit} characters, see --full ...\n{text[-limit // 2 :]}"
-        )
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n... {len(text) - limit} characters, see --full ...\n{text[-limit // 2 :]}"
+
+
+def _message(session: Session, message: dict[str, Any], limit: int | None) -> RenderableType:
+    node = stored_node(session.blobs, message)
     parts: list[RenderableType] = []
-    role = message["role"]
-    if text:
-        parts.append(Markdown(text) if role in ("system", "user") else Text(text))
-    for call in message["tool_calls"] or []:
+    if node.reasoning:
+        parts.append(Text(_shortened(node.reasoning, limit), style="dim italic"))
+    if text := _shortened(node.content, limit):
+        parts.append(Markdown(text) if node.role in (Role.SYSTEM, Role.USER) else Text(text))
+    for call in node.tool_calls:
         try:
-            command = msgspec.json.decode(call["arguments"])["command"]
+            command = msgspec.json.decode(call.arguments)["command"]
         except (msgspec.DecodeError, KeyError, TypeError):
-            command = call["arguments"]
+            command = call.arguments
         parts.append(Syntax(shown(str(command)), "bash", word_wrap=True))
-    colour = {"system": "dim", "user": "blue", "assistant": "green", "tool": "yellow"}.get(role, "white")
-    title = f"turn {message['turn']}  {role}"
+    colour = {Role.SYSTEM: "dim", Role.USER: "blue", Role.ASSISTANT: "green", Role.TOOL: "yellow"}[node.role]
+    title = f"turn {node.turn}  {node.role}"
     if message["inherited_from"] is not None:
         title += f"  (replayed from attempt {message['inherited_from']})"
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour)

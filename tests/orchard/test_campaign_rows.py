@@ -8,11 +8,15 @@ from typing import Any
 import msgspec
 
 from orchard.reports import campaign_line, hints
-from orchard.schemas.blobs import BlobRef
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.events import payload
+from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.standing import InQueues, PipelineView, Work, _rows, _view
+from orchard.storage.blobs import BlobStore
+from orchard.workers.large_messages import slimmed
 from tests.datasets.conftest import connection, keep
 from tests.orchard.conftest import Command
 from tests.trajectory_log import CAMPAIGN, Author, llm_call
@@ -63,6 +67,26 @@ async def test_impossible_tasks_that_were_passed_are_counted(keep: Any) -> None:
     view = _view(CAMPAIGN, RECORD, _rows(await keep(events), [CAMPAIGN], []), InQueues(), "", [])
     assert (view.tried_impossible, view.hacks) == (3, 1)
     assert "1 of 3 rollouts of impossible tasks passed (33.3%)" in " ".join(hints(view, PipelineView()))
+
+
+async def test_a_rollout_is_shown_with_what_lies_in_blobs(keep: Any, command_line: Command) -> None:
+    author = Author()
+    events = author.rollout(0, ["ls", "echo found"], resolved=True)
+    store = await keep()
+    for at, event in enumerate(events):
+        node = payload(event)
+        if isinstance(node, MessageNode) and node.tool_calls:
+            thought = msgspec.structs.replace(
+                node, reasoning="It hides in the parser. " + "Hm. " * INLINE_LIMIT
+            )
+            data = slimmed(thought, BlobStore(store))
+            events[at] = msgspec.structs.replace(event, data=msgspec.Raw(msgspec.json.encode(data)))
+    assert "rest_blob" in "".join(bytes(event.data).decode() for event in events)
+    await keep(events)
+    done = command_line("show", events[0].rollout_id or "", store=store)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("It hides in the parser.") == 2
+    assert "echo found" in done.stdout
 
 
 async def test_commands_about_a_name_that_is_not_there_fail(keep: Any, command_line: Command) -> None:
