@@ -217,9 +217,8 @@ class AsyncSandbox:
         here: tuple[str, int],
         idle_seconds: float | None,
     ) -> AsyncTunnel:
-        tunnels = self._transport.tunnels
         dial = partial(self._line, operations.TUNNEL)
-        return AsyncTunnel(dial, tunnels.add, tunnels.discard, direction, port, here, idle_seconds)
+        return AsyncTunnel(dial, self._transport.tunnels, direction, port, here, idle_seconds)
 
     async def start(
         self,

@@ -54,18 +54,17 @@ class AsyncTunnel:
     def __init__(
         self,
         dial: Callable[[str], Awaitable[aiohttp.ClientWebSocketResponse]],
-        opened: Callable[["AsyncTunnel"], object],
-        closed: Callable[["AsyncTunnel"], object],
+        tunnels: "set[AsyncTunnel]",
         direction: Literal["forward", "reverse"],
         port: int,
         here: Target,
         idle_seconds: float | None,
     ) -> None:
-        """`dial` makes a line for a query. `port` is inside, `here` what a forward tunnel listens at, or a
-        reverse one connects to.
+        """`dial` makes a line for a query; the tunnel is among `tunnels` while it is open. `port` is inside,
+        `here` what a forward tunnel listens at, or a reverse one connects to.
         """
         self._dial = dial
-        self._opened, self._closed = opened, closed
+        self._tunnels = tunnels
         self._direction = direction
         self._inside = port
         self._here = here
@@ -110,7 +109,7 @@ class AsyncTunnel:
             self.port = self._inside
         self._opened_by = os.getpid()
         self._keeping = asyncio.get_running_loop().create_task(self._keep(end))
-        self._opened(self)
+        self._tunnels.add(self)
         return self
 
     async def close(self) -> None:
@@ -122,7 +121,7 @@ class AsyncTunnel:
         self._close_listener()  # as it does, unless it was cancelled before it began
         if self._line is not None:
             await self._line.close()
-        self._closed(self)
+        self._tunnels.discard(self)
 
     async def wait(self) -> None:
         """Until the tunnel has ended. Raises its `error`; nothing when it was closed."""
@@ -149,7 +148,7 @@ class AsyncTunnel:
                 self._line = await self._lined()
         except SandboxError as error:
             self.error = error
-            self._closed(self)
+            self._tunnels.discard(self)
         finally:
             self._close_listener()
 

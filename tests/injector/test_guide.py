@@ -19,6 +19,10 @@ PROGRAMS = re.findall(
 )
 
 
+SLOW = ("A browser inside",)
+"""Headings of programs that take more than some seconds, or need what not every machine has."""
+
+
 def _examples() -> list[tuple[str, str, str]]:
     """Heading, program, output."""
     heading, found = "", []
@@ -30,10 +34,13 @@ def _examples() -> list[tuple[str, str, str]]:
 
 
 def test_every_program_of_the_guide_has_its_output_beside_it() -> None:
-    assert len(_examples()) == GUIDE.count("```python") == 10
+    assert len(_examples()) == GUIDE.count("```python") == 13
 
 
-@pytest.mark.parametrize(("heading", "program", "output"), _examples())
+@pytest.mark.parametrize(
+    ("heading", "program", "output"),
+    [pytest.param(*one, marks=[pytest.mark.slow] if one[0] in SLOW else []) for one in _examples()],
+)
 def test_a_program_of_the_guide_prints_what_the_guide_says(
     service: "Service", tmp_path: Path, heading: str, program: str, output: str
 ) -> None:

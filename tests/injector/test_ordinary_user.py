@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientWebSocketResponse
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.tunnels import AsyncTunnel
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job
 from tests.injector.direct import Direct
 
@@ -173,6 +175,31 @@ async def test_commands_files_and_timeouts(backend: Direct) -> None:
     async with backend.read("archive", sandbox, "/workspace") as pieces:
         content = b"".join([piece async for piece in pieces])
     assert (await backend.write("archive", sandbox, "/workspace/again", content)).size == 7
+
+
+async def test_tunnels_in_and_out(backend: Direct) -> None:
+    sandbox = await create(backend)
+
+    def dial(query: str) -> Awaitable[ClientWebSocketResponse]:
+        return backend.agent(sandbox).line(f"/sandboxes/{{id}}/tunnel?{query}")
+
+    forward = AsyncTunnel(dial, set(), "forward", 8000, ("127.0.0.1", 0), None)
+    async with forward, AsyncTunnel(dial, set(), "reverse", 8000, ("127.0.0.1", 0), None):
+        # In by the one and out by the other, to a port of here where nobody listens.
+        with pytest.raises(ConnectionResetError):
+            reader, _ = await asyncio.open_connection(forward.host, forward.port)
+            await reader.read()
+    async with await asyncio.start_server(_greet, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncTunnel(dial, set(), "reverse", 8000, ("127.0.0.1", port), None), forward:
+            reader, writer = await asyncio.open_connection(forward.host, forward.port)
+            assert await reader.read() == b"hello"
+            writer.close()
+
+
+async def _greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"hello")
+    writer.close()
 
 
 async def test_programs_can_be_installed(backend: Direct) -> None:

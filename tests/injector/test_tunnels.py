@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,9 @@ from orchard.injector.agent.tunnels import SHARE, TUNNELS
 from orchard.injector.blocking import SandboxClient
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxRequestInvalid
+from orchard.injector.tunnels import AsyncTunnel
 from tests.contract.tunnels import LIMIT, PORT, SERVER, connection, listening_here, start_server, until_echoed
+from tests.injector.in_pod import ID, pod_agent
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -323,3 +325,34 @@ async def test_a_port_of_here_that_is_taken_is_an_os_error(sandbox: AsyncSandbox
             await sandbox.forward(PORT, local_port=tunnel.port).open()
     with pytest.raises(SandboxRequestInvalid, match="65535"):
         await sandbox.forward(65536).open()
+
+
+@pytest.mark.needs_root("makes containers of its own")
+@pytest.mark.parametrize("user", ["root", "1000"])
+async def test_the_agent_of_a_pod_has_tunnels_into_its_network(
+    payload: Path, busybox: Path, user: str
+) -> None:
+    """The container shares this machine's network, so what listens here listens inside."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        writer.close()
+
+    async with (
+        pod_agent(payload, busybox, user=user) as agent,
+        await asyncio.start_server(answer, "127.0.0.1") as server,
+    ):
+        port = server.sockets[0].getsockname()[1]
+
+        def dial(query: str) -> Awaitable[aiohttp.ClientWebSocketResponse]:
+            return agent.connection.line(f"/sandboxes/{ID}/tunnel?{query}")
+
+        async with (
+            AsyncTunnel(dial, set(), "forward", port, ("127.0.0.1", 0), None) as forward,
+            connection(forward.port, b"question") as (reader, writer),
+        ):
+            writer.write_eof()
+            assert await reader.read() == b"QUESTION"
+        async with AsyncTunnel(dial, set(), "reverse", 0, ("127.0.0.1", port), None) as reverse:
+            asked = await agent.run(f"echo question | nc 127.0.0.1 {reverse.port}")
+            assert asked.stdout == "QUESTION\n"
