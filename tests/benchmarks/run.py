@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sync": (),
     "storage": (),
     "sandboxes": (),
+    "tunnels": (),
     "harness": (),
     "replay": ("--rollouts", "40"),
     "dataset": ("--trajectories", "10000"),  # its goals are for 107,000, and scaled to what is built
