@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Literal, Self
@@ -108,16 +109,19 @@ class AsyncTunnel:
         if self._direction == "reverse":
             self.port = self._inside
         self._opened_by = os.getpid()
+        _open.add(self)
         self._keeping = asyncio.get_running_loop().create_task(self._keep(end))
         self._tunnels.add(self)
         return self
 
     async def close(self) -> None:
         """Reset all connections; nothing listens any more. Nothing when it is closed, or our parent's."""
-        if self._keeping is None or self._opened_by != os.getpid():
+        keeping, self._keeping = self._keeping, None
+        if keeping is None or self._opened_by != os.getpid():
             return
-        self._keeping.cancel()
-        await asyncio.wait([self._keeping])
+        if not keeping.done():
+            keeping.cancel()
+            await asyncio.wait([keeping])
         self._close_listener()  # as it does, unless it was cancelled before it began
         if self._line is not None:
             await self._line.close()
@@ -125,10 +129,20 @@ class AsyncTunnel:
 
     async def wait(self) -> None:
         """Until the tunnel has ended. Raises its `error`; nothing when it was closed."""
-        if self._keeping is not None:
+        if self._keeping is not None and not self._keeping.done():
             await asyncio.wait([self._keeping])
         if self.error is not None:
             raise self.error
+
+    def forked(self, nothing: int) -> None:
+        """In a child: let go of what would keep the tunnel open when its owner is dead.
+
+        The descriptors stay, and are of `nothing`, because objects that the child inherited will close them.
+        """
+        line = None if self._line is None else self._line.get_extra_info("socket")
+        for held in (self._listener, line):
+            if held is not None and held.fileno() >= 0:
+                os.dup2(nothing, held.fileno())
 
     async def _keep(self, end: socket.socket | Dial) -> None:
         places = (asyncio.Semaphore(STREAMS),)
@@ -243,3 +257,16 @@ class Tunnel(Blocking[AsyncTunnel]):
 
     close = blocking(AsyncTunnel.close)
     wait = blocking(AsyncTunnel.wait)
+
+
+_open: "weakref.WeakSet[AsyncTunnel]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for tunnel in _open:
+        tunnel.forked(nothing)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -16,6 +16,7 @@ import resource
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -57,7 +58,7 @@ class Tunnels:
         most = max(descriptors // SHARE, 1)
         self._of_one = max(min(STREAMS, most // SHARE), 1)
         self._places = asyncio.Semaphore(most)
-        self._open: dict[Sandbox, _Open] = {}
+        self._open: WeakKeyDictionary[Sandbox, _Open] = WeakKeyDictionary()
 
     async def serve(self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest) -> None:
         """Until the line ends, the sandbox does, or another tunnel takes this one's place."""
@@ -88,9 +89,6 @@ class Tunnels:
                 await line.send_str(_error(error))
         except ProtocolError as error:
             log.warning("a tunnel of sandbox %s: %s", sandbox.spec.sandbox_id, error)
-        finally:
-            if not own.tasks:
-                self._open.pop(sandbox, None)
 
     async def _serve(
         self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest, own: _Open

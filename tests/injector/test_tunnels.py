@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,26 +288,32 @@ async def test_a_quiet_connection_is_reset(sandbox: AsyncSandbox) -> None:
                 await reader.readexactly(6)
 
 
+@pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a child that lives on"])
 async def test_a_client_that_is_killed_leaves_nothing_listening(
-    service: "Service", sandbox: AsyncSandbox
+    service: "Service", sandbox: AsyncSandbox, forks: bool
 ) -> None:
     program = (
-        "import sys, time\nfrom orchard import SandboxClient\n"
-        "tunnel = SandboxClient(auto_cleanup=False).get_sandbox(sys.argv[1]).reverse(0, 1).open()\n"
-        "print(tunnel.port, flush=True)\ntime.sleep(1000)\n"
+        "import os, sys\nfrom orchard import SandboxClient\n"
+        "sandbox = SandboxClient(auto_cleanup=False).get_sandbox(sys.argv[1])\n"
+        "tunnel, other = sandbox.reverse(0, 1).open(), sandbox.forward(1).open()\n"
+        f"parent = not {forks} or os.fork()\n"
+        "print(tunnel.port, flush=True) if parent else os.close(1)\n"
+        "sys.stdin.read()\n"
     )
     line = [sys.executable, "-c", program, sandbox.sandbox_id]
     env = {**os.environ, "SANDBOX_BASE_URL": service.url}
-    process = await asyncio.create_subprocess_exec(*line, stdout=subprocess.PIPE, env=env)
-    assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    there = f"0100007F:{port:04X} 00000000:0000 0A"
-    assert there in (await sandbox.exec("cat /proc/net/tcp")).stdout
-    process.kill()
-    await process.wait()
-    async with asyncio.timeout(LIMIT):
-        while there in (await sandbox.exec("cat /proc/net/tcp")).stdout:
-            await asyncio.sleep(0.02)
+    start = partial(subprocess.Popen, line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    process = await asyncio.to_thread(start)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:  # the child ends with the first
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        there = f"0100007F:{port:04X} 00000000:0000 0A"
+        assert there in (await sandbox.exec("cat /proc/net/tcp")).stdout
+        process.kill()
+        process.wait()
+        async with asyncio.timeout(LIMIT):
+            while there in (await sandbox.exec("cat /proc/net/tcp")).stdout:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_killed_agent_ends_the_tunnel_with_the_reason(own_service: "Service") -> None:
