@@ -44,6 +44,10 @@ class _First(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class _Lost(SandboxUnavailable):
+    """A line that broke before it was ready."""
+
+
 class AsyncTunnel:
     """A tunnel while its block lasts, or from `open` to `close`.
 
@@ -167,6 +171,18 @@ class AsyncTunnel:
             self._close_listener()
 
     async def _lined(self) -> aiohttp.ClientWebSocketResponse:
+        """A line that is ready; tries again when one breaks before."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._asked()
+            except _Lost:
+                if pause > LONGEST_PAUSE:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _asked(self) -> aiohttp.ClientWebSocketResponse:
         query = {"port": str(self._inside), "direction": self._direction, "name": self._name}
         if self._idle_seconds is not None:
             query["idle_seconds"] = str(self._idle_seconds)
@@ -179,7 +195,7 @@ class AsyncTunnel:
             keep_alive(line.get_extra_info("socket"))
             message = await line.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
-                raise SandboxUnavailable("the tunnel was lost before it was open")
+                raise _Lost("the tunnel was lost before it was open")
             first = msgspec.json.decode(message.data, type=_First)
             if first.type != "ready":
                 raise error_for(first.status, first.message, first.reason)
