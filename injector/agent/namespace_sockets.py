@@ -1,6 +1,7 @@
 """Sockets in the network of a sandbox, made by the agent: nothing of them can be seen or taken inside."""
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -42,5 +43,9 @@ async def inside(entrance: Entrance, family: socket.AddressFamily) -> socket.soc
             os.close(target)
         loop.call_soon_threadsafe(hand_over, result)
 
-    threading.Thread(target=make, name="namespace", daemon=True).start()
+    try:
+        threading.Thread(target=make, name="namespace", daemon=True).start()
+    except RuntimeError as error:
+        os.close(target)
+        raise OSError(errno.EAGAIN, "no thread can be started") from error
     return await made

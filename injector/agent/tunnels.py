@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 
 from orchard.injector.agent.connections import Connections, connected
-from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone
 from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.namespace_sockets import inside
@@ -119,7 +119,10 @@ async def _dialled(entrance: Entrance, port: int) -> socket.socket:
 
 async def _listening(entrance: Entrance, port: int) -> socket.socket:
     family, address = _LOOPBACK[0]
-    listener = await inside(entrance, family)
+    try:
+        listener = await inside(entrance, family)
+    except OSError as error:  # its first process has ended
+        raise SandboxGone(f"the sandbox cannot be entered: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))

@@ -21,7 +21,7 @@ from orchard.injector.agent import multiplexing
 from orchard.injector.agent.multiplexing import CREDIT, DATA, HEADER, OPEN, RESET, WINDOW
 from orchard.injector.agent.tunnels import SHARE, TUNNELS
 from orchard.injector.blocking import SandboxClient
-from orchard.injector.client import AsyncSandbox
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxRequestInvalid
 from orchard.injector.tunnels import AsyncTunnel
 from tests.contract.tunnels import LIMIT, PORT, SERVER, connection, listening_here, start_server, until_echoed
@@ -78,6 +78,20 @@ def test_blocking_code_has_tunnels_too(service: "Service") -> None:
             assert sandbox.exec(["bash", "-c", ask]).stdout == "from here"
         left = sandbox.forward(PORT).open()
     assert left.port not in listening_here()  # closed with the client
+
+
+async def test_a_sandbox_with_a_network_has_tunnels_too(client: AsyncSandboxClient) -> None:
+    sandbox = await client.create_sandbox("host", block_network=False)
+    await start_server(sandbox)
+    async with (
+        sandbox.reverse(0, 1) as out,
+        sandbox.forward(PORT) as tunnel,
+        sandbox.forward(out.port) as back,
+    ):
+        await until_echoed(tunnel.port)
+        with pytest.raises(ConnectionResetError):  # in, out again, and to a port of here with no listener
+            async with connection(back.port) as (reader, _):
+                await reader.read()
 
 
 async def test_a_server_inside_may_listen_at_the_other_loopback_address(sandbox: AsyncSandbox) -> None:
