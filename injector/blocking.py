@@ -45,6 +45,7 @@ class Sandbox(Blocking[AsyncSandbox]):
         merge_output: bool = ...,
         stdin: str | None = ...,
         idempotency_key: str | None = ...,
+        user: str | None = ...,
     ) -> JobResult: ...
     @overload
     def exec(
@@ -57,6 +58,7 @@ class Sandbox(Blocking[AsyncSandbox]):
         pty: Literal[True],
         rows: int = ...,
         cols: int = ...,
+        user: str | None = ...,
     ) -> ContainerProcess: ...
     @functools.wraps(AsyncSandbox.exec)
     def exec(self, *args: Any, **named: Any) -> JobResult | ContainerProcess:

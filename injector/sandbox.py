@@ -100,6 +100,7 @@ class AsyncSandbox:
         merge_output: bool = ...,
         stdin: str | None = ...,
         idempotency_key: str | None = ...,
+        user: str | None = ...,
     ) -> JobResult: ...
     @overload
     async def exec(
@@ -112,6 +113,7 @@ class AsyncSandbox:
         pty: Literal[True],
         rows: int = ...,
         cols: int = ...,
+        user: str | None = ...,
     ) -> AsyncContainerProcess: ...
     async def exec(
         self,
@@ -131,11 +133,13 @@ class AsyncSandbox:
         merge_output: bool = False,
         stdin: str | None = None,
         idempotency_key: str | None = None,
+        user: str | None = None,
     ) -> JobResult | AsyncContainerProcess:
         """Run a command to its end, once, whatever happens to the orchestrator meanwhile.
 
         A string is run by the image's shell, a list as it is, in `cwd` ("/workspace"). After `timeout` (300)
         seconds, also called `timeout_seconds`, its process group is killed: exit code 124 and `timed_out`.
+        It runs as `user` (a name or number of the sandbox, perhaps with `:group`), else as the image says.
         `output_limit` is in bytes, for stdout and stderr each. With `wait=False` the answer is at once and
         `queued`; see `wait_job`. `poll_interval` is accepted for old callers: nothing is polled.
 
@@ -144,7 +148,7 @@ class AsyncSandbox:
         """
         if pty:
             init = {"cmd": command, "env": env or {}, "cwd": cwd or WORKSPACE, "login_shell": login_shell}
-            return await self._terminal({**init, "rows": rows, "cols": cols})
+            return await self._terminal({**init, "rows": rows, "cols": cols, "user": user})
         seconds = timeout_seconds or timeout or DEFAULT_TIMEOUT
         request = ExecRequest(
             command=command,
@@ -156,6 +160,7 @@ class AsyncSandbox:
             output_limit=output_limit,
             merge_output=merge_output,
             stdin=stdin,
+            user=user,
         )
         if not wait:
             queued = await self._call(JobQueued, operations.EXEC, body=request, key=idempotency_key)

@@ -93,6 +93,8 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ours: stderr goes into stdout, in the order it was written."""
     stdin: str | None = None
     """Ours: UTF-8 text fed to the command, so that data is never part of a shell line."""
+    user: str | None = None
+    """Ours: whom it runs as, a name or number inside, perhaps with `:group`; None: the image's USER."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
 
+from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
@@ -42,10 +43,10 @@ def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[Bi
         raise
 
 
-def make_directory(root: int, path: str) -> None:
+def make_directory(root: int, path: str, owner: Account | None = None) -> None:
     """Make the directory at `path` and its parents where they are missing."""
     with explained(path):
-        make_directories(root, path)
+        make_directories(root, path, owner)
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:
@@ -122,8 +123,11 @@ def check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 
-def make_directories(root: int, path: str) -> None:
-    """Raises OSError. Each step is resolved inside the root, so a link on the way stays inside too."""
+def make_directories(root: int, path: str, owner: Account | None = None) -> None:
+    """What is made is `owner`'s. Raises OSError.
+
+    Each step is resolved inside the root, so a link on the way stays inside too.
+    """
     made = "/"
     for part in path.split("/"):
         if part in ("", "."):
@@ -132,6 +136,8 @@ def make_directories(root: int, path: str) -> None:
         try:
             if part != "..":
                 os.mkdir(part, 0o755, dir_fd=parent)
+                if owner is not None:
+                    os.chown(part, owner.uid, owner.gid, dir_fd=parent, follow_symlinks=False)
         except FileExistsError:
             pass
         finally:

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.kernel import sealed_file
-from orchard.injector.agent.machine import Machine
+from orchard.injector.agent.machine import Machine, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
 from orchard.injector.agent.spawning import Spawner
 
@@ -141,7 +142,8 @@ class Jobs:
     async def start(self, request: Mapping[str, Any], key: str | None) -> TrackedJob:
         """Start the command of an exec request; with the `key` of an earlier start, return that job.
 
-        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept.
+        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept,
+        and RequestInvalid for a user that there is not.
         """
         asked = b"" if key is None else _digest(json.dumps(request, sort_keys=True))
         if key is not None:
@@ -155,6 +157,7 @@ class Jobs:
                     f"the command of this Idempotency-Key ran; {RETAINED_JOBS} others ended since, "
                     "and its result is no longer kept"
                 )
+        runs_as = account_of(self._machine, request.get("user"))
         limit = int(request.get("output_limit") or OUTPUT_LIMIT)
         job = TrackedJob(
             job_id=f"{self._sandbox_id}.{uuid.uuid4().hex[:12]}",
@@ -168,7 +171,7 @@ class Jobs:
         self._jobs[job.job_id] = job
         if key is not None:
             self._keys[key] = job
-        await self._run(job, request)
+        await self._run(job, request, *runs_as)
         return job
 
     def cancel(self, job_id: str) -> TrackedJob:
@@ -192,7 +195,13 @@ class Jobs:
             reader.close()
         self._leftovers.clear()
 
-    async def _run(self, job: TrackedJob, request: Mapping[str, Any]) -> None:
+    async def _run(
+        self,
+        job: TrackedJob,
+        request: Mapping[str, Any],
+        account: Account | None,
+        environment: Mapping[str, str],
+    ) -> None:
         login = bool(request.get("login_shell"))
         stdin = request.get("stdin")
         readers = [PipeReader(job.out.add)]
@@ -213,7 +222,8 @@ class Jobs:
                     job.job_id,
                     self._machine.entrance,
                     command=command,
-                    env={**self._machine.environment, **(request.get("env") or {})},
+                    account=account,
+                    env={**environment, **(request.get("env") or {})},
                     cwd=os.path.join(self._machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
                     stdio=(source, readers[0].writer, readers[-1].writer),
                     report=self._ended(job, readers, timer),

@@ -161,7 +161,7 @@ class AgentServer:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         size = 0
-        upload = Upload()
+        upload = Upload(machine.user)
         try:
             await _in_thread(upload.open, machine, path)
             async for piece in bodies.pieces(request):

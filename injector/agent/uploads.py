@@ -16,6 +16,7 @@ import stat
 import threading
 from contextlib import suppress
 
+from orchard.injector.agent.accounts import Account, account
 from orchard.injector.agent.files import check_regular, explained, make_directories
 from orchard.injector.agent.kernel import open_beneath
 
@@ -30,7 +31,10 @@ _NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
 class Upload:
     """Opened, written, then finished; discarded in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: str = "") -> None:
+        """`user` is whom it belongs to if it is new (`accounts.account`); empty: whoever the agent is."""
+        self._user = user
+        self._owner: Account | None = None
         self._lock = threading.Lock()
         self._discarded = False
         self._target = -1
@@ -45,7 +49,8 @@ class Upload:
         with self._lock, explained(path):
             if self._discarded:
                 return
-            make_directories(root, os.path.dirname(path))  # noqa: PTH120
+            self._owner = account(root, self._user) if self._user else None
+            make_directories(root, os.path.dirname(path), self._owner)  # noqa: PTH120
             self._directory, self._name = _place(root, path)
             # Not truncated: opening a pipe or device must not disturb it.
             with suppress(FileNotFoundError):
@@ -83,6 +88,8 @@ class Upload:
         try:
             self._file = os.open(name, flags, _MODE, dir_fd=self._directory)
             self._beside = name
+            if self._owner is not None:
+                os.fchown(self._file, self._owner.uid, self._owner.gid)
         except OSError as error:
             if self._target < 0 or error.errno not in _NOT_BESIDE:
                 raise
