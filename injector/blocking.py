@@ -1,12 +1,13 @@
 """The blocking client of the sandbox service: the asynchronous one, driven on a thread of its own."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
+from orchard.injector.following import Exit, Output
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
 from orchard.injector.sandbox import AsyncSandbox
@@ -87,6 +88,17 @@ class Sandbox(Blocking[AsyncSandbox]):
 
     get_job = blocking(AsyncSandbox.get_job)
     wait_job = blocking(AsyncSandbox.wait_job)
+
+    def follow(self, job_id: str, offset: str = "0.0") -> Iterator[Output | Exit]:
+        """As AsyncSandbox.follow."""
+        events = self._awaited.follow(job_id, offset)
+
+        async def one() -> Output | Exit | None:
+            return await anext(events, None)
+
+        while (event := self._loop.run(one())) is not None:
+            yield event
+
     cancel_job = blocking(AsyncSandbox.cancel_job)
     apply_patch = blocking(AsyncSandbox.apply_patch)
     upload_content = blocking(AsyncSandbox.upload_content)

@@ -36,6 +36,7 @@ RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
 HTML = "text/html"
+EVENTS = "text/event-stream"
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
@@ -282,6 +283,15 @@ WAIT_JOB = Operation(
     Job,
     parameters=(TIMEOUT,),
     errors=(*_SANDBOX, 422),
+)
+FOLLOW = Operation(
+    "GET",
+    "/jobs/{job}/events",
+    "follow",
+    "what a job prints while it runs: events `stdout`, `stderr` (`data` in Base64, `skipped` bytes), `exit`",
+    parameters=(Parameter("offset", "the `id` of the last event that arrived; 0.0 is the beginning"),),
+    errors=(*_SANDBOX, 422),
+    reply_media=EVENTS,
 )
 CANCEL_JOB = Operation(
     "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True

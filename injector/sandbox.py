@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import directories, environment, operations
 from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.following import Exit, Output, follow
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
 from orchard.injector.transport import Transport
@@ -258,6 +259,15 @@ class AsyncSandbox:
         return await self._transport.call(
             JobResult, operations.WAIT_JOB, job_id, params=params, timeout=longest
         )
+
+    def follow(self, job_id: str, offset: str = "0.0") -> AsyncIterator[Output | Exit]:
+        """What the job prints while it runs, from the start or after `offset`; last comes its Exit.
+
+        A lost connection is made again, and nothing comes twice. Of output beyond the job's `output_limit`
+        the middle is not kept: who comes too late for it is told how many bytes were `skipped`. Leaving the
+        loop leaves the job running.
+        """
+        return follow(self._transport, job_id, offset, self._transport.retry_seconds)
 
     async def cancel_job(self, job_id: str) -> JobResult:
         """Kill the job's process group. The job may still be `running` in the answer."""

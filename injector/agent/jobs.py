@@ -71,6 +71,22 @@ class TrackedJob:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_for: str | None = None
     """Why we killed it, when we did."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when it printed something or ended."""
+
+    def printing(self, output: BoundedOutput) -> Callable[[bytes], None]:
+        """Takes what it prints into `output`, one of its two."""
+
+        def printed(data: bytes) -> None:
+            output.add(data)
+            self.tell()
+
+        return printed
+
+    def tell(self) -> None:
+        """Wake who follows it."""
+        news, self.news = self.news, asyncio.Event()
+        news.set()
 
     @property
     def held(self) -> int:
@@ -95,13 +111,19 @@ class TrackedJob:
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
             "command": self.command,
-            "status": self.status,
             "stdout": self.out.text(),
             "stderr": self.err.text(),
-            "exit_code": self.exit_code,
             "created_at": self.created_at,
             "started_at": self.started_at,
             "completed_at": self.completed_at,
+            **self.ending(),
+        }
+
+    def ending(self) -> dict[str, Any]:
+        """Of the record, how it ended."""
+        return {
+            "status": self.status,
+            "exit_code": self.exit_code,
             "error": self.error,
             "timed_out": self.timed_out,
             "oom_killed": self.oom_killed,
@@ -204,9 +226,9 @@ class Jobs:
     ) -> None:
         login = bool(request.get("login_shell"))
         stdin = request.get("stdin")
-        readers = [PipeReader(job.out.add)]
+        readers = [PipeReader(job.printing(job.out))]
         if not request.get("merge_output"):
-            readers.append(PipeReader(job.err.add))
+            readers.append(PipeReader(job.printing(job.err)))
         if login:
             readers[-1].consume = WithoutLoginNoise(readers[-1].consume)
         source = os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", stdin.encode())
@@ -272,6 +294,7 @@ class Jobs:
         job.completed_at = time.time()
         job.status = "succeeded" if code == 0 and error is None else "failed"
         job.done.set()
+        job.tell()
         self._finished[job.job_id] = job
         self._held += job.held
         self._make_room(job)

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, files, patches
+from orchard.injector.agent import archives, bodies, files, following, patches
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
@@ -79,6 +79,7 @@ class AgentServer:
                 web.post("/sandboxes/{id}/fork", held(self._fork)),
                 web.get("/jobs/{job}", self._job),
                 web.get("/jobs/{job}/wait", self._wait_job),
+                web.get("/jobs/{job}/events", self._follow),
                 web.delete("/jobs/{job}", self._cancel_job),
             ]
         )
@@ -225,6 +226,13 @@ class AgentServer:
         sandbox, job = self._find_job(request)
         with self._sandboxes.active(sandbox):
             return await _finished(job, _seconds(request))
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        sandbox, job = self._find_job(request)
+        begin = following.place(request.query.get("offset", following.BEGINNING))
+        job.document()  # says so where its output is not kept
+        with self._sandboxes.active(sandbox):
+            return await _streamed(request, "text/event-stream", following.events(job, begin))
 
     async def _cancel_job(self, request: web.Request) -> web.Response:
         sandbox, job = self._find_job(request)
