@@ -101,6 +101,9 @@ class Sandbox(Blocking[AsyncSandbox]):
 
     cancel_job = blocking(AsyncSandbox.cancel_job)
     apply_patch = blocking(AsyncSandbox.apply_patch)
+    remove = blocking(AsyncSandbox.remove)
+    move = blocking(AsyncSandbox.move)
+    list_jobs = blocking(AsyncSandbox.list_jobs)
     upload_content = blocking(AsyncSandbox.upload_content)
     upload_file = blocking(AsyncSandbox.upload_file)
     download_content = blocking(AsyncSandbox.download_content)

@@ -27,6 +27,8 @@ from orchard.schemas.sandboxes import (
     ForkSandbox,
     JobQueued,
     JobStatus,
+    MoveFile,
+    PathDone,
     SandboxInfo,
     SnapshotReply,
     SnapshotRequest,
@@ -253,6 +255,10 @@ class AsyncSandbox:
         """The job as it is."""
         return await self._transport.call(JobResult, operations.JOB, job_id)
 
+    async def list_jobs(self) -> list[JobResult]:
+        """The jobs that are kept, oldest first, without what they printed."""
+        return await self._call(list[JobResult], operations.JOBS)
+
     async def wait_job(self, job_id: str, timeout: float = WAIT_STEP) -> JobResult:
         """The job when it has ended, or as it is after `timeout` seconds."""
         params, longest = {"timeout": str(timeout)}, timeout + ANSWER_MARGIN
@@ -285,15 +291,34 @@ class AsyncSandbox:
         request = ApplyPatch(patch=patch, timeout_seconds=timeout, cwd=cwd)
         return await self._call(PatchOutcome, operations.APPLY_PATCH, body=request, key=idempotency_key)
 
-    async def upload_content(self, content: bytes | str, remote_path: str) -> Written:
-        """Make or replace the file at the absolute `remote_path`, with its parent directories."""
-        data = content.encode() if isinstance(content, str) else content
-        return await self._call(Written, operations.WRITE, body=data, params={"path": remote_path})
+    async def upload_content(
+        self, content: bytes | str, remote_path: str, *, mode: int | None = None
+    ) -> Written:
+        """Make or replace the file at `remote_path`, with its parent directories.
 
-    async def upload_file(self, local_path: str | Path, remote_path: str) -> Written:
+        `mode` (0o755) None is that of the file that is replaced, or 0o644.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
+
+    async def upload_file(
+        self, local_path: str | Path, remote_path: str, *, mode: int | None = None
+    ) -> Written:
         """The same with the content of a local file, of any size."""
+        params = _written(remote_path, mode)
         with await asyncio.to_thread(Path(local_path).open, "rb") as content:
-            return await self._call(Written, operations.WRITE, body=content, params={"path": remote_path})
+            return await self._call(Written, operations.WRITE, body=content, params=params)
+
+    async def remove(self, remote_path: str) -> None:
+        """Remove a file, a link or a directory with all that is in it; SandboxFileMissing for none."""
+        await self._call(PathDone, operations.REMOVE, params={"path": remote_path})
+
+    async def move(self, remote_path: str, target: str) -> None:
+        """Rename a file, a link or a directory, in place of a file or an empty directory at `target`.
+
+        If the answer is lost and it is asked again, SandboxFileMissing may say that it was done before.
+        """
+        await self._call(PathDone, operations.MOVE, body=MoveFile(path=remote_path, target=target))
 
     async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
         """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
@@ -445,3 +470,7 @@ class AsyncSandbox:
                 # Its next use will raise the same; there is nothing left to keep alive.
                 log.warning("sandbox %s: heartbeat ended: %s", self.sandbox_id, error)
                 return
+
+
+def _written(path: str, mode: int | None) -> dict[str, str]:
+    return {"path": path, **({} if mode is None else {"mode": f"{mode:03o}"})}

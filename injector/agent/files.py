@@ -5,6 +5,7 @@ All functions block; call them in a thread.
 
 import errno
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -47,6 +48,38 @@ def make_directory(root: int, path: str, owner: Account | None = None) -> None:
     """Make the directory at `path` and its parents where they are missing."""
     with explained(path):
         make_directories(root, path, owner)
+
+
+def remove(root: int, path: str) -> None:
+    """Remove what is at `path`, a directory with all that is in it. Raises NotFound and RequestInvalid."""
+    with explained(path), _parent(root, path) as (parent, name):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+
+
+def move(root: int, path: str, target: str) -> None:
+    """Rename `path`. Raises NotFound, and RequestInvalid where the target is in the way or elsewhere."""
+    with explained(path), _parent(root, path) as (parent, name):
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+        with explained(target):
+            make_directories(root, os.path.dirname(target))  # noqa: PTH120
+            with _parent(root, target) as (above, new):
+                os.rename(name, new, src_dir_fd=parent, dst_dir_fd=above)
+
+
+@contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Descriptor of the directory that `path` is in, and its name there, which no link is followed from."""
+    above, name = os.path.split(path.rstrip("/"))
+    if name in ("", ".", ".."):
+        raise RequestInvalid(f"{path} has no name of its own")
+    parent = open_beneath(root, above, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield parent, name
+    finally:
+        os.close(parent)
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:

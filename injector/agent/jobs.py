@@ -107,12 +107,14 @@ class TrackedJob:
         """The record of the HTTP contract."""
         if self.forgotten:
             raise OutputForgotten(f"the output of job {self.job_id} was dropped to make room for newer ones")
+        return {**self.summary(), "stdout": self.out.text(), "stderr": self.err.text()}
+
+    def summary(self) -> dict[str, Any]:
+        """The same without what it printed."""
         return {
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
             "command": self.command,
-            "stdout": self.out.text(),
-            "stderr": self.err.text(),
             "created_at": self.created_at,
             "started_at": self.started_at,
             "completed_at": self.completed_at,
@@ -155,6 +157,10 @@ class Jobs:
                 f"of finished ones the newest {RETAINED_JOBS} are kept"
             )
         return job
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """All that are kept, oldest first, without what they printed."""
+        return [job.summary() for job in self._jobs.values()]
 
     @property
     def running(self) -> bool:

@@ -31,8 +31,12 @@ _NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
 class Upload:
     """Opened, written, then finished; discarded in any case."""
 
-    def __init__(self, user: str = "") -> None:
-        """`user` is whom it belongs to if it is new (`accounts.account`); empty: whoever the agent is."""
+    def __init__(self, user: str = "", mode: int | None = None) -> None:
+        """`user` is whom it belongs to if it is new (`accounts.account`); empty: whoever the agent is.
+
+        `mode` None is that of the file that is replaced, or 0644.
+        """
+        self._mode = mode
         self._user = user
         self._owner: Account | None = None
         self._lock = threading.Lock()
@@ -103,7 +107,9 @@ class Upload:
                 old, new = os.fstat(self._target), os.fstat(self._file)
                 if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
                     os.fchown(self._file, old.st_uid, old.st_gid)
-                os.fchmod(self._file, stat.S_IMODE(old.st_mode))
+                os.fchmod(self._file, stat.S_IMODE(old.st_mode) if self._mode is None else self._mode)
+            elif self._mode is not None:
+                os.fchmod(self._file, self._mode)
             os.rename(self._beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
             if self._target < 0 or error.errno not in _NOT_IN_ITS_PLACE:
@@ -114,6 +120,8 @@ class Upload:
 
     def _write_over(self) -> None:
         os.ftruncate(self._target, 0)
+        if self._mode is not None:
+            os.fchmod(self._target, self._mode)
         os.lseek(self._file, 0, os.SEEK_SET)
         while piece := os.read(self._file, _CHUNK):
             _write_all(self._target, piece)

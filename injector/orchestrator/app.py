@@ -216,6 +216,8 @@ class Orchestrator:
         upload = Upload(request)
         await upload.begin()
         asked["path"] = upload.record.path
+        if upload.record.mode is not None:
+            asked["mode"] = upload.record.mode
         try:
             written = await agent.call(FileWritten, "PUT", _FILES, params=asked, body=upload.content())
         except SandboxError as error:

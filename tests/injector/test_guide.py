@@ -30,7 +30,7 @@ def _examples() -> list[tuple[str, str, str]]:
 
 
 def test_every_program_of_the_guide_has_its_output_beside_it() -> None:
-    assert len(_examples()) == GUIDE.count("```python") == 10
+    assert len(_examples()) == GUIDE.count("```python") == 11
 
 
 @pytest.mark.parametrize(("heading", "program", "output"), _examples())
