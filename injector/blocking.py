@@ -1,12 +1,13 @@
 """The blocking client of the sandbox service: the asynchronous one, driven on a thread of its own."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
+from orchard.injector.following import Exit, Output
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
 from orchard.injector.sandbox import AsyncSandbox
@@ -45,6 +46,7 @@ class Sandbox(Blocking[AsyncSandbox]):
         merge_output: bool = ...,
         stdin: str | None = ...,
         idempotency_key: str | None = ...,
+        user: str | None = ...,
     ) -> JobResult: ...
     @overload
     def exec(
@@ -57,6 +59,7 @@ class Sandbox(Blocking[AsyncSandbox]):
         pty: Literal[True],
         rows: int = ...,
         cols: int = ...,
+        user: str | None = ...,
     ) -> ContainerProcess: ...
     @functools.wraps(AsyncSandbox.exec)
     def exec(self, *args: Any, **named: Any) -> JobResult | ContainerProcess:
@@ -85,8 +88,22 @@ class Sandbox(Blocking[AsyncSandbox]):
 
     get_job = blocking(AsyncSandbox.get_job)
     wait_job = blocking(AsyncSandbox.wait_job)
+
+    def follow(self, job_id: str, offset: str = "0.0") -> Iterator[Output | Exit]:
+        """As AsyncSandbox.follow."""
+        events = self._awaited.follow(job_id, offset)
+
+        async def one() -> Output | Exit | None:
+            return await anext(events, None)
+
+        while (event := self._loop.run(one())) is not None:
+            yield event
+
     cancel_job = blocking(AsyncSandbox.cancel_job)
     apply_patch = blocking(AsyncSandbox.apply_patch)
+    remove = blocking(AsyncSandbox.remove)
+    move = blocking(AsyncSandbox.move)
+    list_jobs = blocking(AsyncSandbox.list_jobs)
     upload_content = blocking(AsyncSandbox.upload_content)
     upload_file = blocking(AsyncSandbox.upload_file)
     download_content = blocking(AsyncSandbox.download_content)

@@ -21,7 +21,9 @@ from orchard.schemas.sandboxes import (
     Health,
     Job,
     JobQueued,
+    MoveFile,
     PatchResult,
+    PathDone,
     Resources,
     SandboxCreatedReply,
     SandboxInfo,
@@ -36,6 +38,7 @@ RAW = "application/octet-stream"
 TAR = "application/x-tar"
 PLAIN = "text/plain"
 HTML = "text/html"
+EVENTS = "text/event-stream"
 KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 FRAME_LIMIT = 16 * 1024 * 1024
@@ -212,9 +215,27 @@ WRITE = Operation(
     "make or replace a file: in JSON, or as it is with `path` in the query",
     FileWritten,
     UploadFile,
-    (PATH._replace(required=False),),
+    (PATH._replace(required=False), Parameter("mode", "octal digits, as in `755`")),
     _SANDBOX,
     request_media=RAW,
+)
+REMOVE = Operation(
+    "DELETE",
+    "/sandboxes/{id}/files",
+    "remove",
+    "remove a file, a link or a directory with all that is in it",
+    PathDone,
+    parameters=(PATH,),
+    errors=(*_SANDBOX, 422),
+)
+MOVE = Operation(
+    "POST",
+    "/sandboxes/{id}/files/move",
+    "move",
+    "rename a file, a link or a directory; directories above are made where they are missing",
+    PathDone,
+    MoveFile,
+    errors=_SANDBOX,
 )
 READ = Operation(
     "GET",
@@ -274,6 +295,14 @@ SNAPSHOT = Operation(
     errors=(*_SANDBOX, 501),
 )
 JOB = Operation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
+JOBS = Operation(
+    "GET",
+    "/sandboxes/{id}/jobs",
+    "jobs",
+    "its jobs, oldest first, without what they printed",
+    list[Job],
+    errors=_SANDBOX,
+)
 WAIT_JOB = Operation(
     "GET",
     "/jobs/{job}/wait",
@@ -282,6 +311,15 @@ WAIT_JOB = Operation(
     Job,
     parameters=(TIMEOUT,),
     errors=(*_SANDBOX, 422),
+)
+FOLLOW = Operation(
+    "GET",
+    "/jobs/{job}/events",
+    "follow",
+    "what a job prints while it runs: events `stdout`, `stderr` (`data` in Base64, `skipped` bytes), `exit`",
+    parameters=(Parameter("offset", "the `id` of the last event that arrived; 0.0 is the beginning"),),
+    errors=(*_SANDBOX, 422),
+    reply_media=EVENTS,
 )
 CANCEL_JOB = Operation(
     "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True

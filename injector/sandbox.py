@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import directories, environment, operations
 from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.following import Exit, Output, follow
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
 from orchard.injector.transport import Transport
@@ -26,6 +27,8 @@ from orchard.schemas.sandboxes import (
     ForkSandbox,
     JobQueued,
     JobStatus,
+    MoveFile,
+    PathDone,
     SandboxInfo,
     SnapshotReply,
     SnapshotRequest,
@@ -100,6 +103,7 @@ class AsyncSandbox:
         merge_output: bool = ...,
         stdin: str | None = ...,
         idempotency_key: str | None = ...,
+        user: str | None = ...,
     ) -> JobResult: ...
     @overload
     async def exec(
@@ -112,6 +116,7 @@ class AsyncSandbox:
         pty: Literal[True],
         rows: int = ...,
         cols: int = ...,
+        user: str | None = ...,
     ) -> AsyncContainerProcess: ...
     async def exec(
         self,
@@ -131,11 +136,13 @@ class AsyncSandbox:
         merge_output: bool = False,
         stdin: str | None = None,
         idempotency_key: str | None = None,
+        user: str | None = None,
     ) -> JobResult | AsyncContainerProcess:
         """Run a command to its end, once, whatever happens to the orchestrator meanwhile.
 
         A string is run by the image's shell, a list as it is, in `cwd` ("/workspace"). After `timeout` (300)
         seconds, also called `timeout_seconds`, its process group is killed: exit code 124 and `timed_out`.
+        It runs as `user` (a name or number of the sandbox, perhaps with `:group`), else as the image says.
         `output_limit` is in bytes, for stdout and stderr each. With `wait=False` the answer is at once and
         `queued`; see `wait_job`. `poll_interval` is accepted for old callers: nothing is polled.
 
@@ -144,7 +151,7 @@ class AsyncSandbox:
         """
         if pty:
             init = {"cmd": command, "env": env or {}, "cwd": cwd or WORKSPACE, "login_shell": login_shell}
-            return await self._terminal({**init, "rows": rows, "cols": cols})
+            return await self._terminal({**init, "rows": rows, "cols": cols, "user": user})
         seconds = timeout_seconds or timeout or DEFAULT_TIMEOUT
         request = ExecRequest(
             command=command,
@@ -156,6 +163,7 @@ class AsyncSandbox:
             output_limit=output_limit,
             merge_output=merge_output,
             stdin=stdin,
+            user=user,
         )
         if not wait:
             queued = await self._call(JobQueued, operations.EXEC, body=request, key=idempotency_key)
@@ -246,12 +254,25 @@ class AsyncSandbox:
         """The job as it is."""
         return await self._transport.call(JobResult, operations.JOB, job_id)
 
+    async def list_jobs(self) -> list[JobResult]:
+        """The jobs that are kept, oldest first, without what they printed."""
+        return await self._call(list[JobResult], operations.JOBS)
+
     async def wait_job(self, job_id: str, timeout: float = WAIT_STEP) -> JobResult:
         """The job when it has ended, or as it is after `timeout` seconds."""
         params, longest = {"timeout": str(timeout)}, timeout + ANSWER_MARGIN
         return await self._transport.call(
             JobResult, operations.WAIT_JOB, job_id, params=params, timeout=longest
         )
+
+    def follow(self, job_id: str, offset: str = "0.0") -> AsyncIterator[Output | Exit]:
+        """What the job prints while it runs, from the start or after `offset`; last comes its Exit.
+
+        A lost connection is made again, and nothing comes twice. Of output beyond the job's `output_limit`
+        the middle is not kept: who comes too late for it is told how many bytes were `skipped`. Leaving the
+        loop leaves the job running.
+        """
+        return follow(self._transport, job_id, offset, self._transport.retry_seconds)
 
     async def cancel_job(self, job_id: str) -> JobResult:
         """Kill the job's process group. The job may still be `running` in the answer."""
@@ -269,15 +290,34 @@ class AsyncSandbox:
         request = ApplyPatch(patch=patch, timeout_seconds=timeout, cwd=cwd)
         return await self._call(PatchOutcome, operations.APPLY_PATCH, body=request, key=idempotency_key)
 
-    async def upload_content(self, content: bytes | str, remote_path: str) -> Written:
-        """Make or replace the file at the absolute `remote_path`, with its parent directories."""
-        data = content.encode() if isinstance(content, str) else content
-        return await self._call(Written, operations.WRITE, body=data, params={"path": remote_path})
+    async def upload_content(
+        self, content: bytes | str, remote_path: str, *, mode: int | None = None
+    ) -> Written:
+        """Make or replace the file at `remote_path`, with its parent directories.
 
-    async def upload_file(self, local_path: str | Path, remote_path: str) -> Written:
+        `mode` (0o755) None is that of the file that is replaced, or 0o644.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
+
+    async def upload_file(
+        self, local_path: str | Path, remote_path: str, *, mode: int | None = None
+    ) -> Written:
         """The same with the content of a local file, of any size."""
+        params = _written(remote_path, mode)
         with await asyncio.to_thread(Path(local_path).open, "rb") as content:
-            return await self._call(Written, operations.WRITE, body=content, params={"path": remote_path})
+            return await self._call(Written, operations.WRITE, body=content, params=params)
+
+    async def remove(self, remote_path: str) -> None:
+        """Remove a file, a link or a directory with all that is in it; SandboxFileMissing for none."""
+        await self._call(PathDone, operations.REMOVE, params={"path": remote_path})
+
+    async def move(self, remote_path: str, target: str) -> None:
+        """Rename a file, a link or a directory, in place of a file or an empty directory at `target`.
+
+        If the answer is lost and it is asked again, SandboxFileMissing may say that it was done before.
+        """
+        await self._call(PathDone, operations.MOVE, body=MoveFile(path=remote_path, target=target))
 
     async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
         """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
@@ -429,3 +469,7 @@ class AsyncSandbox:
                 # Its next use will raise the same; there is nothing left to keep alive.
                 log.warning("sandbox %s: heartbeat ended: %s", self.sandbox_id, error)
                 return
+
+
+def _written(path: str, mode: int | None) -> dict[str, str]:
+    return {"path": path, **({} if mode is None else {"mode": f"{mode:03o}"})}

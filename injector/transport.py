@@ -30,6 +30,8 @@ API_KEY_HEADER = "X-API-Key"
 OVERLOAD = "overload"
 """Reason of a replica that has too much to do."""
 
+EVENTS_SILENCE = 60.0
+"""Seconds without a byte after which a stream of events is lost: the service says something every 15."""
 PIECE = 1024 * 1024
 """Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
@@ -58,7 +60,7 @@ class Transport:
         self.tunnels: set[AsyncTunnel] = set()
         """Those that are open."""
         self._timeout = timeout
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forgotten: weakref.finalize[..., Transport] | None = None
@@ -154,12 +156,31 @@ class Transport:
                         raise SandboxFileTooLarge(f"{params['path']} has more than {limit} bytes")
                     yield piece
 
+    async def events(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """The answer of a GET as it comes, once; it may take any time. Tries again until it begins."""
+        reply = await self._patiently(lambda: self._try_events(path, params))
+        async with reply:
+            with self._explained(self._timeout):
+                async for piece in reply.content.iter_any():
+                    yield piece
+
+    async def _try_events(self, path: str, params: Mapping[str, str]) -> aiohttp.ClientResponse:
+        unlimited = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=EVENTS_SILENCE)
+        with self._explained(self._timeout):
+            reply = await self._opened().get(
+                self._url + path, params=params, headers=self.headers, timeout=unlimited
+            )
+            if reply.status >= 400:
+                async with reply:
+                    raise _error(reply, await reply.read())
+        return reply
+
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """An open WebSocket. Raises the typed errors; tries again while the service is away."""
         return await self._patiently(lambda: self._try_line(path))
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        deadline = time.monotonic() + self._retry_seconds
+        deadline = time.monotonic() + self.retry_seconds
         pause = FIRST_PAUSE
         while True:
             try:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from orchard.injector.blocking import Sandbox, SandboxClient
     from orchard.injector.blocking import Sandbox as SandboxInstance
     from orchard.injector.client import AsyncSandboxClient
+    from orchard.injector.following import Exit, Output
     from orchard.injector.process import AsyncContainerProcess, ContainerProcess
     from orchard.injector.results import JobResult
     from orchard.injector.sandbox import AsyncSandbox
@@ -24,7 +25,9 @@ __all__ = [
     "AsyncSandboxClient",
     "AsyncSandboxInstance",
     "ContainerProcess",
+    "Exit",
     "JobResult",
+    "Output",
     "Sandbox",
     "SandboxClient",
     "SandboxInstance",
@@ -38,6 +41,8 @@ _MODULES = {
     "AsyncSandbox": "sandbox",
     "AsyncSandboxClient": "client",
     "ContainerProcess": "process",
+    "Exit": "following",
+    "Output": "following",
     "JobResult": "results",
     "Sandbox": "blocking",
     "SandboxClient": "blocking",

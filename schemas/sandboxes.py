@@ -11,6 +11,9 @@ import msgspec
 SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?$(?!\n)"
 """A DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line end pass."""
 
+MODE = r"^[0-7]{3,4}$(?!\n)"
+"""Of a file, in octal digits."""
+
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
 """Bytes kept of each of stdout and stderr unless the request says otherwise."""
@@ -93,6 +96,8 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ours: stderr goes into stdout, in the order it was written."""
     stdin: str | None = None
     """Ours: UTF-8 text fed to the command, so that data is never part of a shell line."""
+    user: str | None = None
+    """Ours: whom it runs as, a name or number inside, perhaps with `:group`; None: the image's USER."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +145,22 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     content: str
     """Base64."""
+    mode: Annotated[str, msgspec.Meta(pattern=MODE)] | None = None
+    """Ours: octal digits; None: 0644, or that of the file that is replaced."""
+
+
+class MoveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is at `path` is to be at `target`, in place of a file or an empty directory there."""
+
+    path: str
+    target: str
+
+
+class PathDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory was removed, or is here now."""
+
+    success: bool
+    path: str
 
 
 class FileWritten(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import struct
 import termios
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -41,7 +42,7 @@ limit of 0, and does not at 1; the filter lets nobody change it."""
 _OF_THE_ACCOUNT = {resource.RLIMIT_SIGPENDING: 8192, resource.RLIMIT_MSGQUEUE: 256 * 1024}
 """Limits that the kernel compares with what all processes of an account have, the machine's root's too: with
 less for commands there is always some left for the machine."""
-_ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE = range(4)
+_ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE, _ACCOUNT = range(5)
 
 
 class Privileges(NamedTuple):
@@ -105,6 +106,13 @@ def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
     calls.call("chdir", calls.text(request["cwd"]), step=_DIRECTORY)
     if inside:
         _give_up(calls, given_up)
+    if request["account"]:
+        uid, gid, groups = request["account"]
+        calls.call(
+            "setgroups", len(groups), calls.put(struct.pack(f"{len(groups)}I", *groups)), step=_ACCOUNT
+        )
+        calls.call("setgid", gid, step=_ACCOUNT)
+        calls.call("setuid", uid, step=_ACCOUNT)
     if request["terminal"]:
         calls.call("write", TOLD, calls.put(b"1"), 1)
     _execute(calls, request)
@@ -117,6 +125,7 @@ def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
         _ENTER: "could not enter the sandbox",
         _DIRECTORY: f"the working directory {request['cwd']} cannot be entered",
         _PRIVILEGES: "could not give up privileges",
+        _ACCOUNT: f"could not become the user {(request['account'] or [0])[0]}",
         EXECUTE: "could not execute " + (request["argv"][0] if request["argv"] else "a shell"),
     }
     return f"{what[step]}: {os.strerror(number)}"

@@ -5,6 +5,7 @@ All functions block; call them in a thread.
 
 import errno
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
 
+from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
@@ -42,10 +44,42 @@ def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[Bi
         raise
 
 
-def make_directory(root: int, path: str) -> None:
+def make_directory(root: int, path: str, owner: Account | None = None) -> None:
     """Make the directory at `path` and its parents where they are missing."""
     with explained(path):
-        make_directories(root, path)
+        make_directories(root, path, owner)
+
+
+def remove(root: int, path: str) -> None:
+    """Remove what is at `path`, a directory with all that is in it. Raises NotFound and RequestInvalid."""
+    with explained(path), _parent(root, path) as (parent, name):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+
+
+def move(root: int, path: str, target: str) -> None:
+    """Rename `path`. Raises NotFound, and RequestInvalid where the target is in the way or elsewhere."""
+    with explained(path), _parent(root, path) as (parent, name):
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+        with explained(target):
+            make_directories(root, os.path.dirname(target))  # noqa: PTH120
+            with _parent(root, target) as (above, new):
+                os.rename(name, new, src_dir_fd=parent, dst_dir_fd=above)
+
+
+@contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Descriptor of the directory that `path` is in, and its name there, which no link is followed from."""
+    above, name = os.path.split(path.rstrip("/"))
+    if name in ("", ".", ".."):
+        raise RequestInvalid(f"{path} has no name of its own")
+    parent = open_beneath(root, above, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield parent, name
+    finally:
+        os.close(parent)
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:
@@ -122,8 +156,11 @@ def check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 
-def make_directories(root: int, path: str) -> None:
-    """Raises OSError. Each step is resolved inside the root, so a link on the way stays inside too."""
+def make_directories(root: int, path: str, owner: Account | None = None) -> None:
+    """What is made is `owner`'s. Raises OSError.
+
+    Each step is resolved inside the root, so a link on the way stays inside too.
+    """
     made = "/"
     for part in path.split("/"):
         if part in ("", "."):
@@ -132,6 +169,8 @@ def make_directories(root: int, path: str) -> None:
         try:
             if part != "..":
                 os.mkdir(part, 0o755, dir_fd=parent)
+                if owner is not None:
+                    os.chown(part, owner.uid, owner.gid, dir_fd=parent, follow_symlinks=False)
         except FileExistsError:
             pass
         finally:

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.kernel import sealed_file
-from orchard.injector.agent.machine import Machine
+from orchard.injector.agent.machine import Machine, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
 from orchard.injector.agent.spawning import Spawner
 
@@ -70,6 +71,22 @@ class TrackedJob:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_for: str | None = None
     """Why we killed it, when we did."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when it printed something or ended."""
+
+    def printing(self, output: BoundedOutput) -> Callable[[bytes], None]:
+        """Takes what it prints into `output`, one of its two."""
+
+        def printed(data: bytes) -> None:
+            output.add(data)
+            self.tell()
+
+        return printed
+
+    def tell(self) -> None:
+        """Wake who follows it."""
+        news, self.news = self.news, asyncio.Event()
+        news.set()
 
     @property
     def held(self) -> int:
@@ -90,17 +107,25 @@ class TrackedJob:
         """The record of the HTTP contract."""
         if self.forgotten:
             raise OutputForgotten(f"the output of job {self.job_id} was dropped to make room for newer ones")
+        return {**self.summary(), "stdout": self.out.text(), "stderr": self.err.text()}
+
+    def summary(self) -> dict[str, Any]:
+        """The same without what it printed."""
         return {
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
             "command": self.command,
-            "status": self.status,
-            "stdout": self.out.text(),
-            "stderr": self.err.text(),
-            "exit_code": self.exit_code,
             "created_at": self.created_at,
             "started_at": self.started_at,
             "completed_at": self.completed_at,
+            **self.ending(),
+        }
+
+    def ending(self) -> dict[str, Any]:
+        """Of the record, how it ended."""
+        return {
+            "status": self.status,
+            "exit_code": self.exit_code,
             "error": self.error,
             "timed_out": self.timed_out,
             "oom_killed": self.oom_killed,
@@ -133,6 +158,10 @@ class Jobs:
             )
         return job
 
+    def summaries(self) -> list[dict[str, Any]]:
+        """All that are kept, oldest first, without what they printed."""
+        return [job.summary() for job in self._jobs.values()]
+
     @property
     def running(self) -> bool:
         """Whether any job has not ended."""
@@ -141,7 +170,8 @@ class Jobs:
     async def start(self, request: Mapping[str, Any], key: str | None) -> TrackedJob:
         """Start the command of an exec request; with the `key` of an earlier start, return that job.
 
-        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept.
+        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept,
+        and RequestInvalid for a user that there is not.
         """
         asked = b"" if key is None else _digest(json.dumps(request, sort_keys=True))
         if key is not None:
@@ -155,6 +185,7 @@ class Jobs:
                     f"the command of this Idempotency-Key ran; {RETAINED_JOBS} others ended since, "
                     "and its result is no longer kept"
                 )
+        runs_as = account_of(self._machine, request.get("user"))
         limit = int(request.get("output_limit") or OUTPUT_LIMIT)
         job = TrackedJob(
             job_id=f"{self._sandbox_id}.{uuid.uuid4().hex[:12]}",
@@ -168,7 +199,7 @@ class Jobs:
         self._jobs[job.job_id] = job
         if key is not None:
             self._keys[key] = job
-        await self._run(job, request)
+        await self._run(job, request, *runs_as)
         return job
 
     def cancel(self, job_id: str) -> TrackedJob:
@@ -192,12 +223,18 @@ class Jobs:
             reader.close()
         self._leftovers.clear()
 
-    async def _run(self, job: TrackedJob, request: Mapping[str, Any]) -> None:
+    async def _run(
+        self,
+        job: TrackedJob,
+        request: Mapping[str, Any],
+        account: Account | None,
+        environment: Mapping[str, str],
+    ) -> None:
         login = bool(request.get("login_shell"))
         stdin = request.get("stdin")
-        readers = [PipeReader(job.out.add)]
+        readers = [PipeReader(job.printing(job.out))]
         if not request.get("merge_output"):
-            readers.append(PipeReader(job.err.add))
+            readers.append(PipeReader(job.printing(job.err)))
         if login:
             readers[-1].consume = WithoutLoginNoise(readers[-1].consume)
         source = os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", stdin.encode())
@@ -213,7 +250,8 @@ class Jobs:
                     job.job_id,
                     self._machine.entrance,
                     command=command,
-                    env={**self._machine.environment, **(request.get("env") or {})},
+                    account=account,
+                    env={**environment, **(request.get("env") or {})},
                     cwd=os.path.join(self._machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
                     stdio=(source, readers[0].writer, readers[-1].writer),
                     report=self._ended(job, readers, timer),
@@ -262,6 +300,7 @@ class Jobs:
         job.completed_at = time.time()
         job.status = "succeeded" if code == 0 and error is None else "failed"
         job.done.set()
+        job.tell()
         self._finished[job.job_id] = job
         self._held += job.held
         self._make_room(job)

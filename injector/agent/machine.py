@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from orchard.injector.agent.accounts import ROOT, Account, account
 from orchard.injector.agent.errors import RequestInvalid, Unsupported
 from orchard.injector.agent.spawning import Entrance
 
@@ -95,6 +96,8 @@ class Machine(Protocol):
     """Of the image; a command's own comes on top."""
     working_directory: str
     """Of the image; relative `cwd`s start here."""
+    user: str
+    """Whom commands run as, as an image names it (`accounts.account`); empty: whoever the agent is."""
     note: str
     """What was asked for and is not enforced, in a sentence, or empty."""
 
@@ -126,6 +129,7 @@ class PlainMachine:
     no_copy: str
     """Why there are no snapshots and forks, and what to do instead."""
     working_directory: str = "/"
+    user: str = ""
     note: str = ""
     entrance: Entrance = field(default_factory=lambda: Entrance(pidfd=None, cgroups=()))
     root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -151,6 +155,16 @@ class PlainMachine:
         if self.root >= 0:
             os.close(self.root)
             self.root = -1
+
+
+def account_of(machine: Machine, user: str | None) -> tuple[Account | None, dict[str, str]]:
+    """Whom a command runs as, `user` or else the image's, and its environment. Raises RequestInvalid."""
+    name = user or machine.user
+    if not name:
+        return None, machine.environment
+    found = account(machine.root, name)
+    home = machine.environment.get("HOME", ROOT.home)
+    return found, {**machine.environment, "HOME": found.home if home == ROOT.home else home}
 
 
 class Host(Protocol):

@@ -45,6 +45,18 @@ class BoundedOutput:
         while self._tail_size - len(self._tail[0]) >= self._tail_limit:
             self._tail_size -= len(self._tail.popleft())
 
+    def read(self, offset: int, most: int) -> tuple[int, bytes]:
+        """Up to `most` bytes from `offset` on, or from the next place that is kept; where they begin."""
+        if offset < len(self._head):
+            return offset, bytes(self._head[offset : offset + most])
+        place = self.total - self._tail_size
+        for piece in self._tail:
+            if offset < place + len(piece):
+                begin = max(offset - place, 0)
+                return place + begin, bytes(piece[begin : begin + most])
+            place += len(piece)
+        return offset, b""
+
     @property
     def kept(self) -> int:
         """Bytes held in memory."""

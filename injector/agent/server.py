@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -12,7 +13,7 @@ from typing import IO, Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, files, patches
+from orchard.injector.agent import archives, bodies, files, following, patches
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
@@ -72,6 +73,9 @@ class AgentServer:
                 web.post("/sandboxes/{id}/apply_patch", held(self._apply_patch)),
                 web.put("/sandboxes/{id}/files", held(self._write)),
                 web.get("/sandboxes/{id}/files", held(self._read)),
+                web.delete("/sandboxes/{id}/files", held(self._remove)),
+                web.post("/sandboxes/{id}/files/move", held(self._move)),
+                web.get("/sandboxes/{id}/jobs", held(self._jobs)),
                 web.get("/sandboxes/{id}/files/list", held(self._files)),
                 web.get("/sandboxes/{id}/archive", held(self._read_archive)),
                 web.put("/sandboxes/{id}/archive", held(self._write_archive)),
@@ -79,6 +83,7 @@ class AgentServer:
                 web.post("/sandboxes/{id}/fork", held(self._fork)),
                 web.get("/jobs/{job}", self._job),
                 web.get("/jobs/{job}/wait", self._wait_job),
+                web.get("/jobs/{job}/events", self._follow),
                 web.delete("/jobs/{job}", self._cancel_job),
             ]
         )
@@ -161,7 +166,7 @@ class AgentServer:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         size = 0
-        upload = Upload()
+        upload = Upload(machine.user, _mode(request))
         try:
             await _in_thread(upload.open, machine, path)
             async for piece in bodies.pieces(request):
@@ -195,6 +200,22 @@ class AgentServer:
             }
         )
 
+    async def _remove(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        machine, _ = sandbox.ready()
+        await _in_thread(files.remove, machine, _path(request, machine))
+        return _json({"success": True, "path": request.query["path"]})
+
+    async def _move(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+        body = await request.json()
+        machine, _ = sandbox.ready()
+        source, target = (_absolute(machine, body[name]) for name in ("path", "target"))
+        await _in_thread(partial(files.move, target=target), machine, source)
+        return _json({"success": True, "path": body["target"]})
+
+    async def _jobs(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+        _, jobs = sandbox.ready()
+        return _json(jobs.summaries())
+
     async def _snapshot(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
@@ -225,6 +246,13 @@ class AgentServer:
         sandbox, job = self._find_job(request)
         with self._sandboxes.active(sandbox):
             return await _finished(job, _seconds(request))
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        sandbox, job = self._find_job(request)
+        begin = following.place(request.query.get("offset", following.BEGINNING))
+        job.document()  # says so where its output is not kept
+        with self._sandboxes.active(sandbox):
+            return await _streamed(request, "text/event-stream", following.events(job, begin))
 
     async def _cancel_job(self, request: web.Request) -> web.Response:
         sandbox, job = self._find_job(request)
@@ -296,7 +324,20 @@ def _path(request: web.Request, machine: Machine, default: str | None = None) ->
     path = request.query.get("path", default)
     if path is None:
         raise RequestInvalid("the query needs `path`")
+    return _absolute(machine, path)
+
+
+def _absolute(machine: Machine, path: str) -> str:
     return os.path.join(machine.working_directory, path)  # noqa: PTH118
+
+
+def _mode(request: web.Request) -> int | None:
+    mode = request.query.get("mode")
+    if mode is None:
+        return None
+    if not re.fullmatch("[0-7]{3,4}", mode):
+        raise RequestInvalid(f"`{mode[:40]}` is no mode: use octal digits, as in `755`")
+    return int(mode, 8)
 
 
 @contextmanager

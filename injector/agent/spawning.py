@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.command_lines import CommandLine
 from orchard.injector.agent.spawner import HEADER
 
@@ -107,13 +108,14 @@ class Spawner:
         entrance: Entrance,
         *,
         command: CommandLine,
+        account: Account | None,
         env: dict[str, str],
         cwd: str,
         stdio: tuple[int, int, int],
         report: Report,
         on_terminal: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start a command in a sandbox.
+        """Start a command in a sandbox, as the user `account`; None: as root, or whoever the agent is.
 
         With `on_terminal`, `stdio` is a terminal that becomes the command's own; when it is, `on_terminal` is
         told the process id as the agent sees it and as the sandbox does.
@@ -133,6 +135,7 @@ class Spawner:
             "words": list(command.words),
             "login": command.login,
             "script": command.script >= 0,
+            "account": account and [account.uid, account.gid, account.groups],
             "env": env,
             "cwd": cwd,
         }

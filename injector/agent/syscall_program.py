@@ -49,6 +49,7 @@ _AT_FDCWD = -100
 # fmt: off
 _NUMBERS = {
     "x86_64": {
+        "setuid": 105, "setgid": 106, "setgroups": 116,
         "write": 1, "close": 3, "ioctl": 16, "socket": 41, "clone": 56, "execve": 59, "chdir": 80,
         "umask": 95, "setsid": 112, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165,
         "umount2": 166, "sethostname": 170, "openat": 257, "mkdirat": 258, "mknodat": 259, "symlinkat": 266,
@@ -56,6 +57,7 @@ _NUMBERS = {
         "mount_setattr": 442,
     },
     "aarch64": {
+        "setgid": 144, "setuid": 146, "setgroups": 159,
         "ioctl": 29, "mknodat": 33, "mkdirat": 34, "symlinkat": 36, "umount2": 39, "mount": 40,
         "pivot_root": 41, "chdir": 49, "openat": 56, "close": 57, "write": 64, "capset": 91, "unshare": 97,
         "setsid": 157, "sethostname": 161, "umask": 166, "prctl": 167, "socket": 198, "clone": 220,

@@ -1,7 +1,7 @@
 """One terminal session over a WebSocket: JSON frames, base64 `data`.
 
-    client: init {cmd, env, cwd, rows, cols, login_shell}, stdin {data}, signal {sig}, resize {rows, cols},
-            close
+    client: init {cmd, env, cwd, rows, cols, login_shell, user}, stdin {data}, signal {sig},
+            resize {rows, cols}, close
     server: ready {pid}, stdout {data}, exit {code, error}, error {message}
 
 `code` is the exit status, negative for the signal that killed the command, and 127 where it could not start,
@@ -26,7 +26,7 @@ from aiohttp import WSMsgType, web
 
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import AgentError, RequestInvalid
-from orchard.injector.agent.machine import Machine
+from orchard.injector.agent.machine import Machine, account_of
 from orchard.injector.agent.spawning import Spawner
 from orchard.injector.agent.terminals import Session, open_pair, resize, signal_number
 
@@ -97,15 +97,23 @@ class TerminalSession:
         if not all(isinstance(value, str) for value in environment.values()):
             raise RequestInvalid("`env` must be an object of strings")
         rows, cols = _size(frame)
+        user = frame.get("user")
+        if not isinstance(user, str | None):
+            raise RequestInvalid("`user` must be a name")
+        frame["account"] = account_of(self._machine, user)
         return {**frame, "cmd": command, "env": environment, "cwd": cwd, "rows": rows, "cols": cols}
 
     async def _serve(self, init: dict[str, Any], slave: int) -> None:
+        account, machine_environment = init["account"]
+        if account is not None:
+            os.fchown(slave, account.uid, -1)
         with command_line(init["cmd"], bool(init.get("login_shell"))) as command:
             await self._spawner.enter(
                 self._name,
                 self._machine.entrance,
                 command=command,
-                env={"TERM": DEFAULT_TERM, **self._machine.environment, **init["env"]},
+                account=account,
+                env={"TERM": DEFAULT_TERM, **machine_environment, **init["env"]},
                 cwd=os.path.join(self._machine.working_directory, init["cwd"]),  # noqa: PTH118
                 stdio=(slave, slave, slave),
                 report=lambda status, failure: self._ended.set_result((status, failure)),

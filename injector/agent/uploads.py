@@ -16,6 +16,7 @@ import stat
 import threading
 from contextlib import suppress
 
+from orchard.injector.agent.accounts import Account, account
 from orchard.injector.agent.files import check_regular, explained, make_directories
 from orchard.injector.agent.kernel import open_beneath
 
@@ -30,7 +31,14 @@ _NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
 class Upload:
     """Opened, written, then finished; discarded in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: str = "", mode: int | None = None) -> None:
+        """`user` is whom it belongs to if it is new (`accounts.account`); empty: whoever the agent is.
+
+        `mode` None is that of the file that is replaced, or 0644.
+        """
+        self._mode = mode
+        self._user = user
+        self._owner: Account | None = None
         self._lock = threading.Lock()
         self._discarded = False
         self._target = -1
@@ -45,7 +53,8 @@ class Upload:
         with self._lock, explained(path):
             if self._discarded:
                 return
-            make_directories(root, os.path.dirname(path))  # noqa: PTH120
+            self._owner = account(root, self._user) if self._user else None
+            make_directories(root, os.path.dirname(path), self._owner)  # noqa: PTH120
             self._directory, self._name = _place(root, path)
             # Not truncated: opening a pipe or device must not disturb it.
             with suppress(FileNotFoundError):
@@ -83,6 +92,8 @@ class Upload:
         try:
             self._file = os.open(name, flags, _MODE, dir_fd=self._directory)
             self._beside = name
+            if self._owner is not None:
+                os.fchown(self._file, self._owner.uid, self._owner.gid)
         except OSError as error:
             if self._target < 0 or error.errno not in _NOT_BESIDE:
                 raise
@@ -96,7 +107,9 @@ class Upload:
                 old, new = os.fstat(self._target), os.fstat(self._file)
                 if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
                     os.fchown(self._file, old.st_uid, old.st_gid)
-                os.fchmod(self._file, stat.S_IMODE(old.st_mode))
+                os.fchmod(self._file, stat.S_IMODE(old.st_mode) if self._mode is None else self._mode)
+            elif self._mode is not None:
+                os.fchmod(self._file, self._mode)
             os.rename(self._beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
             if self._target < 0 or error.errno not in _NOT_IN_ITS_PLACE:
@@ -107,6 +120,8 @@ class Upload:
 
     def _write_over(self) -> None:
         os.ftruncate(self._target, 0)
+        if self._mode is not None:
+            os.fchmod(self._target, self._mode)
         os.lseek(self._file, 0, os.SEEK_SET)
         while piece := os.read(self._file, _CHUNK):
             _write_all(self._target, piece)

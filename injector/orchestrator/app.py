@@ -216,6 +216,8 @@ class Orchestrator:
         upload = Upload(request)
         await upload.begin()
         asked["path"] = upload.record.path
+        if upload.record.mode is not None:
+            asked["mode"] = upload.record.mode
         try:
             written = await agent.call(FileWritten, "PUT", _FILES, params=asked, body=upload.content())
         except SandboxError as error:
@@ -248,8 +250,9 @@ class Orchestrator:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if operation.reply is None:
-                agent = self._backend.agent(request.match_info["id"])
-                async with agent.stream(operation.path, _asked_for(request, operation)) as pieces:
+                sandbox_id, path = _at(request, operation)
+                agent = self._backend.agent(sandbox_id)
+                async with agent.stream(path, _asked_for(request, operation)) as pieces:
                     return await streamed(request, pieces, operation.reply_media or RAW)
             body: Any = arriving(request) if operation.request_media else None
             if operation.request is not None:
@@ -262,13 +265,7 @@ class Orchestrator:
         self, request: web.Request, operation: Operation, body: Any = None, kind: Any = None
     ) -> Any:
         """What the sandbox's agent answers, as `kind`; None: as the operation's record."""
-        job_id = request.match_info.get("job")
-        sandbox_id, path = request.match_info.get("id", ""), operation.path
-        if job_id is not None:
-            sandbox_id, _, number = job_id.partition(".")
-            if not number.isalnum():
-                raise SandboxNotFound(f"there is no job {job_id}")
-            path = path.replace("{job}", f"{{id}}.{number}")
+        sandbox_id, path = _at(request, operation)
         return await self._backend.agent(sandbox_id).call(
             kind or operation.reply,
             operation.method,
@@ -277,6 +274,17 @@ class Orchestrator:
             params=_asked_for(request, operation),
             key=request.headers.get(KEY_HEADER) if KEY in operation.parameters else None,
         )
+
+
+def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
+    """Of the sandbox that it is about: its id, and the agent's path. Raises SandboxNotFound."""
+    job_id = request.match_info.get("job")
+    if job_id is None:
+        return request.match_info.get("id", ""), operation.path
+    sandbox_id, _, number = job_id.partition(".")
+    if not number.isalnum():
+        raise SandboxNotFound(f"there is no job {job_id}")
+    return sandbox_id, operation.path.replace("{job}", f"{{id}}.{number}")
 
 
 def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:

@@ -128,7 +128,7 @@ async def test_what_is_not_there_and_what_is_no_directory(box: Box) -> None:
     with pytest.raises(SandboxFileMissing):
         await box.read("/nothing")
     await box.run("echo x > file; ln -s /proc/self/root root")
-    for path in ("/workspace/file", "/workspace/root/etc", "relative"):
+    for path in ("/workspace/file", "/workspace/root/etc", "workspace/file"):
         with pytest.raises(SandboxRequestInvalid):
             await box.read(path)
         with pytest.raises(SandboxRequestInvalid):

@@ -252,3 +252,47 @@ async def test_a_cancelled_request_discards_its_upload_once_a_thread_is_free(tmp
     assert psutil.Process().num_fds() == before
     assert list(tmp_path.iterdir()) == []
     os.close(root)
+
+
+async def test_files_have_the_mode_that_is_asked_for(sandbox: AsyncSandbox) -> None:
+    await sandbox.upload_content("#!/bin/sh\necho ran\n", "tool", mode=0o750)
+    assert (await sandbox.exec("stat -c %a /tool; /tool")).stdout == "750\nran\n"
+    await sandbox.upload_content("other", "/tool")
+    assert (await sandbox.exec("stat -c %a /tool")).stdout == "750\n"
+    await sandbox.upload_content("other", "/tool", mode=0o4600)
+    assert (await sandbox.exec("stat -c %a /tool")).stdout == "4600\n"
+
+
+async def test_what_is_moved_or_removed_is_that_very_thing(sandbox: AsyncSandbox) -> None:
+    await sandbox.exec(
+        "mkdir -p d/e /other; echo x > d/e/f; ln -s /other link; echo y > /other/kept; echo z > g"
+    )
+    await sandbox.move("/workspace/d", "/new/place")
+    assert await sandbox.download_content("/new/place/e/f") == b"x\n"
+    await sandbox.move("/workspace/g", "/new/place/e/f")
+    assert await sandbox.download_content("/new/place/e/f") == b"z\n"
+    await sandbox.remove("/workspace/link")
+    await sandbox.remove("/new/")
+    assert (await sandbox.exec("ls -A /workspace; ls -A /other; ls -d /new")).stdout == "kept\n"
+    for path in ("/new", "/nowhere/x"):
+        with pytest.raises(SandboxFileMissing):
+            await sandbox.remove(path)
+        with pytest.raises(SandboxFileMissing):
+            await sandbox.move(path, "/tmp/x")
+    for path in ("/", "/workspace/..", "/proc/1/comm", "/other/kept/x"):
+        with pytest.raises(SandboxRequestInvalid):
+            await sandbox.remove(path)
+    await sandbox.exec("mkdir /full; touch /full/x")
+    with pytest.raises(SandboxRequestInvalid):
+        await sandbox.move("/other", "/full")
+
+
+async def test_jobs_are_listed_without_what_they_printed(sandbox: AsyncSandbox) -> None:
+    first = await sandbox.exec("echo printed")
+    second = await sandbox.exec(["sleep", "1000"], wait=False)
+    listed = await sandbox.list_jobs()
+    assert [(job.job_id, job.command, job.stdout, job.stdout_bytes) for job in listed] == [
+        (first.job_id, "echo printed", "", 8),
+        (second.job_id, ["sleep", "1000"], "", 0),
+    ]
+    assert [job.is_complete for job in listed] == [True, False]

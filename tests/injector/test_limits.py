@@ -205,7 +205,7 @@ async def test_a_key_may_have_so_many_sandboxes_at_all_replicas_together(serve: 
         for refused in (first.create_sandbox("host"), second.create_sandbox("host"), made.fork()):
             with pytest.raises(SandboxOverLimit, match="has 3 sandboxes and may have 3"):
                 await refused
-        again = await second.create_sandbox("host", idempotency_key="limit-1")
+        again = await second.create_sandbox("host", labels={"of": "limit"}, idempotency_key="limit-1")
         assert again.sandbox_id == made.sandbox_id, "a repetition is no further one"
         assert (fork.info.labels["of"], fork.info.labels["orchard.key"]) == ("limit", name_of(GREEDY))
         await other.create_sandbox("host")

@@ -43,6 +43,7 @@ class QuietMachine:
     entrance = Entrance(pidfd=None, cgroups=())
     environment: dict[str, str] = {}  # noqa: RUF012
     working_directory = "/"
+    user = ""
 
     def oom_kills(self) -> int:
         return 0

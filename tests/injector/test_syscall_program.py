@@ -113,7 +113,7 @@ def test_the_program_on_nothing_dies_and_does_no_harm() -> None:
 
 
 def test_what_failed_is_said_in_a_sentence() -> None:
-    request = {"cwd": "/here", "argv": ["git", "status"]}
+    request = {"cwd": "/here", "argv": ["git", "status"], "account": None}
     assert explanation(request, errno.ENOENT, 1) == (
         "the working directory /here cannot be entered: No such file or directory"
     )

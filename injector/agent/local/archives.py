@@ -70,6 +70,7 @@ def import_image(state: Path, path: Path, name: str | None = None) -> Image:
                 name=name,
                 layers=[diff_id.replace(":", "-") for diff_id in reversed(diff_ids)],
                 environment=_environment(config.get("config") or {}),
+                user=(config.get("config") or {}).get("User") or "",
                 working_directory="/" + ((config.get("config") or {}).get("WorkingDir") or "").lstrip("/"),
             )
             store.save(image)

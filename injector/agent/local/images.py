@@ -43,6 +43,8 @@ class Image:
     layers: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
     working_directory: str = "/"
+    user: str = ""
+    """Whom commands run as: a name or number of the image, perhaps with `:group`; empty: root."""
     owner: str | None = None
     """Whose sandbox it was made of; None: it is for all."""
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
+from orchard.injector.agent.accounts import Account, account, others
 from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.kernel import open_beneath
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
 from orchard.injector.agent.local.cgroups import Cgroups, Group
@@ -73,6 +75,7 @@ class LocalMachine:
         self.entrance = Entrance(pidfd=None, cgroups=())
         self.environment = {**image.environment}
         self.working_directory = image.working_directory
+        self.user = image.user
         self.note = ""
 
     async def start(self, layers: list[Path], program: int) -> None:
@@ -83,8 +86,9 @@ class LocalMachine:
         self.changes.chmod(0o755)
         await self._begin([Overlay(root, layers, self.changes, work), *self._usr(root, layers)], program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        owner = self._owner()
         for needed in {WORKSPACE, self._image.working_directory}:
-            files.make_directory(self.root, needed)
+            files.make_directory(self.root, needed, owner)
         self.entrance = Entrance(
             pidfd=self._pidfd,
             cgroups=self.group.entrances if self.group else (),
@@ -93,6 +97,23 @@ class LocalMachine:
         if not self._spec.block_network:
             self._outbound = Outbound(self._spawner, f"network of {self._name}", self._shared.slirp)
             await self._outbound.open(self._pid, self.entrance.cgroups, self._network_lost)
+
+    def _owner(self) -> Account | None:
+        """Of what is made here for the commands. Notes where they are root's, whatever the image says."""
+        if self.user and not others():
+            says = f"the image's user {self.user} is root: there are no other users without /etc/subuid"
+            self.note = "; ".join(filter(None, (self.note, says)))
+            self.user = ""
+        if not self.user:
+            return None
+        owner = account(self.root, self.user)
+        workspace = open_beneath(self.root, WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if os.fstat(workspace).st_uid == 0:
+                os.fchown(workspace, owner.uid, owner.gid)
+        finally:
+            os.close(workspace)
+        return owner
 
     def oom_kills(self) -> int:
         """Processes killed for memory so far."""

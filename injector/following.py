@@ -1,0 +1,86 @@
+"""What a command prints while it runs, at the caller's end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from orchard.injector import operations
+from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.transport import FIRST_PAUSE, Transport
+from orchard.schemas.sandboxes import JobStatus
+
+LONGEST_EVENT = 1024 * 1024
+"""Bytes."""
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of what the command printed."""
+
+    stream: str
+    """`stdout` or `stderr`."""
+    data: bytes
+    offset: str
+    """Where to go on after it."""
+    skipped: int = 0
+    """Bytes before it that were not kept."""
+
+    @property
+    def text(self) -> str:
+        """The data as UTF-8; a letter that is cut by the end of a piece is a replacement character."""
+        return self.data.decode(errors="replace")
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """The command ended; nothing comes after it. Fields as in a job."""
+
+    status: JobStatus
+    exit_code: int | None
+    error: str | None
+    timed_out: bool
+    oom_killed: bool
+    stdout_bytes: int
+    stderr_bytes: int
+    offset: str
+
+
+class _Data(msgspec.Struct, frozen=True):
+    data: bytes
+    skipped: int = 0
+
+
+async def follow(
+    transport: Transport, job_id: str, offset: str, patience: float
+) -> AsyncIterator[Output | Exit]:
+    """From `offset` to the exit, over as many connections as it takes; see `AsyncSandbox.follow`."""
+    path = operations.FOLLOW.at(job_id)
+    failing: float | None = None
+    while True:
+        try:
+            async for name, at, content in _events(transport, path, offset):
+                if name == "exit":
+                    yield msgspec.convert({**msgspec.json.decode(content), "offset": at}, Exit)
+                    return
+                piece = msgspec.json.decode(content, type=_Data)
+                yield Output(stream=name, data=piece.data, offset=at, skipped=piece.skipped)
+                offset, failing = at, None
+        except SandboxUnavailable:
+            failing = failing or time.monotonic()
+            if time.monotonic() - failing > patience:
+                raise
+        # A service that ends may close the line in order: the job goes on, and so does who follows it.
+        await asyncio.sleep(FIRST_PAUSE)
+
+
+async def _events(transport: Transport, path: str, offset: str) -> AsyncIterator[tuple[str, str, bytes]]:
+    """Name, id and data of each whole event."""
+    left = b""
+    async for piece in transport.events(path, {"offset": offset}):
+        *whole, left = (left + piece).split(b"\n\n")
+        if len(left) > LONGEST_EVENT:
+            raise SandboxUnavailable("an event of the service has no end")
+        for event in whole:
+            fields = dict(line.partition(b": ")[::2] for line in event.split(b"\n"))
+            if b"event" in fields:
+                yield fields[b"event"].decode(), fields[b"id"].decode(), fields[b"data"]
