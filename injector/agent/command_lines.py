@@ -50,7 +50,7 @@ def command_line(command: str | Sequence[str], login: bool) -> Iterator[CommandL
 def shell_words(shell: str, line: str, words: Sequence[str], login: bool) -> list[str]:
     """The arguments of a shell of this name."""
     if not login:
-        return [shell, "-c", line, shell, *words]
+        return [shell, "-c", line]  # words are a login shell's only
     if shell != "bash":
         return [shell, "-lc", line, shell, *words]
     return [shell, "--login", "-i", "-c", LOGIN, shell, line, *words]

@@ -61,9 +61,9 @@ async def test_a_missing_image_ends_the_wait_at_once_and_says_how_to_import_it(
 ) -> None:
     async with asyncio.timeout(60):
         with pytest.raises(SandboxFailed, match="--import-image") as failed:
-            await client.create_sandbox("no/such:image", timeout=3600)
+            await client.create_sandbox("no/such:image", timeout=3600, labels={"of": "nothing"})
     assert failed.value.reason == "image_missing"
-    assert await client.list_sandboxes({}) == []
+    assert await client.list_sandboxes({"of": "nothing"}) == []
 
 
 async def test_a_failed_sandbox_answers_failed_on_every_route(client: AsyncSandboxClient) -> None:
