@@ -10,8 +10,8 @@ LEARNING := $(VENV)/.learning
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
-# Three processes on two cores: much of a test is waiting, for a disk, a lease or a process that starts.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
+# Four processes on two cores: much of a test is waiting, for a disk, a lease or a process that starts.
+PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 10
 # Each test starts processes, and each of those would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 

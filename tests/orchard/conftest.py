@@ -23,7 +23,13 @@ from tests.tiny_tasks import build_tiny_image, tiny_task
 
 TASKS = 3
 KEY_VARIABLE, KEY = "TEST_MODEL_KEY", "sk-nobody-may-see-this"
-CLOSED_PORT_URL = "http://127.0.0.1:9/v1"
+ENDPOINT = {
+    "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": "http://127.0.0.1:9/v1",
+    "ORCHARD_ENDPOINTS__DEFAULT__MAX_TRIES": "1",
+    "ORCHARD_ENDPOINTS__DEFAULT__API_KEY_ENV": KEY_VARIABLE,
+    KEY_VARIABLE: KEY,
+}
+"""An endpoint at a port where nobody listens."""
 
 
 @dataclass
@@ -67,23 +73,22 @@ class Running:
         return self.sql(f"select status, cause from rollouts where campaign = '{campaign}'")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     """`orchard up` with two workers, an endpoint that nobody serves, and the tiny tasks."""
     store = tmp_path_factory.mktemp("pipeline") / "store"
-    os.environ["ORCHARD_ENDPOINTS__DEFAULT__BASE_URL"] = CLOSED_PORT_URL
-    os.environ["ORCHARD_ENDPOINTS__DEFAULT__MAX_TRIES"] = "1"
-    os.environ["ORCHARD_ENDPOINTS__DEFAULT__API_KEY_ENV"] = KEY_VARIABLE
-    os.environ[KEY_VARIABLE] = KEY
-    session = session_for(store)
-    async with pipeline(store, workers=2, slots=2):
-        async with session.sandboxes() as client:
-            await build_tiny_image(client, TASKS)
-        async with session.connection("test set-up") as connection:
-            registry = TaskRegistry(Publisher(connection), session.blobs)
-            refs = await registry.register(tiny_task(number) for number in range(TASKS))
-            await session.committed(connection)
-        yield Running(session, refs)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENDPOINT.items():
+            patch.setenv(name, value)
+        session = session_for(store)
+        async with pipeline(store, workers=2, slots=2):
+            async with session.sandboxes() as client:
+                await build_tiny_image(client, TASKS)
+            async with session.connection("test set-up") as connection:
+                registry = TaskRegistry(Publisher(connection), session.blobs)
+                refs = await registry.register(tiny_task(number) for number in range(TASKS))
+                await session.committed(connection)
+            yield Running(session, refs)
 
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
