@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -158,11 +159,18 @@ def may_mount() -> bool:
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
+_OPENINGS = 100
+"""Tries of an opening that the kernel asks to repeat (openat2(2), EAGAIN); a hostile lease always does."""
+
+
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
     """openat2(2) with `root` as the root directory: `..`, absolute paths and links cannot leave it.
 
     Magic links (`/proc/*/fd`, `/proc/*/root`) are refused with ELOOP.
     """
+    for _ in range(_OPENINGS):
+        with suppress(BlockingIOError):  # the machine renamed or mounted something while a `..` was followed
+            return open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS, mode)
     return open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS, mode)
 
 
