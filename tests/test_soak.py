@@ -1,11 +1,14 @@
-"""The soak of the local sandbox service, small enough for every run; `make soak` is the full size."""
+"""The soak of the local sandbox service in small; `make soak` is the full size."""
 
 from pathlib import Path
+
+import pytest
 
 from tests.soak.engine import Plan, Soak
 from tests.soak.local import LocalLeg
 
 
+@pytest.mark.slow
 async def test_faults_of_every_kind_leave_nothing_behind_and_no_wrong_answer(tmp_path: Path) -> None:
     plan = Plan(
         seed=7,

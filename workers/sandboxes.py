@@ -222,8 +222,9 @@ class SandboxFactory:
     async def _kept(
         self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
     ) -> AsyncIterator[SandboxMachine]:
-        sandbox = await self._made(create, image, purpose=purpose, memory=memory, timeout=timeout)
+        sandbox, made = await self._made(create, image, purpose=purpose, memory=memory, timeout=timeout)
         try:
+            await self._publish(made)
             sandbox.start_heartbeat(self._settings.heartbeat_seconds)
             yield SandboxMachine(sandbox, self._settings.output_limit)
         finally:
@@ -231,7 +232,8 @@ class SandboxFactory:
 
     async def _made(
         self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
-    ) -> AsyncSandbox:
+    ) -> tuple[AsyncSandbox, SandboxCreated]:
+        """And what is to be said of it."""
         started = time.monotonic()
         await asyncio.sleep(random.uniform(0, self._settings.creation_jitter))
         for number in range(1, self._settings.creation_tries + 1):
@@ -260,17 +262,14 @@ class SandboxFactory:
             else:
                 seconds = time.monotonic() - started
                 self.seconds_creating += seconds
-                await self._publish(
-                    SandboxCreated(
-                        sandbox_id=sandbox.sandbox_id,
-                        image=image,
-                        purpose=purpose,
-                        seconds=seconds,
-                        tries=number,
-                        memory=memory,
-                    )
+                return sandbox, SandboxCreated(
+                    sandbox_id=sandbox.sandbox_id,
+                    image=image,
+                    purpose=purpose,
+                    seconds=seconds,
+                    tries=number,
+                    memory=memory,
                 )
-                return sandbox
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _created(self, creating: Awaitable[AsyncSandbox], purpose: str) -> AsyncSandbox:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from orchard.injector.agent.multiplexing import PIECE, Line, Multiplexer, Stream
-from orchard.injector.agent.splicing import Splice, prepared, reset
+from orchard.injector.agent.splicing import Splice, prepared
 
 OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE = 0.2
@@ -64,13 +64,12 @@ class Connections:
         while True:
             await self._take_place()
             try:
-                connection = await _accepted(listener)
+                connection = prepared(await _accepted(listener))
             except BaseException:
                 self._leave_place()
                 raise
             stream = self._multiplexer.open()
             if stream is None:
-                reset(connection)
                 connection.close()
                 self._leave_place()
                 continue
@@ -89,7 +88,7 @@ class Connections:
         assert self._dial is not None
         await self._take_place()
         try:
-            await self._spliced(splice, await self._dial())
+            await self._spliced(splice, prepared(await self._dial()))
         except OSError:  # whoever connected to the other end learns it by a reset
             splice.give_up()
         finally:
@@ -99,7 +98,7 @@ class Connections:
         """Returns when both are over."""
         self._splices.add(splice)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: splice, prepared(connection))
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: splice, connection)
             await splice.done.wait()
         finally:
             self._splices.discard(splice)

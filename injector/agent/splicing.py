@@ -11,7 +11,6 @@ from orchard.injector.agent.multiplexing import PIECE, Stream
 BUFFER = 128 * 1024
 """Bytes that the kernel keeps of a connection in either direction: what a task does not read is the machine's
 memory."""
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Splice(asyncio.BufferedProtocol):
@@ -137,23 +136,24 @@ class Splice(asyncio.BufferedProtocol):
 
     def _close_when_both_ended(self) -> None:
         if self._stream.over and self._transport is not None:
+            _closing_resets(self._transport.get_extra_info("socket"), False)
             self._transport.close()
 
     def _abort(self) -> None:
         assert self._transport is not None
-        line: Any = self._transport.get_extra_info("socket")
-        reset(line)
+        _closing_resets(self._transport.get_extra_info("socket"), True)
         self._transport.abort()
 
 
 def prepared(connection: socket.socket) -> socket.socket:
-    """With buffers of BUFFER bytes, and never waiting."""
+    """With buffers of BUFFER bytes, and never waiting. Until both ends have ended, whatever closes it, the end
+    of this process too, resets it: what is cut off is never taken for whole."""
     connection.setblocking(False)
+    _closing_resets(connection, True)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     return connection
 
 
-def reset(connection: socket.socket) -> None:
-    """Let the other end learn, when this one is closed, that something is missing."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+def _closing_resets(connection: Any, whether: bool) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", whether, 0))

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.schemas.events import SandboxDeleted
+from orchard.schemas.events import SandboxCreated, SandboxDeleted
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
@@ -148,3 +148,31 @@ async def test_cancelled_while_the_service_makes_it_a_sandbox_is_deleted(service
             await using
         assert await client.list_sandboxes({"of": "cancelled"}) == []
     assert [type(event) for event in events] == [SandboxDeleted]
+
+
+async def test_cancelled_while_its_creation_is_published_a_sandbox_is_deleted(service: Service) -> None:
+    events: list[Any] = []
+    publishing = asyncio.Event()
+
+    async def publish(data: Any) -> None:
+        events.append(data)
+        if isinstance(data, SandboxCreated):
+            publishing.set()
+            await asyncio.Event().wait()
+
+    async with AsyncSandboxClient(service.url, auto_cleanup=False) as client:
+        factory = SandboxFactory(
+            client, SandboxSettings(), publish, key="published", labels={"of": "published"}
+        )
+
+        async def use() -> None:
+            async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
+                raise AssertionError("cancelled before")
+
+        using = asyncio.create_task(use())
+        await asyncio.wait_for(publishing.wait(), 60)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        assert await client.list_sandboxes({"of": "published"}) == []
+    assert [type(event) for event in events] == [SandboxCreated, SandboxDeleted]
