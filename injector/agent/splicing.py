@@ -146,8 +146,11 @@ class Splice(asyncio.BufferedProtocol):
 
 
 def prepared(connection: socket.socket) -> socket.socket:
-    """With buffers of BUFFER bytes, and never waiting. Until both ends have ended, whatever closes it, the end
-    of this process too, resets it: what is cut off is never taken for whole."""
+    """With buffers of BUFFER bytes, and never waiting.
+
+    Until both ends have ended, whatever closes it, the end of this process too, resets it: what is cut off is
+    never taken for whole.
+    """
     connection.setblocking(False)
     _closing_resets(connection, True)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
