@@ -168,7 +168,7 @@ async def test_commands_files_and_timeouts(backend: Direct) -> None:
     async with backend.read("files", sandbox, "/workspace/data") as pieces:
         assert b"".join([piece async for piece in pieces]) == b"\xff\x00data"
     assert (await run(backend, sandbox, "cat > copy; wc -c < data", stdin="x")).stdout == "6\n"
-    slow = await run(backend, sandbox, "echo begun; sleep 1052", timeout_seconds=0.5)
+    slow = await run(backend, sandbox, "echo begun; sleep 1052", timeout_seconds=2)
     assert (slow.exit_code, slow.timed_out, slow.stdout) == (124, True, "begun\n")
     held = await run(backend, sandbox, "sleep 1053 & echo done")
     assert (held.exit_code, held.stdout) == (0, "done\n")

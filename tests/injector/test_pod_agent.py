@@ -67,7 +67,7 @@ class TestCommands:
 
     async def test_a_timeout_kills_its_group_and_nothing_else(self, agent: PodAgent) -> None:
         other = await agent.begin("sleep 1000")
-        job = await agent.run("sleep 1001 & echo so far; sleep 1002", timeout_seconds=0.5)
+        job = await agent.run("sleep 1001 & echo so far; sleep 1002", timeout_seconds=2)
 
         assert (job.exit_code, job.timed_out, job.error, job.stdout) == (124, True, "timeout", "so far\n")
         left = (await agent.run(["ps", "-o", "args"])).stdout

@@ -1,5 +1,6 @@
 """Terminal sessions over WebSocket (point 13 of the contract)."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -233,11 +234,11 @@ async def test_a_sandbox_that_goes_ends_its_sessions(client: AsyncSandboxClient)
 
 
 async def test_a_session_keeps_its_sandbox(client: AsyncSandboxClient) -> None:
-    sandbox = await client.create_sandbox("host", ttl_seconds=0.5)
+    sandbox = await client.create_sandbox("host", ttl_seconds=2.0)
     process = await sandbox.exec("read line; echo still here", pty=True)
-    unused = await client.create_sandbox("host", ttl_seconds=1.0)
+    unused = await client.create_sandbox("host", ttl_seconds=3.0)
     while unused.sandbox_id in {info.sandbox_id for info in await client.list_sandboxes()}:
-        pass
+        await asyncio.sleep(0.05)
     await process.write_stdin("\n")
     assert b"still here" in await process.read_all(LIMIT)
 

@@ -44,7 +44,7 @@ async def test_a_removed_working_directory_is_the_agents_own_doing(machine: Sand
 
 
 async def test_a_timeout_is_an_outcome_with_what_was_printed(machine: SandboxMachine) -> None:
-    outcome = await machine.run("echo before; sleep 60", timeout=1, cwd="/")
+    outcome = await machine.run("echo before; sleep 60", timeout=3, cwd="/")
     assert (outcome.output, outcome.returncode, outcome.timed_out) == ("before\n", -1, True)
 
 
