@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from orchard.injector.errors import SandboxFailed, SandboxUnavailable
@@ -29,7 +30,9 @@ def children(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+    """Those that have not ended: one that waits for its parent to ask how is no more."""
+    processes = psutil.process_iter(["pid", "status"])
+    return {one.pid for one in processes if one.pid in pids and one.info["status"] != psutil.STATUS_ZOMBIE}
 
 
 async def test_a_service_that_is_away_is_an_error_after_the_deadline(own_service: "Service") -> None:
