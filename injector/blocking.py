@@ -10,8 +10,9 @@ from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
 from orchard.injector.following import Exit, Output
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
-from orchard.injector.sandbox import AsyncSandbox
+from orchard.injector.sandbox import WORKSPACE, AsyncSandbox
 from orchard.injector.tunnels import LOOPBACK, Tunnel
+from orchard.injector.watching import Watch
 
 
 def _all(loop: EventLoopThread, sandboxes: Sequence[AsyncSandbox]) -> "list[Sandbox]":
@@ -85,6 +86,10 @@ class Sandbox(Blocking[AsyncSandbox]):
     ) -> Tunnel:
         """See AsyncSandbox: `with` opens it."""
         return Tunnel(self._loop, self._awaited.reverse(port, target, idle_seconds=idle_seconds))
+
+    def watch(self, remote_path: str = WORKSPACE) -> Watch:
+        """See AsyncSandbox: `with` begins it."""
+        return Watch(self._loop, self._awaited.watch(remote_path))
 
     get_job = blocking(AsyncSandbox.get_job)
     wait_job = blocking(AsyncSandbox.wait_job)

@@ -95,13 +95,15 @@ class AsyncSandboxClient:
         *,
         labels: dict[str, str] | None = None,
         ttl_seconds: float | None = None,
+        env: dict[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox and, unless `wait_ready` is false, wait until it is ready.
 
         `cpu` ("4") and `memory` ("16Gi") are Kubernetes quantities; `timeout` (3600) bounds getting ready and
-        `ttl_seconds` its life without a request or heartbeat, in seconds. `poll_interval` is accepted for old
-        callers: nothing is polled.
+        `ttl_seconds` its life without a request or heartbeat, in seconds. Each command has the variables
+        `env` (up to 128, 32 KiB), below its own; forks have them too, snapshots do not. `poll_interval` is
+        accepted for old callers: nothing is polled.
 
         Raises SandboxFailed when it cannot start (`image_missing`, `start_timeout`, ...), having removed
         what there was of it, and SandboxConflict when `sandbox_id` is taken.
@@ -115,6 +117,7 @@ class AsyncSandboxClient:
             timeout=timeout or DEFAULT_TIMEOUT,
             labels=labels or {},
             ttl_seconds=ttl_seconds,
+            env=env or {},
         )
         made = await self._transport.call(
             SandboxCreatedReply, operations.CREATE, body=request, key=idempotency_key

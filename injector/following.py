@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
 
@@ -58,7 +58,7 @@ async def follow(
     failing: float | None = None
     while True:
         try:
-            async for name, at, content in _events(transport, path, offset):
+            async for name, at, content in events(transport, path, {"offset": offset}):
                 if name == "exit":
                     yield msgspec.convert({**msgspec.json.decode(content), "offset": at}, Exit)
                     return
@@ -73,14 +73,16 @@ async def follow(
         await asyncio.sleep(FIRST_PAUSE)
 
 
-async def _events(transport: Transport, path: str, offset: str) -> AsyncIterator[tuple[str, str, bytes]]:
-    """Name, id and data of each whole event."""
+async def events(
+    transport: Transport, path: str, params: dict[str, str]
+) -> AsyncGenerator[tuple[str, str, bytes], None]:
+    """Name, id and data of each whole event of one answer."""
     left = b""
-    async for piece in transport.events(path, {"offset": offset}):
+    async for piece in transport.events(path, params):
         *whole, left = (left + piece).split(b"\n\n")
         if len(left) > LONGEST_EVENT:
             raise SandboxUnavailable("an event of the service has no end")
         for event in whole:
             fields = dict(line.partition(b": ")[::2] for line in event.split(b"\n"))
             if b"event" in fields:
-                yield fields[b"event"].decode(), fields[b"id"].decode(), fields[b"data"]
+                yield fields[b"event"].decode(), fields.get(b"id", b"").decode(), fields[b"data"]

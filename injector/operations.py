@@ -256,6 +256,16 @@ FILES = Operation(
     parameters=(WORKSPACE,),
     errors=(*_SANDBOX, 422),
 )
+WATCH = Operation(
+    "GET",
+    "/sandboxes/{id}/files/watch",
+    "watch",
+    "changes of files below a directory as they happen: events `watching`, then `created`, `changed`, "
+    "`removed` (`path`, `directory`) and `lost`; `end` is the last",
+    parameters=(WORKSPACE, Parameter("timeout", "seconds until it ends; without, it does not", float)),
+    errors=(*_SANDBOX, 422),
+    reply_media=EVENTS,
+)
 READ_ARCHIVE = Operation(
     "GET",
     "/sandboxes/{id}/archive",

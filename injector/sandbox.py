@@ -19,6 +19,7 @@ from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import Entry, JobResult, Listing, PatchOutcome, Written
 from orchard.injector.transport import Transport
 from orchard.injector.tunnels import LOOPBACK, AsyncTunnel
+from orchard.injector.watching import AsyncWatch
 from orchard.schemas.sandboxes import (
     OUTPUT_LIMIT,
     Acknowledgement,
@@ -373,6 +374,15 @@ class AsyncSandbox:
     async def list_files(self, remote_path: str = "/") -> list[Entry]:
         """Entries of a directory, by name; SandboxFileMissing when there is none."""
         return (await self._call(Listing, operations.FILES, params={"path": remote_path})).files
+
+    def watch(self, remote_path: str = WORKSPACE) -> AsyncWatch:
+        """Changes of files below a directory while they happen: `async with` begins it, and its end ends it.
+
+        Raises SandboxFileMissing, SandboxRequestInvalid for what is no directory or has more than 4096 below
+        it, SandboxConflict for a ninth watch of one sandbox, and SandboxUnavailable where the machine has no
+        watches left.
+        """
+        return AsyncWatch(self._transport, self.sandbox_id, remote_path)
 
     async def check_env(self, verbose: bool = True) -> dict[str, Any]:
         """What shells find here: whether `~/.bashrc` is loaded, conda, PATH with and without login, python.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchard.injector.results import JobResult
     from orchard.injector.sandbox import AsyncSandbox
     from orchard.injector.sandbox import AsyncSandbox as AsyncSandboxInstance
+    from orchard.injector.watching import Change
 
     __version__: str
 
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSandboxClient",
     "AsyncSandboxInstance",
+    "Change",
     "ContainerProcess",
     "Exit",
     "JobResult",
@@ -40,6 +42,7 @@ _MODULES = {
     "AsyncContainerProcess": "process",
     "AsyncSandbox": "sandbox",
     "AsyncSandboxClient": "client",
+    "Change": "watching",
     "ContainerProcess": "process",
     "Exit": "following",
     "Output": "following",

@@ -14,6 +14,13 @@ SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?$(?!\n)"
 MODE = r"^[0-7]{3,4}$(?!\n)"
 """Of a file, in octal digits."""
 
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
+"""Name of a variable of a sandbox's environment."""
+NO_ZERO = r"^[^\x00]*$(?!\n)"
+"""Any text that can be a variable's value."""
+VARIABLES, ENVIRONMENT_SIZE = 128, 32 * 1024
+"""Most variables of a sandbox's environment, and bytes of all their names and values."""
+
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
 """Bytes kept of each of stdout and stderr unless the request says otherwise."""
@@ -51,6 +58,14 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Ours: the sandbox is removed this long after its last heartbeat or request."""
     pids: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: processes at once; None is the backend's default."""
+    env: Annotated[
+        dict[
+            Annotated[str, msgspec.Meta(pattern=VARIABLE)],
+            Annotated[str, msgspec.Meta(pattern=NO_ZERO)],
+        ],
+        msgspec.Meta(max_length=VARIABLES),
+    ] = {}
+    """Ours: of every command, below its own; 32 KiB at most. They are in no answer and no log."""
 
 
 class SandboxCreatedReply(msgspec.Struct, frozen=True, kw_only=True):

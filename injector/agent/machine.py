@@ -49,6 +49,8 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: float | None = None
     pids: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of its commands, on top of the image's."""
 
     @property
     def owner(self) -> str | None:
@@ -93,7 +95,7 @@ class Machine(Protocol):
     root: int
     """Descriptor of its root directory, as its processes see it."""
     environment: dict[str, str]
-    """Of the image; a command's own comes on top."""
+    """Of the image and the sandbox; a command's own comes on top."""
     working_directory: str
     """Of the image; relative `cwd`s start here."""
     user: str

@@ -25,6 +25,8 @@ from orchard.injector.agent.spawning import Spawner
 
 NAMESPACE = "local"
 RECORD = "record.json"
+MOST_WATCHES = 8
+"""Of files, of one sandbox at once."""
 REMEMBERED_FORKS = 1000
 """Requests to fork one sandbox whose repetition returns what the first one made."""
 
@@ -51,11 +53,27 @@ class Sandbox:
         self.jobs: Jobs | None = None
         self.touched = time.monotonic()
         self.in_flight = 0
+        self.watches = 0
         self.expiry: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
         self.deleting: asyncio.Task[None] | None = None
         self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[str]]]] = {}
         """By idempotency key: what was asked for, and the ids of the sandboxes made of it."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around one watch of files. Raises Conflict for one too many."""
+        if self.watches >= MOST_WATCHES:
+            raise Conflict(
+                f"sandbox {self.spec.sandbox_id} has {MOST_WATCHES} watches of files: end one, or watch a "
+                "directory above",
+                reason="too_many_watches",
+            )
+        self.watches += 1
+        try:
+            yield
+        finally:
+            self.watches -= 1
 
     def fail(self, reason: str, message: str) -> None:
         """Turn to `failed`, once."""
@@ -278,6 +296,7 @@ class Sandboxes:
             log.exception("sandbox %s could not be started", sandbox.spec.sandbox_id)
             sandbox.fail("start_failed", f"it could not be started: {error.strerror} ({error.filename})")
         else:
+            machine.environment.update(sandbox.spec.env)
             sandbox.machine = machine
             sandbox.jobs = Jobs(sandbox.spec.sandbox_id, self.spawner, machine)
             if sandbox.status == "pending":

@@ -6,14 +6,14 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from functools import partial
 from typing import IO, Any, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, files, following, patches
+from orchard.injector.agent import archives, bodies, files, following, patches, watching
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
@@ -75,6 +75,7 @@ class AgentServer:
                 web.get("/sandboxes/{id}/files", held(self._read)),
                 web.delete("/sandboxes/{id}/files", held(self._remove)),
                 web.post("/sandboxes/{id}/files/move", held(self._move)),
+                web.get("/sandboxes/{id}/files/watch", held(self._watch)),
                 web.get("/sandboxes/{id}/jobs", held(self._jobs)),
                 web.get("/sandboxes/{id}/files/list", held(self._files)),
                 web.get("/sandboxes/{id}/archive", held(self._read_archive)),
@@ -211,6 +212,18 @@ class AgentServer:
         source, target = (_absolute(machine, body[name]) for name in ("path", "target"))
         await _in_thread(partial(files.move, target=target), machine, source)
         return _json({"success": True, "path": body["target"]})
+
+    async def _watch(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+        machine, _ = sandbox.ready()
+        path = _path(request, machine, WORKSPACE)
+        seconds = _seconds(request) if "timeout" in request.query else None
+        with sandbox.watching():
+            watch = await _in_thread(watching.Watch, machine, path)
+            try:
+                async with aclosing(watching.events(watch, sandbox.ended, seconds)) as changes:
+                    return await _streamed(request, "text/event-stream", changes)
+            finally:
+                asyncio.get_running_loop().run_in_executor(None, watch.close)  # a thread may still read
 
     async def _jobs(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
         _, jobs = sandbox.ready()

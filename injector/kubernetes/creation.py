@@ -104,6 +104,7 @@ class Creation:
             request.memory,
             self._settings,
             marks.claim_marks(sandbox_id, born),
+            request.env,
         )
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:

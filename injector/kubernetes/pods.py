@@ -1,9 +1,12 @@
 """Requests as Pods, Pods as records: no I/O, no decisions about life and death."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.objects import Manifest, Pod
@@ -46,11 +49,12 @@ def manifest(
     memory: str,
     settings: KubernetesSettings,
     metadata: Manifest,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """A Pod for `image`; `metadata` has the labels and annotations that say whose it is.
 
-    `cpu` and `memory` are limits. Raises SandboxRequestInvalid for quantities that are none, and for an image
-    that the settings do not admit.
+    `cpu` and `memory` are limits, `variables` the environment of its commands. Raises SandboxRequestInvalid
+    for quantities that are none, and for an image that the settings do not admit.
     """
     settings.admit(image)
     spec: dict[str, Any] = {
@@ -65,7 +69,7 @@ def manifest(
         "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
         "volumes": [{"name": "orchard", "emptyDir": {"sizeLimit": "512Mi"}}],
         "initContainers": [_installer(settings)],
-        "containers": [_main(agent_id, image, cpu, memory, settings)],
+        "containers": [_main(agent_id, image, cpu, memory, settings, variables)],
     }
     if settings.runtime_class is not None:
         spec["runtimeClassName"] = settings.runtime_class
@@ -103,7 +107,14 @@ def _installer(settings: KubernetesSettings) -> Manifest:
     }
 
 
-def _main(agent_id: str, image: str, cpu: str, memory: str, settings: KubernetesSettings) -> Manifest:
+def _main(
+    agent_id: str,
+    image: str,
+    cpu: str,
+    memory: str,
+    settings: KubernetesSettings,
+    variables: Mapping[str, str],
+) -> Manifest:
     probe = {"httpGet": {"path": "/health", "port": settings.port}, "timeoutSeconds": 5}
     serve = ["--serve", "--host", "0.0.0.0", "--port", str(settings.port), "--sandbox", agent_id]
     return {
@@ -111,7 +122,7 @@ def _main(agent_id: str, image: str, cpu: str, memory: str, settings: Kubernetes
         "image": image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": launch.command(INSTALLED, *serve),
-        "env": _environment(),
+        "env": _environment(variables),
         "ports": [{"name": "agent", "containerPort": settings.port}],
         "resources": {
             "requests": {
@@ -129,8 +140,10 @@ def _main(agent_id: str, image: str, cpu: str, memory: str, settings: Kubernetes
     }
 
 
-def _environment() -> list[Manifest]:
-    return [{"name": name, "value": value} for name, value in launch.ENVIRONMENT.items()]
+def _environment(variables: Mapping[str, str] = MappingProxyType({})) -> list[Manifest]:
+    """Of the agent, and in one variable those of its commands: LD_PRELOAD, say, must not be the agent's."""
+    given = {**launch.ENVIRONMENT, **({VARIABLES: packed(variables)} if variables else {})}
+    return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:

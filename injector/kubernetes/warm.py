@@ -34,7 +34,7 @@ def mark_of(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprin
 def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool | None:
     """The pool whose Pods are just what is asked for."""
     pool = settings.warm.get(request.image)
-    if pool is None or not request.block_network or request.pids is not None:
+    if pool is None or not request.block_network or request.pids is not None or request.env:
         return None
     same = quantity(pool.cpu) == quantity(request.cpu) and quantity(pool.memory) == quantity(request.memory)
     return pool if same else None

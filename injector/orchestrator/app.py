@@ -40,6 +40,7 @@ from orchard.injector.orchestrator.replies import (
 from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Upload, decoded
 from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
+    ENVIRONMENT_SIZE,
     Acknowledgement,
     CreateSandbox,
     ExecRequest,
@@ -140,6 +141,8 @@ class Orchestrator:
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await decoded(request, CreateSandbox)
         _check_quantities(cpu=wanted.cpu, memory=wanted.memory)
+        if sum(len(word.encode()) for pair in wanted.env.items() for word in pair) > ENVIRONMENT_SIZE:
+            raise Invalid(["body", "env"], f"names and values have more than {ENVIRONMENT_SIZE} bytes")
         key = self._ownership.idempotency(request[KEY_NAME], request.headers.get(KEY_HEADER))
         async with self._ownership.of(request[KEY_NAME], 1, key, wanted.labels) as labels:
             made = await self._backend.create(msgspec.structs.replace(wanted, labels=labels), key)

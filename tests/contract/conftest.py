@@ -5,6 +5,17 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"tests.contract.{name}"
-        for name in ("commands", "copies", "fixtures", "lifecycle", "replicas", "sessions", "tunnels")
+        for name in (
+            *(
+                "commands",
+                "copies",
+                "fixtures",
+                "lifecycle",
+                "replicas",
+                "sessions",
+                "surroundings",
+                "tunnels",
+            ),
+        )
     )
 )

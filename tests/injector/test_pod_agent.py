@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchard.injector.agent.local.cgroups import Cgroups
+from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.agent_connection import AgentUnreachable
 from orchard.injector.errors import (
     SandboxConflict,
@@ -64,6 +65,26 @@ class TestCommands:
         assert job.stdout.split() == ["1000" if user == "1000" else "0", "/tmp", "0022"]
         path = next(variable for variable in variables if variable.startswith("PATH="))
         assert sorted(variables) == sorted(["OF_THE_IMAGE=x=y", "OF_THE_COMMAND=1", path, "PWD=/tmp"])
+
+    async def test_variables_of_the_sandbox_are_its_commands_and_not_the_agents(
+        self, payload: Path, busybox: Path
+    ) -> None:
+        own = {"LD_PRELOAD": "/no/such.so", "PATH": "/bin", "KUBERNETES_X": "$(PATH)"}
+        async with pod_agent(payload, busybox, "--setenv", VARIABLES, packed(own)) as agent:
+            variables = (await agent.run(["env"])).stdout.splitlines()
+        assert {*variables} == {*(f"{name}={value}" for name, value in own.items()), "PWD=/"}
+
+    async def test_changes_of_files_are_told(self, agent: PodAgent) -> None:
+        async with (
+            agent.connection.stream(f"/sandboxes/{ID}/files/watch", {"path": "/tmp"}) as pieces,
+            asyncio.timeout(DEADLINE),
+        ):
+            told = await anext(pieces)
+            assert told.startswith(b"event: watching\n")
+            await agent.run("mkdir /tmp/made")
+            while b"/tmp/made" not in told:
+                told += await anext(pieces)
+        await agent.run("rm -r /tmp/made")
 
     async def test_a_timeout_kills_its_group_and_nothing_else(self, agent: PodAgent) -> None:
         other = await agent.begin("sleep 1000")

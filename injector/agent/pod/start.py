@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchard.injector.agent import spawner
 from orchard.injector.agent.pod.protection import protect
+from orchard.injector.agent.pod.variables import parsed, unpacked
 
 OF_THE_CLUSTER = "KUBERNETES_"
 """How names of variables begin that a kubelet adds to every container: the address of its API server."""
@@ -35,10 +36,10 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
 
 def _environment(left_out: frozenset[str]) -> dict[str, str]:
     """What image and Pod say; from the kernel, since the interpreter adds LC_CTYPE to `os.environ`."""
-    variables = Path("/proc/self/environ").read_bytes().split(b"\0")
-    pairs = dict(os.fsdecode(variable).split("=", 1) for variable in variables if b"=" in variable)
-    return {
-        name: value
-        for name, value in pairs.items()
-        if not name.startswith(OF_THE_CLUSTER) and (value or name not in left_out)
-    }
+    return unpacked(
+        {
+            name: value
+            for name, value in parsed(Path("/proc/self/environ").read_bytes()).items()
+            if not name.startswith(OF_THE_CLUSTER) and (value or name not in left_out)
+        }
+    )

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import marks, pods, policies
 from orchard.injector.kubernetes.objects import Manifest, Pod
@@ -51,6 +52,16 @@ def test_the_agent_is_started_by_its_own_loader_from_the_volume(settings: Kubern
     assert command[-6:] == ["--host", "0.0.0.0", "--port", "8700", "--sandbox", "a"]
     given = {variable["name"] for variable in spec["containers"][0]["env"]}
     assert given == set(launch.ENVIRONMENT), "a secret here could be read by every command"
+
+
+def test_variables_of_the_sandbox_are_packed_where_kubernetes_expands_nothing(
+    settings: KubernetesSettings,
+) -> None:
+    metadata = marks.claim_marks("a", born(env={"A": "$(B)", "LD_PRELOAD": "x"}))
+    spec = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, metadata, {"A": "$(B)"})["spec"]
+    given = {variable["name"]: variable["value"] for variable in spec["containers"][0]["env"]}
+    assert given == {**launch.ENVIRONMENT, VARIABLES: packed({"A": "$(B)"})}
+    assert VARIABLES not in str(spec["initContainers"])
 
 
 def test_it_asks_for_less_than_it_may_use(settings: KubernetesSettings) -> None:

@@ -1,0 +1,84 @@
+"""Changes of a sandbox's files as they happen, at the caller's end."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from orchard.injector import operations
+from orchard.injector.errors import SandboxUnavailable
+from orchard.injector.event_loop import Blocking
+from orchard.injector.following import events
+from orchard.injector.transport import Transport
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of one path."""
+
+    kind: str
+    """`created`, `changed`, `removed`; `lost`: more happened than was kept, so look for yourself."""
+    path: str = ""
+    """Absolute, in the sandbox; empty of `lost`."""
+    directory: bool = False
+
+
+class AsyncWatch:
+    """Changes below a directory, for the length of an `async with` block: what happens in it is not missed.
+
+    The iteration ends with the directory, or the sandbox. A lost connection raises SandboxUnavailable: what
+    happened meanwhile nobody knows.
+    """
+
+    def __init__(self, transport: Transport, sandbox_id: str, path: str) -> None:
+        self._events = events(transport, operations.WATCH.at(sandbox_id), {"path": path})
+        self._changes = self._read()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._next()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    def __aiter__(self) -> AsyncIterator[Change]:
+        return self._changes
+
+    async def __anext__(self) -> Change:
+        return await anext(self._changes)
+
+    async def _read(self) -> AsyncGenerator[Change, None]:
+        while (event := await self._next())[0] != "end":
+            fields = msgspec.json.decode(event[2])
+            yield msgspec.convert({"kind": event[0], **fields}, Change)
+
+    async def _next(self) -> tuple[str, str, bytes]:
+        event = await anext(self._events, None)
+        if event is None:
+            raise SandboxUnavailable("the watch was cut off: begin another, and look for what changed")
+        return event
+
+    async def _close(self) -> None:
+        await self._changes.aclose()
+        await self._events.aclose()
+
+
+class Watch(Blocking[AsyncWatch]):
+    """AsyncWatch for blocking code, in a `with` block."""
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._awaited.__aenter__())
+        return self
+
+    def __iter__(self) -> Iterator[Change]:
+        async def one() -> Change | None:
+            return await anext(self._awaited, None)
+
+        while (change := self._loop.run(one())) is not None:
+            yield change
