@@ -1,0 +1,144 @@
+"""The files of one sandbox in the hands of its caller."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from orchard.injector import directories, operations
+from orchard.injector.results import Entry, Listing, PatchOutcome, Written
+from orchard.injector.transport import Transport
+from orchard.injector.watching import AsyncWatch
+from orchard.schemas.sandboxes import ApplyPatch, MoveFile, PathDone
+
+WORKSPACE = "/workspace"
+IN_MEMORY_LIMIT = 256 * 1024 * 1024
+ON_DISK_LIMIT = 16 * 1024 * 1024 * 1024
+"""Bytes taken from a sandbox at once, unless the caller says another number."""
+
+T = TypeVar("T")
+
+
+class SandboxFiles:
+    """What an AsyncSandbox does with files; see there for the errors that all methods raise."""
+
+    def __init__(self, transport: Transport, sandbox_id: str) -> None:
+        self._transport = transport
+        self.sandbox_id = sandbox_id
+
+    async def apply_patch(
+        self,
+        patch: str,
+        timeout: float = 30.0,
+        *,
+        cwd: str = WORKSPACE,
+        idempotency_key: str | None = None,
+    ) -> PatchOutcome:
+        """Apply a unified diff (paths `a/...` and `b/...`, relative to `cwd`), wholly or not at all."""
+        request = ApplyPatch(patch=patch, timeout_seconds=timeout, cwd=cwd)
+        return await self._call(PatchOutcome, operations.APPLY_PATCH, body=request, key=idempotency_key)
+
+    async def upload_content(
+        self, content: bytes | str, remote_path: str, *, mode: int | None = None
+    ) -> Written:
+        """Make or replace the file at `remote_path`, with its parent directories.
+
+        `mode` (0o755) None is that of the file that is replaced, or 0o644.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
+
+    async def upload_file(
+        self, local_path: str | Path, remote_path: str, *, mode: int | None = None
+    ) -> Written:
+        """The same with the content of a local file, of any size."""
+        params = _written(remote_path, mode)
+        with await asyncio.to_thread(Path(local_path).open, "rb") as content:
+            return await self._call(Written, operations.WRITE, body=content, params=params)
+
+    async def remove(self, remote_path: str) -> None:
+        """Remove a file, a link or a directory with all that is in it; SandboxFileMissing for none."""
+        await self._call(PathDone, operations.REMOVE, params={"path": remote_path})
+
+    async def move(self, remote_path: str, target: str) -> None:
+        """Rename a file, a link or a directory, in place of a file or an empty directory at `target`.
+
+        If the answer is lost and it is asked again, SandboxFileMissing may say that it was done before.
+        """
+        await self._call(PathDone, operations.MOVE, body=MoveFile(path=remote_path, target=target))
+
+    async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
+        """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
+
+        A task can make a file of any size that takes no room, and the caller is who it kills: beyond `limit`
+        bytes SandboxFileTooLarge is raised.
+        """
+        return await self._transport.content(
+            operations.READ.at(self.sandbox_id), {"path": remote_path}, limit
+        )
+
+    async def download_file(
+        self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
+    ) -> int:
+        """The same into a local file, which is there when all of it is; returns its size in bytes."""
+        target = Path(local_path)
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with await asyncio.to_thread(part.open, "xb") as content:
+                await self._download(operations.READ, remote_path, content, limit)
+                size = content.tell()
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return size
+
+    async def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
+        """Copy what is in a local directory into the one at the absolute `remote_path`, made where missing.
+
+        Files that are there already are replaced, others stay. Modes, times and links are kept; owners are
+        not, all is the superuser's. Sockets and devices are left out.
+        """
+        with directories.temporary() as archive:
+            await asyncio.to_thread(directories.pack, Path(local_path), archive)
+            params = {"path": remote_path}
+            return await self._call(Written, operations.WRITE_ARCHIVE, body=archive, params=params)
+
+    async def download_directory(
+        self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
+    ) -> list[str]:
+        """Copy what is in a directory of the sandbox into a local one, made where it is missing.
+
+        The sandbox is not trusted: nothing is written outside of `local_path`, nothing becomes set-user-ID,
+        and everything is owned by the caller. Returns the names of what was left out: special files, and
+        links that could lead out. Raises SandboxFileMissing when there is no such directory,
+        SandboxFileTooLarge when all files together have more than `limit` bytes, and SandboxRequestInvalid
+        for what a directory cannot contain or what is in the way here.
+        """
+        with directories.temporary() as archive:
+            await self._download(operations.READ_ARCHIVE, remote_path, archive, limit)
+            return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
+
+    async def list_files(self, remote_path: str = "/") -> list[Entry]:
+        """Entries of a directory, by name; SandboxFileMissing when there is none."""
+        return (await self._call(Listing, operations.FILES, params={"path": remote_path})).files
+
+    def watch(self, remote_path: str = WORKSPACE) -> AsyncWatch:
+        """Changes of files below a directory while they happen: `async with` begins it, and its end ends it.
+
+        Raises SandboxFileMissing, SandboxRequestInvalid for what is no directory or has more than 4096 below
+        it, SandboxConflict for a ninth watch of one sandbox, and SandboxUnavailable where the machine has no
+        watches left.
+        """
+        return AsyncWatch(self._transport, self.sandbox_id, remote_path)
+
+    async def _call(self, kind: type[T], operation: operations.Operation, **options: Any) -> T:
+        return await self._transport.call(kind, operation, self.sandbox_id, **options)
+
+    async def _download(
+        self, operation: operations.Operation, path: str, target: IO[bytes], limit: int
+    ) -> None:
+        await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit)
+
+
+def _written(path: str, mode: int | None) -> dict[str, str]:
+    return {"path": path, **({} if mode is None else {"mode": f"{mode:03o}"})}
