@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from orchard.injector import inheritance
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")

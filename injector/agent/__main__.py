@@ -16,7 +16,7 @@ from orchard.injector.agent.local import user_namespace
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
 STOP_TIMEOUT = 60.0
-"""Seconds that `--stop` waits for the agent to delete its sandboxes."""
+"""Seconds that `--stop` waits for the agent to delete its sandboxes, or a new agent for a killed one's end."""
 
 
 def main() -> int:
@@ -68,12 +68,11 @@ def _options() -> argparse.Namespace:
 
 def _run(state: Path, options: argparse.Namespace) -> int:
     lock = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise AgentError(
-            f"another agent runs in {state}; stop it with `--stop` or use another directory"
-        ) from None
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while not _locked(lock):
+        if _holder_runs(lock) or time.monotonic() > deadline:
+            raise AgentError(f"another agent runs in {state}; stop it with `--stop` or use another directory")
+        time.sleep(0.01)  # it was killed, and the processes it had started, which have the lock too, will be
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -126,16 +125,36 @@ def _bytes(text: str) -> int:
         raise AgentError(f"--disk-limit (or {DISK_LIMIT_VARIABLE}): {error}") from error
 
 
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder_runs(lock: int) -> bool:
+    """Whether the agent that took the lock has not ended; so it is too while it has not said who it is."""
+    try:
+        pidfd = os.pidfd_open(int(os.pread(lock, 64, 0)))
+    except ValueError:
+        return True
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([pidfd], [], [], 0)[0]
+    finally:
+        os.close(pidfd)
+
+
 def _stop(state: Path) -> int:
     """Ask the agent to end and wait until it has."""
     lock = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + STOP_TIMEOUT
     text = os.pread(lock, 64, 0).decode().strip()
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if _locked(lock):
         return 0
-    except BlockingIOError:
-        pidfd = os.pidfd_open(int(text))
+    pidfd = os.pidfd_open(int(text))
     signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     ended, _, _ = select.select([pidfd], [], [], deadline - time.monotonic())
     if not ended:

@@ -40,7 +40,8 @@ def parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def public(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
+    members = inspect.getmembers(kind, callable)
+    return {name: value for name, value in members if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient, Sandbox, AsyncSandbox])

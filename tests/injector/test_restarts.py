@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,36 @@ def test_a_second_agent_on_the_same_state_is_refused(own_service: "Service") -> 
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "another agent runs" in done.stderr
+
+
+HOLDER = """
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(lock, str(os.getpid()).encode())
+if not os.fork():
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_agent_leaves_for_a_moment_keeps_no_new_one_away(tmp_path: Path) -> None:
+    """A process it had started, which the kernel has yet to kill, has the lock with it."""
+    state, (reader, writer) = tmp_path / "state", os.pipe()
+    state.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, state / "agent.lock"], stdin=subprocess.PIPE, text=True
+    )
+    assert holder.wait() == 0
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(state), "--ready-fd", str(writer)]
+    agent = subprocess.Popen(line, pass_fds=(writer,))
+    with suppress(subprocess.TimeoutExpired):
+        agent.wait(1)  # it would end at once
+    assert holder.stdin is not None
+    holder.stdin.close()
+    os.close(writer)
+    assert os.read(reader, 1) == b"1"
+    agent.terminate()
+    assert agent.wait() == 0
 
 
 async def test_an_orchestrator_with_an_external_agent_waits_for_it(
