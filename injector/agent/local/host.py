@@ -82,9 +82,10 @@ class LocalHost:
         return await self._start(self._store.find(spec.image, spec.owner), spec, died)
 
     async def _start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
-        layers = await self._layers(image)
+        # Before anything is waited for: from here on its layers are held.
         machine = LocalMachine(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
+            layers = await self._layers(image)
             machine.group = self._cgroups.make(
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
             )
