@@ -1,4 +1,4 @@
-"""What `docker login` (or podman's, buildah's) stored for a registry: read where the user is, sent with a pull."""
+"""What `docker login` stored for a registry: read where the user is, sent with a pull."""
 
 import base64
 import json

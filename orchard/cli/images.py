@@ -17,24 +17,7 @@ from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.session import Session
 from orchard.terminal import console
 
-_STATE = "orchard.images.state"
-
 app = typer.Typer(no_args_is_help=True, help="Images of local sandboxes.")
-
-
-@app.callback()
-def images(
-    context: typer.Context,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="State directory of a sandbox service.", show_default="sandboxes, in Orchard's directory"
-        ),
-    ] = None,
-) -> None:
-    """Images of local sandboxes."""
-    session: Session = context.obj
-    context.meta[_STATE] = state or session.directory / "sandboxes"
 
 
 @app.command("import")
@@ -82,19 +65,25 @@ def pull(
     """
     if (user is None) == password_stdin:
         raise ConfigError("--user and --password-stdin go together: the password is read from stdin")
-    try:
-        credentials = stored_credentials(reference)
-        if user is not None:
-            credentials = {"username": user, "password": sys.stdin.read().rstrip("\r\n")}
-    except CredentialsError as error:
-        raise ConfigError(str(error)) from error
+    if user is not None:
+        credentials: Any = {"username": user, "password": sys.stdin.read().rstrip("\r\n")}
+    else:
+        try:
+            credentials = stored_credentials(reference)
+        except CredentialsError as error:
+            raise ConfigError(str(error)) from error
     wanted = {"reference": reference, "name": name, "credentials": credentials, "plain_http": plain_http}
     image = _brought(context, "pull", wanted)
     console.print(f"[bold green]pulled[/] {escape(image.name)}, {len(image.layers)} layers, {image.digest}")
 
 
+def _state(context: typer.Context) -> Path:
+    session: Session = context.obj
+    return session.directory / "sandboxes"
+
+
 def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> Image:
-    state: Path = context.meta[_STATE]
+    state = _state(context)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         return asyncio.run(bring(state, what, wanted))
@@ -105,24 +94,24 @@ def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> Image
 @app.command()
 def build(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(help="Build context, with a Dockerfile.")],
+    directory: Annotated[Path, typer.Argument(help="Build context, with a Containerfile or Dockerfile.")],
     name: Annotated[str, typer.Option(help="Its name here, as repository:tag.")],
     file: Annotated[
-        Path | None, typer.Option(help="Another Dockerfile.", show_default="DIRECTORY/Dockerfile")
+        Path | None, typer.Option(help="Another one.", show_default="DIRECTORY/Containerfile or Dockerfile")
     ] = None,
 ) -> None:
-    """Build a Dockerfile by buildah or docker, whichever is installed, and import the image.
+    """Build a Containerfile or Dockerfile by buildah or docker, whichever is installed, and import the image.
 
     For example:
 
         orchard images build ./desk --name ours/desk:1
     """
-    image = build_image(context.meta[_STATE], directory, name, file)
+    image = build_image(_state(context), directory, name, file)
     console.print(f"[bold green]built[/] {escape(image.name)}, {len(image.layers)} layers")
 
 
 @app.command("list")
 def list_(context: typer.Context) -> None:
     """Names of all images; `host`, this machine's own root made safe, is always there."""
-    for name in ["host", *ImageStore(context.meta[_STATE]).names()]:
+    for name in ["host", *ImageStore(_state(context)).names()]:
         console.print(name, highlight=False)
