@@ -19,9 +19,13 @@ from typing import Any, NoReturn
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError, RequestInvalid
 from orchard.injector.agent.local import user_namespace
-from orchard.injector.agent.local.archives import IMAGE_LIMIT, import_image
+from orchard.injector.agent.local.archives import import_image
 from orchard.injector.agent.local.images import Image
+from orchard.injector.agent.machine import quantity
 
+LIMIT_VARIABLE = "ORCHARD_IMAGE_LIMIT"
+"""What the new layers of one image may take, as a quantity."""
+DEFAULT_LIMIT = "64Gi"
 MEMORY = 4 * 1024**3
 """Bytes of address space: an archive may claim to have a name of gigabytes."""
 
@@ -33,7 +37,6 @@ class Import:
     path: str
     name: str | None = None
     owner: str | None = None
-    limit: int = IMAGE_LIMIT
 
 
 async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
@@ -69,17 +72,24 @@ async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
 
 def _do(request: Mapping[str, Any]) -> Image:
     state, wanted = Path(request["state"]), request["wanted"]
+    limit = image_limit()
     try:
         if request["what"] == "import":
             chosen = Import(**wanted)
-            return import_image(state, Path(chosen.path), chosen.name, owner=chosen.owner, limit=chosen.limit)
+            return import_image(state, Path(chosen.path), chosen.name, owner=chosen.owner, limit=limit)
         from orchard.injector.agent.local.pulling import Pull, pull
         from orchard.injector.agent.local.registry import Credentials
 
         credentials = wanted.get("credentials")
         return pull(
             state,
-            Pull(**{**wanted, "credentials": None if credentials is None else Credentials(**credentials)}),
+            Pull(
+                **{
+                    **wanted,
+                    "limit": limit,
+                    "credentials": None if credentials is None else Credentials(**credentials),
+                }
+            ),
         )
     except MemoryError:
         raise RequestInvalid(
@@ -89,6 +99,15 @@ def _do(request: Mapping[str, Any]) -> Image:
         raise AgentError(
             f"the image cannot be kept: {error.strerror or error}", reason="image_failed"
         ) from error
+
+
+def image_limit() -> int:
+    """Bytes that the new layers of one image may take here. Raises RequestInvalid."""
+    text = os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)
+    try:
+        return int(quantity(text))
+    except ValueError as error:
+        raise RequestInvalid(f"{LIMIT_VARIABLE}: {error}") from error
 
 
 def _end(_number: int, _frame: object) -> NoReturn:

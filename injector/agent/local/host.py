@@ -9,6 +9,7 @@ from orchard.injector.agent.local.cgroups import Cgroups
 from orchard.injector.agent.local.disk import DiskWatch
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
+from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import HOST, Image, ImageStore
 from orchard.injector.agent.local.machine import LocalMachine, Shared
 from orchard.injector.agent.local.network import RESOLVER
@@ -32,6 +33,7 @@ class LocalHost:
         self._requirements = requirements
         self._program = open_program(os.uname().machine)
         self._store = ImageStore(state)
+        self.images = LocalImages(state, self._store)
         self._cgroups = Cgroups(state)
         self._host_image = HostImage(state, self._store)
         self._host_image_lock = asyncio.Lock()

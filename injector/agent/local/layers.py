@@ -39,7 +39,7 @@ class Room:
         self._left -= size
         if self._left < 0:
             raise RequestInvalid(
-                f"the image has more than {self._limit} bytes: raise --image-limit (ORCHARD_IMAGE_LIMIT), or "
+                f"the image has more than {self._limit} bytes: raise ORCHARD_IMAGE_LIMIT, or "
                 "use a smaller one",
                 reason="image_too_large",
             )

@@ -139,7 +139,7 @@ class _Download:
         if size > self._limit:
             raise RequestInvalid(
                 f"{self._reference.repository} has {size} bytes of compressed layers, and {self._limit} are "
-                "allowed: raise --image-limit (ORCHARD_IMAGE_LIMIT), or use a smaller one",
+                "allowed: raise ORCHARD_IMAGE_LIMIT, or use a smaller one",
                 reason="image_too_large",
             )
         slots = asyncio.Semaphore(AT_ONCE)
