@@ -1,4 +1,4 @@
-"""`images import|pull|build|list|delete`: what local sandboxes can be made from."""
+"""`images import|pull|build|list`: what local sandboxes can be made from."""
 
 import asyncio
 import sys
