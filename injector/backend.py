@@ -81,3 +81,6 @@ class Backend(Protocol):
 
     def agent(self, sandbox_id: str) -> Agent:
         """Of this sandbox; nothing is asked yet."""
+
+    def images(self) -> Agent:
+        """The agent that keeps the images; SandboxUnsupported where they are kept elsewhere."""

@@ -167,6 +167,10 @@ class SandboxClient(Blocking[AsyncSandboxClient]):
     cleanup_all = blocking(AsyncSandboxClient.cleanup_all)
     health = blocking(AsyncSandboxClient.health)
     resources = blocking(AsyncSandboxClient.resources)
+    list_images = blocking(AsyncSandboxClient.list_images)
+    pull_image = blocking(AsyncSandboxClient.pull_image)
+    import_image = blocking(AsyncSandboxClient.import_image)
+    delete_image = blocking(AsyncSandboxClient.delete_image)
 
     def close(self) -> None:
         """Clean up, unless told not to, close all connections and end the thread."""

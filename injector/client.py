@@ -6,6 +6,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +19,9 @@ from orchard.injector.transport import Transport
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     CreateSandbox,
+    ImageDeleted,
+    ImageInfo,
+    PullImage,
     Resources,
     SandboxCreatedReply,
     SandboxInfo,
@@ -158,6 +162,44 @@ class AsyncSandboxClient:
     async def resources(self) -> Resources:
         """What there is and what is asked for."""
         return await self._transport.call(Resources, operations.RESOURCES)
+
+    async def list_images(self) -> list[ImageInfo]:
+        """The images that sandboxes can be created from, `host` excepted, by name.
+
+        This and the other methods for images raise SandboxUnsupported where images lie in registries.
+        """
+        return await self._transport.call(list[ImageInfo], operations.IMAGES)
+
+    async def pull_image(
+        self,
+        reference: str,
+        name: str | None = None,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        plain_http: bool = False,
+        timeout: float | None = None,
+    ) -> ImageInfo:
+        """Fetch an image from a registry, as `docker pull` names it; returns once it is here.
+
+        It is called `name`, or as the reference. `timeout` bounds one try, in seconds. Raises SandboxNotFound
+        (`image_missing`), SandboxRequestInvalid (`registry_denied`, `image_refused`, `image_too_large`),
+        SandboxConflict where the name is somebody else's, and SandboxError (`registry_unavailable`).
+        """
+        wanted = PullImage(
+            reference=reference, name=name, username=username, password=password, plain_http=plain_http
+        )
+        return await self._transport.call(ImageInfo, operations.PULL_IMAGE, body=wanted, timeout=timeout)
+
+    async def import_image(self, archive: str | Path, name: str) -> ImageInfo:
+        """Bring an image: a `docker save` archive or an OCI image layout in a tar archive."""
+        with await asyncio.to_thread(Path(archive).open, "rb") as file:
+            params = {"name": name}
+            return await self._transport.call(ImageInfo, operations.IMPORT_IMAGE, body=file, params=params)
+
+    async def delete_image(self, name: str) -> None:
+        """Delete an image. Raises SandboxNotFound, and SandboxConflict (`in_use`) while sandboxes have it."""
+        await self._transport.call(ImageDeleted, operations.DELETE_IMAGE, params={"name": name})
 
     async def close(self) -> None:
         """Clean up, unless told not to, and close all connections."""

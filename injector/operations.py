@@ -19,11 +19,14 @@ from orchard.schemas.sandboxes import (
     FileWritten,
     ForkSandbox,
     Health,
+    ImageDeleted,
+    ImageInfo,
     Job,
     JobQueued,
     MoveFile,
     PatchResult,
     PathDone,
+    PullImage,
     Resources,
     SandboxCreatedReply,
     SandboxInfo,
@@ -333,6 +336,37 @@ FOLLOW = Operation(
 )
 CANCEL_JOB = Operation(
     "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True
+)
+
+IMAGE = Parameter("name", "of the image", required=True)
+IMAGES = Operation("GET", "/images", "images", "the images on this machine", list[ImageInfo], errors=(501,))
+PULL_IMAGE = Operation(
+    "POST",
+    "/images/pull",
+    "pull_image",
+    "fetch an image from a registry; the answer comes when it is here",
+    ImageInfo,
+    PullImage,
+    errors=(404, 409, 422, 501, 502),
+)
+IMPORT_IMAGE = Operation(
+    "POST",
+    "/images",
+    "import_image",
+    "bring an image: a `docker save` archive, or an OCI image layout in a tar archive",
+    ImageInfo,
+    parameters=(IMAGE,),
+    errors=(409, 413, 422, 501),
+    request_media=TAR,
+)
+DELETE_IMAGE = Operation(
+    "DELETE",
+    "/images",
+    "delete_image",
+    "delete an image that no sandbox was made from",
+    ImageDeleted,
+    parameters=(IMAGE,),
+    errors=(404, 409, 422, 501),
 )
 
 OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))

@@ -221,6 +221,44 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
+class PullImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of a registry becomes one that sandboxes can be created from."""
+
+    reference: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    """As for `docker pull`; `name@sha256:...` pins it."""
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
+    """What it is called here; None: as the reference."""
+    username: str | None = None
+    password: str | None = None
+    """Of the registry; kept nowhere."""
+    plain_http: bool = False
+    """Ask a registry of another machine without TLS."""
+
+
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An image on one machine."""
+
+    name: str
+    layers: int
+    sandboxes: int
+    """Made from it, and not deleted."""
+    shared: bool
+    """It is for all keys."""
+    digest: str | None = None
+    """Of what a registry gave."""
+    size: int | None = None
+    """Bytes of its files."""
+    created_at: float | None = None
+    """When it came here, in epoch seconds."""
+    user: str = ""
+    working_directory: str = "/"
+
+
+class ImageDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    name: str
+
+
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Independent sandboxes start from the file system that this one has now. What is None is inherited."""
 

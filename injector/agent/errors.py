@@ -35,6 +35,13 @@ class NotFound(AgentError):
     reason = "not_found"
 
 
+class Forbidden(AgentError):
+    """It is there, and not the caller's to change."""
+
+    status = 403
+    reason = "forbidden"
+
+
 class Conflict(AgentError):
     """Another sandbox has this id, or the sandbox is not in the state that the request needs."""
 

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from orchard.injector.agent import archives, bodies, files, following, patches, watching
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
+from orchard.injector.agent.image_requests import ImageRequests
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.machine import Host, Machine, SandboxSpec
@@ -86,6 +87,7 @@ class AgentServer:
                 web.get("/jobs/{job}/wait", self._wait_job),
                 web.get("/jobs/{job}/events", self._follow),
                 web.delete("/jobs/{job}", self._cancel_job),
+                *ImageRequests(self._sandboxes, self._host).routes(),
             ]
         )
         return app

@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from orchard.injector.backend import Agent
-from orchard.injector.errors import SandboxNotFound, SandboxUnavailable, SandboxWaitTimeout
+from orchard.injector.errors import (
+    SandboxNotFound,
+    SandboxUnavailable,
+    SandboxUnsupported,
+    SandboxWaitTimeout,
+)
 from orchard.injector.kubernetes import marks, pods
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents, PodAgent
@@ -188,6 +193,13 @@ class KubernetesBackend:
     def agent(self, sandbox_id: str) -> Agent:
         """See Backend."""
         return PodAgent(self._open.agents, sandbox_id)
+
+    def images(self) -> Agent:
+        """Raises SandboxUnsupported."""
+        raise SandboxUnsupported(
+            "a cluster's images lie in registries: push the image to one that the nodes can pull from, and "
+            "create the sandbox with its name there"
+        )
 
     @property
     def _open(self) -> "_Parts":

@@ -103,6 +103,10 @@ class LocalBackend:
         """See Backend."""
         return _Agent(self, quote(sandbox_id, safe=""))
 
+    def images(self) -> Agent:
+        """See Backend."""
+        return _Agent(self, "")
+
     @property
     def _connected(self) -> AgentConnection:
         if self._agent is None:

@@ -18,7 +18,7 @@ from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import FRAME_LIMIT, HTML, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
-from orchard.injector.orchestrator import deadlines, openapi, pages
+from orchard.injector.orchestrator import deadlines, images, openapi, pages
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
@@ -80,6 +80,7 @@ class Orchestrator:
         self._body_grace = body_grace
         self._backend = backend
         admission = Admission(limits or Limits(), keys=len(keys.accepted))
+        self._keys = keys
         self._ownership = Ownership(backend, admission, keys)
         self._door = Door(keys, admission, self._ownership, loopback, hosts)
         self._own_metrics_port = own_metrics_port
@@ -98,6 +99,8 @@ class Orchestrator:
         for one in OPERATIONS:
             if not (one is operations.METRICS and self._own_metrics_port):
                 handler = getattr(self, f"_{one.name}", None) or self._passing_on(one)
+                if one in images.OPERATIONS:
+                    handler = images.handler(self._backend, self._keys, one)
                 app.router.add_route(one.method, one.path, handler)
         return app
 

@@ -1,15 +1,18 @@
-"""`images import|build|list`: what local sandboxes can be made from."""
+"""`images import|pull|build|list`: what local sandboxes can be made from."""
 
+import asyncio
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from orchard.config import ConfigError
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.archives import import_image
-from orchard.injector.agent.local.images import ImageStore
+from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.images import Image, ImageStore
+from orchard.injector.registry_credentials import CredentialsError, stored_credentials
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.session import Session
 from orchard.terminal import console
@@ -31,39 +34,84 @@ def import_(
 
     Get one from a machine with a registry: `docker save NAME -o image.tar`.
     """
-    session: Session = context.obj
     if not path.exists():
         raise ConfigError(f"{path} does not exist: give an OCI layout or a `docker save` archive")
+    image = _brought(context, "import", {"path": str(path.absolute()), "name": name})
+    console.print(f"[bold green]imported[/] {escape(image.name)}, {len(image.layers)} layers")
+
+
+@app.command()
+def pull(
+    context: typer.Context,
+    reference: Annotated[
+        str, typer.Argument(help="As for `docker pull`; `name@sha256:...` pins what it is.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Its name here.", show_default="REFERENCE")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Of the registry.", show_default="what `docker login` stored")
+    ] = None,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read the password there.")
+    ] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Ask a registry of another machine without TLS.")
+    ] = False,
+) -> None:
+    """Fetch an image from a registry for local sandboxes; layers that are here are not fetched again.
+
+    For example:
+
+        orchard images pull python:3.12-slim
+    """
+    if (user is None) == password_stdin:
+        raise ConfigError("--user and --password-stdin go together: the password is read from stdin")
+    if user is not None:
+        credentials: Any = {"username": user, "password": sys.stdin.read().rstrip("\r\n")}
+    else:
+        try:
+            credentials = stored_credentials(reference)
+        except CredentialsError as error:
+            raise ConfigError(str(error)) from error
+    wanted = {"reference": reference, "name": name, "credentials": credentials, "plain_http": plain_http}
+    image = _brought(context, "pull", wanted)
+    console.print(f"[bold green]pulled[/] {escape(image.name)}, {len(image.layers)} layers, {image.digest}")
+
+
+def _state(context: typer.Context) -> Path:
+    session: Session = context.obj
+    return session.directory / "sandboxes"
+
+
+def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> Image:
+    state = _state(context)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        image = import_image(session.directory / "sandboxes", path, name)
+        return asyncio.run(bring(state, what, wanted))
     except AgentError as error:
         raise ConfigError(error.detail) from error
-    console.print(f"[bold green]imported[/] {image.name}, {len(image.layers)} layers")
 
 
 @app.command()
 def build(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(help="Build context, with a Dockerfile.")],
+    directory: Annotated[Path, typer.Argument(help="Build context, with a Containerfile or Dockerfile.")],
     name: Annotated[str, typer.Option(help="Its name here, as repository:tag.")],
     file: Annotated[
-        Path | None, typer.Option(help="Another Dockerfile.", show_default="DIRECTORY/Dockerfile")
+        Path | None, typer.Option(help="Another one.", show_default="DIRECTORY/Containerfile or Dockerfile")
     ] = None,
 ) -> None:
-    """Build a Dockerfile by buildah or docker, whichever is installed, and import the image.
+    """Build a Containerfile or Dockerfile by buildah or docker, whichever is installed, and import the image.
 
     For example:
 
         orchard images build ./desk --name ours/desk:1
     """
-    session: Session = context.obj
-    image = build_image(session.directory / "sandboxes", directory, name, file)
+    image = build_image(_state(context), directory, name, file)
     console.print(f"[bold green]built[/] {escape(image.name)}, {len(image.layers)} layers")
 
 
 @app.command("list")
 def list_(context: typer.Context) -> None:
     """Names of all images; `host`, this machine's own root made safe, is always there."""
-    session: Session = context.obj
-    for name in ["host", *ImageStore(session.directory / "sandboxes").names()]:
+    for name in ["host", *ImageStore(_state(context)).names()]:
         console.print(name, highlight=False)

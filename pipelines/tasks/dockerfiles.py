@@ -11,6 +11,8 @@ from orchard.injector.agent.local.images import Image
 from orchard.pipelines.tasks.errors import TaskError
 
 BUILD_SECONDS = 3600.0
+FILES = ("Containerfile", "Dockerfile")
+"""The first of them that a build context has, as buildah looks for them."""
 _BUILDERS = {
     "buildah": (
         ("buildah", "build", "--tag", "{name}", "--file", "{file}", "{context}"),
@@ -25,13 +27,14 @@ _BUILDERS = {
 
 
 def build_image(state: Path, context: Path, name: str, file: Path | None = None) -> Image:
-    """Build the Dockerfile of the directory `context` and import it for the local sandboxes of `state`.
+    """Build the Containerfile or Dockerfile of `context` and import it for the local sandboxes of `state`.
 
-    Raises TaskError: no Dockerfile, no builder, or the last lines of what the builder said when it failed.
+    Raises TaskError: no such file, no builder, or the last lines of what the builder said when it failed.
     """
-    dockerfile = file or context / "Dockerfile"
-    if not dockerfile.is_file():
-        raise TaskError(f"there is no {dockerfile}: give the directory of a Dockerfile")
+    dockerfile = file or next((context / each for each in FILES if (context / each).is_file()), None)
+    if dockerfile is None or not dockerfile.is_file():
+        missing = dockerfile or context / FILES[-1]
+        raise TaskError(f"there is no {missing}: give the directory of a Containerfile or Dockerfile")
     builder = next((each for each in _BUILDERS if shutil.which(each)), None)
     if builder is None:
         raise TaskError(

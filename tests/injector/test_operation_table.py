@@ -48,4 +48,4 @@ def test_backends_make_and_end_sandboxes_and_name_their_agent() -> None:
 
     methods = {name for name in vars(Backend) if not name.startswith("_")}
     lifecycle = {"open", "close", "health", "resources", "create", "get", "wait", "list", "delete"}
-    assert methods == lifecycle | {"agent"}
+    assert methods == lifecycle | {"agent", "images"}

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import re
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.local.images import DEFAULT_ENVIRONMENT, Image, ImageStore, check_name
-from orchard.injector.agent.local.layers import unpack
+from orchard.injector.agent.local.images import (
+    DEFAULT_ENVIRONMENT,
+    Image,
+    ImageStore,
+    check_layers,
+    check_name,
+    tree_size,
+)
+from orchard.injector.agent.local.layers import Room, unpack
+from orchard.injector.agent.local.references import DIGEST
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+IMAGE_LIMIT = 64 * 1024**3
+"""Bytes that the new layers of one image may take, unless it is said otherwise."""
 
 
 class _Source(Protocol):
@@ -42,11 +51,20 @@ class _Found:
     config_digest: str | None = None
 
 
-def import_image(state: Path, path: Path, name: str | None = None) -> Image:
+def import_image(
+    state: Path,
+    path: Path,
+    name: str | None = None,
+    *,
+    owner: str | None = None,
+    digest: str | None = None,
+    limit: int = IMAGE_LIMIT,
+) -> Image:
     """Import the image at `path` into the store of `state`, as `name` or as what the archive calls it.
 
-    Layers that are there already are not unpacked again. Raises RequestInvalid with a sentence for whatever
-    is wrong with the archive; then the store is as it was.
+    Layers that are there already are not unpacked again. `digest` is of what a registry gave, `limit` bytes
+    that new layers may take. Raises RequestInvalid with a sentence for whatever is wrong with the archive,
+    and Conflict where the name is not the owner's; then the store is as it was.
     """
     store = ImageStore(state)
     with _opened(path) as source:
@@ -56,29 +74,49 @@ def import_image(state: Path, path: Path, name: str | None = None) -> Image:
             raise RequestInvalid(f"{path} does not name its image: give it a name")
         check_name(name)
         config = _json(source, found.config, found.config_digest)
+        about = config.get("config") or {}
+        wanted = ARCHITECTURES[os.uname().machine]
+        if config.get("architecture", wanted) != wanted:
+            raise RequestInvalid(
+                f"{name} is an image for {config['architecture']}, and this machine is {wanted}"
+            )
         diff_ids = config.get("rootfs", {}).get("diff_ids", [])
-        if len(diff_ids) != len(found.layers) or not all(_DIGEST.fullmatch(diff_id) for diff_id in diff_ids):
+        if len(diff_ids) != len(found.layers) or not all(DIGEST.fullmatch(diff_id) for diff_id in diff_ids):
             raise RequestInvalid(f"the configuration of {name} does not match its layers")
+        store.check_replaceable(name, owner)
+        # Of a layer that is there twice the lower one cannot be seen, and overlayfs takes each once.
+        layers = [*dict.fromkeys(diff_id.replace(":", "-") for diff_id in reversed(diff_ids))]
+        check_layers(name, layers)
         with store.scratch() as work:
+            room = Room(limit)
+            made: dict[str, Path] = {}
+            here = store.has(owner)
             for layer, diff_id in zip(found.layers, diff_ids, strict=True):
                 layer_name = diff_id.replace(":", "-")
-                if not store.layer(layer_name).is_dir():
+                if layer_name not in made and layer_name not in here:
+                    made[layer_name] = work / layer_name
                     with source.open(layer.path) as blob:
-                        unpack(blob, work / layer_name, digest=layer.digest, diff_id=diff_id)
-                    store.publish(work / layer_name, layer_name)
+                        unpack(blob, work / layer_name, digest=layer.digest, diff_id=diff_id, room=room)
             image = Image(
                 name=name,
-                layers=[diff_id.replace(":", "-") for diff_id in reversed(diff_ids)],
-                environment=_environment(config.get("config") or {}),
-                user=(config.get("config") or {}).get("User") or "",
-                working_directory="/" + ((config.get("config") or {}).get("WorkingDir") or "").lstrip("/"),
+                layers=layers,
+                environment=_environment(about),
+                user=about.get("User") or "",
+                working_directory="/" + (about.get("WorkingDir") or "").lstrip("/"),
+                owner=owner,
+                digest=digest,
+                size=sum(tree_size(made.get(layer, store.layer(layer))) for layer in layers),
+                created_at=time.time(),
             )
+            store.check_replaceable(name, owner)  # somebody else's may have come meanwhile
+            for layer_name, directory in made.items():
+                store.publish(directory, layer_name)
             store.save(image)
     return image
 
 
-def _environment(config: Mapping[str, Any]) -> dict[str, str]:
-    pairs = (entry.partition("=") for entry in config.get("Env") or [])
+def _environment(about: Mapping[str, Any]) -> dict[str, str]:
+    pairs = (entry.partition("=") for entry in about.get("Env") or [])
     return {**DEFAULT_ENVIRONMENT, **{name: value for name, _, value in pairs}}
 
 
@@ -96,7 +134,7 @@ def _images(source: _Source) -> Iterator[_Found]:
 
 
 def _of_index(source: _Source, index: Mapping[str, Any], names: list[str]) -> Iterator[_Found]:
-    wanted = _ARCHITECTURES[os.uname().machine]
+    wanted = ARCHITECTURES[os.uname().machine]
     for entry in index.get("manifests", []):
         platform = entry.get("platform") or {}
         if platform.get("architecture", wanted) != wanted or platform.get("os", "linux") != "linux":
@@ -123,7 +161,7 @@ def _choose(found: list[_Found], name: str | None, path: Path) -> _Found:
 
 
 def _blob(digest: str) -> str:
-    if not _DIGEST.fullmatch(digest):
+    if not DIGEST.fullmatch(digest):
         raise RequestInvalid(f"`{digest}` is not a SHA-256 digest")
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 

@@ -9,6 +9,7 @@ from orchard.injector.agent.local.cgroups import Cgroups
 from orchard.injector.agent.local.disk import DiskWatch
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
+from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import HOST, Image, ImageStore
 from orchard.injector.agent.local.machine import LocalMachine, Shared
 from orchard.injector.agent.local.network import RESOLVER
@@ -32,6 +33,7 @@ class LocalHost:
         self._requirements = requirements
         self._program = open_program(os.uname().machine)
         self._store = ImageStore(state)
+        self.images = LocalImages(state, self._store)
         self._cgroups = Cgroups(state)
         self._host_image = HostImage(state, self._store)
         self._host_image_lock = asyncio.Lock()
@@ -82,9 +84,10 @@ class LocalHost:
         return await self._start(self._store.find(spec.image, spec.owner), spec, died)
 
     async def _start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
-        layers = await self._layers(image)
+        # Before anything is waited for: from here on its layers are held.
         machine = LocalMachine(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
+            layers = await self._layers(image)
             machine.group = self._cgroups.make(
                 spec.sandbox_id, memory=spec.memory_bytes, pids=spec.pids or DEFAULT_PIDS, cores=spec.cores
             )

@@ -25,6 +25,7 @@ from pathlib import Path
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local import metadata, overlay, user_namespace
+from orchard.injector.agent.local.distribution import unchanged
 from orchard.injector.agent.local.images import HOST, ImageStore
 
 SHOWN = ("usr",)
@@ -44,7 +45,10 @@ ETC = (
     "skel", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vim",
 )
 # fmt: on
-"""Copied from /etc: no passwords, keys, hosts, mounts, package sources or configuration of tools."""
+"""Copied from /etc: no passwords, keys, hosts, mounts, package sources or configuration of tools.
+
+So is what is as the distribution ships it (`distribution.unchanged`), for the programs in /usr that need it.
+"""
 
 VISIBLE = ".orchard-visible"
 """The directory of the overlay that becomes `/`; opaque, so that nothing of this name shines through."""
@@ -210,6 +214,11 @@ def _copy_etc(target: Path) -> None:
             shutil.copytree(source, copy, symlinks=True, ignore=_unreadable_for_others)
         elif source.is_symlink() or _public(source):
             shutil.copy2(source, copy, follow_symlinks=False)
+    for path in unchanged():
+        copy = target / path
+        if not os.path.lexists(copy) and copy.parent.resolve().is_relative_to(target.resolve()):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(Path("/etc") / path, copy, follow_symlinks=False)
     for name in ("passwd", "group"):
         lines = Path("/etc", name).read_text().splitlines()
         (target / name).write_text("".join(f"{line}\n" for line in lines if _system_account(line)))

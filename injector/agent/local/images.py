@@ -1,8 +1,8 @@
 """The images of a state directory: names, and layers that any number of images and sandboxes share.
 
-    images/<hash of the name>.json   the image: its name, its layers (topmost first), environment, working
-    directory layers/<layer>/                  one unpacked layer, complete and never changed after it got
-    this name tmp/                             work in progress, removed at the agent's start
+    images/<hash of the name>.json   the image: its name, its layers (topmost first), environment, ...
+    layers/<layer>/                  one unpacked layer, complete and never changed after it got this name
+    tmp/                             work in progress and what is being removed; emptied at the agent's start
 
 Everything appears by a rename, so a killed import or snapshot leaves nothing half-visible.
 """
@@ -12,6 +12,8 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -46,7 +48,13 @@ class Image:
     user: str = ""
     """Whom commands run as: a name or number of the image, perhaps with `:group`; empty: root."""
     owner: str | None = None
-    """Whose sandbox it was made of; None: it is for all."""
+    """Whose sandbox it was made of, or who brought it; None: it is for all."""
+    digest: str | None = None
+    """Of what a registry gave for its name."""
+    size: int | None = None
+    """Bytes of the files of all layers; None: nobody counted."""
+    created_at: float | None = None
+    """When it came here, in epoch seconds."""
 
 
 class ImageStore:
@@ -57,12 +65,17 @@ class ImageStore:
         self._layers = state / "layers"
         self._tmp = state / "tmp"
         self._held: Counter[str] = Counter()
+        self._counting = threading.Lock()
         for directory in (self._names, self._layers, self._tmp):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
         """Names of all images but `host`, sorted."""
-        return sorted(json.loads(path.read_text())["name"] for path in self._names.glob("*.json"))
+        return [image.name for image in self.all()]
+
+    def all(self) -> list[Image]:
+        """All images but `host`, by name."""
+        return sorted(self._stored(), key=lambda image: image.name)
 
     def find(self, name: str, owner: str | None = None) -> Image:
         """Raises NotFound (`image_missing`), with how to get the image; so is one of another owner."""
@@ -75,14 +88,29 @@ class ImageStore:
             return image
         except FileNotFoundError:
             raise NotFound(
-                f"there is no image `{name}` on this machine; save it with `docker save {name} -o image.tar` "
-                f"(or `skopeo copy docker://{name} oci-archive:image.tar`) where it can be pulled, then run "
-                f"`python -m orchard.injector.agent --state STATE --import-image image.tar --name {name}`",
+                f"there is no image `{name}` on this machine: fetch it with `orchard images pull {name}`, or "
+                f"save it elsewhere with `docker save {name} -o image.tar` and bring it with `orchard images "
+                f"import image.tar --name {name}` (in programs: the client's `pull_image`, `import_image`)",
                 reason="image_missing",
             ) from None
 
     def _read(self, name: str) -> Image:
         return Image(**json.loads(self._path(name).read_text()))
+
+    def _stored(self) -> Iterator[Image]:
+        for path in self._names.glob("*.json"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                yield Image(**json.loads(path.read_text()))
+
+    def has(self, owner: str | None) -> set[str]:
+        """Layers of the images that `owner` may use. Those of others' images must be brought to be believed:
+        the name of a layer is no secret, what is in it may be one."""
+        seen = (image for image in self._stored() if owner is None or image.owner in (None, owner))
+        return {layer for image in seen for layer in image.layers if self.layer(layer).is_dir()}
+
+    def delete(self, name: str) -> None:
+        """Take the name away; its layers go with `sweep`."""
+        self._path(name).unlink(missing_ok=True)
 
     def layer(self, name: str) -> Path:
         """Where the layer of this name lies or would lie."""
@@ -91,8 +119,7 @@ class ImageStore:
     def save(self, image: Image) -> None:
         """Make the image visible, in place of an older one of its name; RequestInvalid for a bad name."""
         check_name(image.name)
-        if len(image.layers) > MAX_LAYERS:
-            raise RequestInvalid(f"image {image.name} has more than {MAX_LAYERS} layers")
+        check_layers(image.name, image.layers)
         with self.scratch() as work:
             (work / "image.json").write_text(json.dumps(asdict(image)))
             (work / "image.json").rename(self._path(image.name))
@@ -117,17 +144,33 @@ class ImageStore:
                 raise
 
     def clean(self) -> None:
-        """Remove unfinished work and layers that no image has, unless an import is going on."""
-        try:
-            with self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-                for path in self._tmp.iterdir():
-                    remove_tree(path)
-                used = self._used()
-                for path in self._layers.iterdir():
-                    if path.name not in used and not path.name.startswith(HOST):
-                        remove_tree(path)
-        except BlockingIOError:
-            return
+        """Remove unfinished work and what nobody uses, unless an import is going on. Blocks."""
+        with suppress(BlockingIOError), self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in self._tmp.iterdir():
+                remove_tree(path)
+            self._unused(forks=True)
+            for path in self._tmp.iterdir():
+                remove_tree(path)
+
+    def sweep(self) -> list[Path]:
+        """Put layers that neither an image nor a sandbox of this process has out of the way, to be removed.
+
+        None while an import is going on: a later sweep finds them. Layers of forks go when they are released.
+        """
+        with suppress(BlockingIOError), self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return self._unused(forks=False)
+        return []
+
+    def _unused(self, *, forks: bool) -> list[Path]:
+        kept = self._used()
+        with self._counting:
+            kept |= set(self._held)
+        moved = []
+        for path in self._layers.iterdir():
+            name = path.name
+            if name not in kept and not name.startswith(HOST) and (forks or not name.startswith(FORK)):
+                moved.append(path.rename(self._tmp / uuid.uuid4().hex))
+        return moved
 
     @contextmanager
     def locked(self, operation: int) -> Iterator[None]:
@@ -145,15 +188,24 @@ class ImageStore:
         Raises Conflict where an image of this name is not the owner's to replace.
         """
         check_name(name)
-        self._check_replaceable(name, owner)
+        self.check_replaceable(name, owner)
         with self.locked(fcntl.LOCK_SH):
             layer = await self.copy(upper, "snapshot-")
-            image = replace(below, name=name, layers=[layer, *below.layers], owner=owner)
-            self._check_replaceable(name, owner)  # somebody else's may have come meanwhile
+            image = replace(
+                below,
+                name=name,
+                layers=[layer, *below.layers],
+                owner=owner,
+                digest=None,
+                size=None,
+                created_at=time.time(),
+            )
+            self.check_replaceable(name, owner)  # somebody else's may have come meanwhile
             self.save(image)
         return image
 
-    def _check_replaceable(self, name: str, owner: str | None) -> None:
+    def check_replaceable(self, name: str, owner: str | None) -> None:
+        """Raises Conflict where an image of this name is not the owner's to replace."""
         with suppress(FileNotFoundError):
             if owner is not None and self._read(name).owner != owner:
                 raise Conflict(f"the image `{name}` is of somebody else: use another name", reason="exists")
@@ -187,17 +239,19 @@ class ImageStore:
 
     def hold(self, layers: Sequence[str]) -> None:
         """These layers are in use, until `release`."""
-        self._held.update(layer for layer in layers if layer.startswith(FORK))
+        with self._counting:
+            self._held.update(layers)
 
     def release(self, layers: Sequence[str]) -> None:
         """Remove those layers that came from a fork and that neither a sandbox nor an image uses. Blocks."""
         unused = []
-        for layer in layers:
-            if layer.startswith(FORK):
+        with self._counting:
+            for layer in layers:
                 self._held[layer] -= 1
                 if not self._held[layer]:
                     del self._held[layer]
-                    unused.append(layer)
+                    if layer.startswith(FORK):
+                        unused.append(layer)
         if unused:
             kept = self._used()
             for layer in unused:
@@ -206,8 +260,7 @@ class ImageStore:
 
     def _used(self) -> set[str]:
         """The layers of all images."""
-        images = (json.loads(path.read_text()) for path in self._names.glob("*.json"))
-        return {layer for image in images for layer in image["layers"]}
+        return {layer for image in self._stored() for layer in image.layers}
 
     def _path(self, name: str) -> Path:
         return self._names / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
@@ -217,6 +270,12 @@ def check_name(name: str) -> None:
     """Raise RequestInvalid for a name that cannot be given to an image."""
     if name == HOST or not name or name != name.strip() or any(ord(letter) < 33 for letter in name):
         raise RequestInvalid(f"`{name}` cannot be the name of an image; use `repository:tag`")
+
+
+def check_layers(name: str, layers: Sequence[str]) -> None:
+    """Raise RequestInvalid for more of them than can be mounted."""
+    if len(layers) > MAX_LAYERS:
+        raise RequestInvalid(f"image {name} has more than {MAX_LAYERS} layers")
 
 
 def tree_size(directory: Path) -> int:

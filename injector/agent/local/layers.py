@@ -10,9 +10,11 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 import tarfile
+import zlib
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.kernel import open_beneath
@@ -26,15 +28,35 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
+class Room:
+    """Bytes that the layers of one image may still take."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+
+    def take(self, size: int) -> None:
+        """Raises RequestInvalid (`image_too_large`)."""
+        self._left -= size
+        if self._left < 0:
+            raise RequestInvalid(
+                f"the image has more than {self._limit} bytes: raise ORCHARD_IMAGE_LIMIT, or "
+                "use a smaller one",
+                reason="image_too_large",
+            )
+
+
 class _Hashing:
     """A stream read through a hash."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: IO[bytes], room: Room | None = None) -> None:
         self._source = source
+        self._room = room
         self._hash = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
         data = self._source.read(size)
+        if self._room is not None:
+            self._room.take(len(data))
         self._hash.update(data)
         return data
 
@@ -45,36 +67,59 @@ class _Hashing:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str) -> None:
-    """Unpack the layer `blob` (tar or gzipped tar) into the new directory `target`.
+def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, room: Room) -> None:
+    """Unpack the layer `blob` (a tar, plain or compressed by gzip or zstd) into the new directory `target`.
 
     `digest` is of the blob, where its format states one, `diff_id` of the tar. Raises RequestInvalid when
-    they do not match, for zstd, and for members that lead out of the image.
+    they do not match, for members that lead out of the image, and for more than there is `room` for.
     """
     raw = _Hashing(blob)
     magic = blob.read(4)
     blob.seek(0)
-    if magic == _ZSTD:
-        raise RequestInvalid(
-            "a layer is compressed with zstd; convert the image with "
-            "`skopeo copy --dest-compress-format gzip oci-archive:old.tar oci-archive:new.tar`"
-        )
-    plain = _Hashing(gzip.GzipFile(fileobj=raw) if magic[:2] == _GZIP else raw)  # type: ignore[arg-type, call-overload]
+    plain = _Hashing(_decompressed(raw, magic), room)
     target.mkdir(mode=0o755)
     root = os.open(target, _DIRECTORY | os.O_CLOEXEC)
     try:
         with tarfile.open(fileobj=plain, mode="r|") as archive:  # type: ignore[call-overload]
             for member in archive:
+                if member.issparse():  # its holes are no bytes of the archive
+                    room.take(member.size)
                 _place(archive, member, root)
         found = plain.rest()
         if found != diff_id:
             raise RequestInvalid(f"a layer is not what the image says: {found} in place of {diff_id}")
         if digest is not None and (found := raw.rest()) != digest:
             raise RequestInvalid(f"a layer is not what the image says: {found} in place of {digest}")
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
         raise RequestInvalid(f"a layer is no tar archive or is cut short: {error}") from error
     finally:
         os.close(root)
+
+
+def _decompressed(source: _Hashing, magic: bytes) -> IO[bytes]:
+    stream: Any = source
+    if magic[:2] == _GZIP:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    return _unzstd(stream) if magic == _ZSTD else stream
+
+
+def _unzstd(stream: Any) -> IO[bytes]:
+    # Not of the standard library before Python 3.14, and only here: the agent of a Pod has no images.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+
+    class Reading(zstd.ZstdFile):
+        """As GzipFile, errors too."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            try:
+                return super().read(size)
+            except zstd.ZstdError as error:
+                raise EOFError(error) from error
+
+    return cast(IO[bytes], Reading(stream))
 
 
 def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> None:

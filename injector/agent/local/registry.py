@@ -1,0 +1,316 @@
+"""A registry's HTTP (OCI distribution), as far as a pull needs it: logging in, manifests, blobs.
+
+Everything that comes is checked against the digest and the size by which it was asked for. Credentials go to
+the registry and to where it says that tokens are given; not to where it redirects to.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
+from orchard.injector.agent.local.reach import REFUSED, Reach, local
+from orchard.injector.agent.local.references import DIGEST, Reference
+
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+DOCUMENT_LIMIT = 8 * 1024 * 1024
+"""Bytes of a manifest, a configuration or a token's answer."""
+PIECE = 1 << 20
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 5
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_PASSING = (408, 429, 500, 502, 503, 504)
+"""Statuses that may be others the next time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """Of one registry. They are in no log and no error."""
+
+    username: str
+    password: str
+
+    @property
+    def basic(self) -> str:
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+    def __repr__(self) -> str:
+        return "Credentials(...)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """With a registry that fails: tries in a row without progress, and the first pause, in seconds."""
+
+    tries: int = 6
+    pause: float = 0.5
+    silence: float = 60.0
+    """Seconds without a byte after which a connection is given up."""
+
+
+class RegistryUnavailable(AgentError):
+    """The registry did not answer, or not as a registry does, however often it was asked."""
+
+    status = 502
+    reason = "registry_unavailable"
+
+
+class _Again(Exception):
+    """It may work at the next try."""
+
+
+class Registry:
+    """One image's registry; an asynchronous context manager."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        credentials: Credentials | None = None,
+        *,
+        plain_http: bool = False,
+        public_only: bool = False,
+        patience: Patience | None = None,
+    ) -> None:
+        """Plain http is spoken to this machine, and with `plain_http` to others; see Reach for the rest."""
+        self._reference = reference
+        self._credentials = credentials
+        self._patience = patience or Patience()
+        https = URL(f"https://{reference.address}")
+        self._base = https
+        if plain_http or local(https.host or ""):
+            self._base = URL(f"http://{reference.address}")
+        self._reach = Reach(self._base, public_only=public_only)
+        self._authorization: str | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=self._reach),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity", "User-Agent": "orchard"},
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=self._patience.silence, sock_read=self._patience.silence
+            ),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def manifest(self, name: str) -> tuple[bytes, str]:
+        """The manifest of a tag or digest, and its digest. Raises what `blob` raises."""
+
+        async def attempt() -> bytes:
+            async with self._opened(f"manifests/{name}", {"Accept": ", ".join(MANIFESTS)}) as reply:
+                return await _document(reply, f"the manifest {name}")
+
+        data = await self._patiently(attempt)
+        digest = _digest(data)
+        if DIGEST.fullmatch(name) and name != digest:
+            raise _refused(f"{self._reference.registry} answers {digest} where {name} was asked for")
+        return data, digest
+
+    async def blob(self, digest: str, size: int, target: Path) -> None:
+        """Write a blob to the new file `target`, going on where a connection broke.
+
+        Raises NotFound (`image_missing`), RequestInvalid (`registry_denied`; `image_refused`: it is not what
+        it should be) and RegistryUnavailable.
+        """
+        with target.open("xb") as file:
+            found = hashlib.sha256()
+            resumed = False
+
+            def restart() -> None:
+                nonlocal found, resumed
+                file.seek(0)
+                file.truncate()
+                found, resumed = hashlib.sha256(), False
+
+            async def attempt() -> None:
+                nonlocal resumed
+                have = file.tell()
+                asked = {"Range": f"bytes={have}-"} if have else {}
+                async with self._opened(f"blobs/{digest}", asked) as reply:
+                    if have and reply.status == 206:
+                        if not reply.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+                            restart()
+                            raise _Again("its ranges are not those that were asked for")
+                        resumed = True
+                    elif have:
+                        restart()
+                    async for piece in reply.content.iter_chunked(PIECE):
+                        if file.tell() + len(piece) > size:
+                            raise self._wrong(f"sends more than the {size} bytes of {digest}")
+                        found.update(piece)
+                        file.write(piece)
+                if file.tell() < size:
+                    raise _Again(f"{digest} ended after {file.tell()} of {size} bytes")
+                if found.hexdigest() != digest.removeprefix("sha256:"):
+                    if not resumed:
+                        raise self._wrong(f"sends sha256:{found.hexdigest()} for {digest}")
+                    restart()
+                    raise _Again(f"the parts of {digest} do not make it")
+
+            await self._patiently(attempt, file.tell)
+
+    def _wrong(self, how: str) -> RequestInvalid:
+        return _refused(f"{self._reference.registry} {how}")
+
+    async def _patiently(
+        self, attempt: Callable[[], Awaitable[T]], progress: Callable[[], int] = lambda: 0
+    ) -> T:
+        left, pause = self._patience.tries, self._patience.pause
+        while True:
+            before = progress()
+            try:
+                return await attempt()
+            except (_Again, aiohttp.ClientError, OSError, TimeoutError) as error:
+                # A megabyte at least: else a registry could keep us with a byte each time.
+                if progress() - before >= PIECE:
+                    left, pause = self._patience.tries, self._patience.pause
+                left -= 1
+                if left <= 0:
+                    why = str(error) or "it is silent"
+                    raise RegistryUnavailable(
+                        f"the registry {self._reference.registry} does not give {self._reference.repository} "
+                        f"({why}): try again later"
+                    ) from error
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    @asynccontextmanager
+    async def _opened(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A good answer of the registry about the image, or of where it redirects to."""
+        url = self._base / "v2" / self._reference.repository / path
+        for logged_in in (False, True):
+            reply = await self._followed(url, headers)
+            async with reply:
+                if reply.status in (200, 206):
+                    yield reply
+                    return
+                if reply.status == 401 and not logged_in:
+                    await self._log_in(reply.headers.getall("WWW-Authenticate", []))
+                    continue
+                self._explain(reply.status)
+
+    def _explain(self, status: int) -> None:
+        registry, image = self._reference.registry, self._reference.repository
+        if status == 404:
+            raise NotFound(
+                f"the registry {registry} has no image {image} of this tag or digest, or lacks a part of it",
+                reason="image_missing",
+            )
+        if status in (401, 403):
+            how = "with these credentials" if self._credentials else "without credentials"
+            raise _denied(f"{registry} does not give {image} {how}: it is private, or there is none")
+        if status in _PASSING:
+            raise _Again(f"it answers {status}")
+        raise RegistryUnavailable(f"the registry {registry} answers {status} for {image}")
+
+    async def _followed(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        for _ in range(_MOST_REDIRECTS):
+            reply = await self._get(url, headers, self._authorization if self._ours(url) else None)
+            if reply.status not in _REDIRECTS:
+                return reply
+            reply.release()
+            url = self._joined(url, reply.headers.get("Location", ""))
+        raise self._wrong("redirects without end")
+
+    def _joined(self, url: URL, text: str) -> URL:
+        try:
+            return url.join(URL(text))
+        except ValueError as error:
+            raise self._wrong(f"names `{text[:100]}`, which is no URL") from error
+
+    def _ours(self, url: URL) -> bool:
+        return (url.scheme, url.host, url.port) == (self._base.scheme, self._base.host, self._base.port)
+
+    async def _get(
+        self, url: URL, headers: Mapping[str, str], authorization: str | None
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "the registry is not open"
+        self._reach.check(url)
+        own = {} if authorization is None else {"Authorization": authorization}
+        return await self._session.get(url.with_user(None), headers={**headers, **own}, allow_redirects=False)
+
+    async def _log_in(self, challenges: list[str]) -> None:
+        """Get what the registry wants to be shown."""
+        registry = self._reference.registry
+        kinds = {text.partition(" ")[0].lower(): dict(_PARAMETER.findall(text)) for text in challenges}
+        if "bearer" in kinds:
+            self._authorization = f"Bearer {await self._token(kinds['bearer'])}"
+        elif "basic" in kinds and self._credentials is not None:
+            self._authorization = self._credentials.basic
+        elif "basic" in kinds:
+            raise _denied(f"{registry} gives nothing without credentials")
+        else:
+            raise _denied(f"{registry} wants to be shown neither a token nor a password")
+
+    async def _token(self, asked: Mapping[str, str]) -> str:
+        registry = self._reference.registry
+        realm = self._joined(self._base, asked.get("realm", ""))
+        query = {"scope": f"repository:{self._reference.repository}:pull"}
+        if "service" in asked:
+            query["service"] = asked["service"]
+        basic = None if self._credentials is None else self._credentials.basic
+        async with await self._get(realm.update_query(query), {}, basic) as reply:
+            if reply.status in _PASSING:
+                raise _Again(f"it answers {reply.status} to a request for a token")
+            if reply.status != 200:
+                how = "these credentials" if self._credentials else "a request without credentials"
+                raise _denied(f"{registry} gives no token to {how} ({reply.status})")
+            said = _object(await _document(reply, "the token"), f"{registry}: the token")
+        token = said.get("token") or said.get("access_token")
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise self._wrong("gives no token where it says that it does")
+        return token
+
+
+async def _document(reply: aiohttp.ClientResponse, what: str) -> bytes:
+    data = bytearray()
+    async for piece in reply.content.iter_any():
+        data += piece
+        if len(data) > DOCUMENT_LIMIT:
+            raise _refused(f"{reply.url.host} sends more than {DOCUMENT_LIMIT} bytes as {what}")
+    return bytes(data)
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _refused(f"{what} is not JSON") from error
+    if not isinstance(found, dict):
+        raise _refused(f"{what} is no JSON object")
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _refused(what: str) -> RequestInvalid:
+    return RequestInvalid(what, reason=REFUSED)
+
+
+def _denied(what: str) -> RequestInvalid:
+    return RequestInvalid(f"{what}: give the right user and password", reason="registry_denied")

@@ -1,0 +1,41 @@
+"""The operations on images: passed on to the agent that keeps them, with whose they are."""
+
+from typing import Any
+
+from aiohttp import web
+
+from orchard.injector import operations
+from orchard.injector.backend import Backend
+from orchard.injector.operations import Operation
+from orchard.injector.orchestrator.deadlines import arriving
+from orchard.injector.orchestrator.keys import Keys
+from orchard.injector.orchestrator.refusals import Invalid
+from orchard.injector.orchestrator.replies import KEY_NAME, Handler, json_reply
+from orchard.injector.orchestrator.requests import decoded
+
+OPERATIONS = (
+    operations.IMAGES,
+    operations.PULL_IMAGE,
+    operations.IMPORT_IMAGE,
+    operations.DELETE_IMAGE,
+)
+
+
+def handler(backend: Backend, keys: Keys, operation: Operation) -> Handler:
+    """Of one of OPERATIONS. A key that is kept to its own is the `owner` of what it brings."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        agent = backend.images()
+        asked = {"owner": request[KEY_NAME]} if keys.owns(request[KEY_NAME]) else {}
+        for one in operation.parameters:
+            if not request.query.get(one.name):
+                raise Invalid(["query", one.name], f"the query needs `{one.name}`", "missing")
+            asked[one.name] = request.query[one.name]
+        body: Any = arriving(request) if operation.request_media else None
+        if operation.request is not None:
+            body = await decoded(request, operation.request)
+        return json_reply(
+            await agent.call(operation.reply, operation.method, operation.path, body=body, params=asked)
+        )
+
+    return handle

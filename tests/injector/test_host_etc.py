@@ -1,0 +1,95 @@
+"""What the image `host` has of /etc: what programs need of the distribution, nothing of this machine."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from orchard.injector.agent.local.distribution import unchanged
+from orchard.injector.client import AsyncSandbox
+
+SECRET = [
+    "shadow",
+    "shadow-",
+    "gshadow",
+    "passwd-",
+    "group-",
+    "subuid",
+    "machine-id",
+    "hostname",
+    "fstab",
+    "mtab",
+    "pip.conf",
+    "npmrc",
+    "gitconfig",
+    "environment",
+    "ssh",
+    "ssl/private",
+    "sudoers",
+    "sudoers.d",
+    "apt",
+    "cron.d",
+    "pam.d",
+    "docker",
+    "containers/auth.json",
+    "krb5.keytab",
+    "netrc",
+    "wireguard",
+    "letsencrypt",
+    "kubernetes",
+    "NetworkManager/system-connections",
+    "postgresql",
+]
+"""Below /etc: passwords, keys, tokens, addresses, and how the machine is run."""
+
+
+def test_only_what_nobody_changed_is_shown(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    contents = {"chromium.d/default-flags": b"flags", "app/token.conf": b"shipped", "ssh/ssh_config": b"ssh"}
+    lines = []
+    for name, content in contents.items():
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_bytes(content)
+        lines.append(f" /etc/{name} {hashlib.md5(content).hexdigest()}")
+    for name in ("private", "link", "linked/inside"):
+        lines.append(f" /etc/{name} {hashlib.md5(b'x').hexdigest()}")
+    lines += [
+        f" /etc/../outside {hashlib.md5(b'x').hexdigest()}",
+        " /etc/missing " + "0" * 32,
+        " /etc/bad newconffile",
+    ]
+    (tmp_path / "outside").write_bytes(b"x")
+    (etc / "private").write_bytes(b"x")
+    (etc / "private").chmod(0o600)
+    (etc / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/inside").write_bytes(b"x")
+    (etc / "linked").symlink_to(tmp_path / "elsewhere")
+    status = tmp_path / "status"
+    status.write_text("Package: x\nConffiles:\n" + "\n".join(lines) + "\n")
+    (etc / "app/token.conf").write_bytes(b"shipped, and a token")
+    assert [str(path) for path in unchanged(status, tmp_path)] == ["chromium.d/default-flags"]
+    assert list(unchanged(tmp_path / "none", tmp_path)) == []
+
+
+async def test_secrets_of_the_machine_are_not_in_a_sandbox(sandbox: AsyncSandbox) -> None:
+    found = await sandbox.exec(["ls", "-d", *(f"/etc/{name}" for name in SECRET)])
+    assert found.stdout == ""
+
+
+async def test_what_packages_ship_is_there(sandbox: AsyncSandbox) -> None:
+    shipped = sorted(unchanged())
+    if not shipped:
+        pytest.fail("this machine has no dpkg: the tests need Debian")
+    found = await sandbox.exec(["sha256sum", *(f"/etc/{path}" for path in shipped)])
+    sums = {line.split("  ")[1]: line.split("  ")[0] for line in found.stdout.splitlines()}
+    assert sums == {
+        f"/etc/{path}": hashlib.sha256((Path("/etc") / path).read_bytes()).hexdigest() for path in shipped
+    }
+
+
+async def test_debians_wrapper_of_a_browser_finds_its_settings(sandbox: AsyncSandbox) -> None:
+    """The wrapper reads every file of /etc/chromium.d, and fails where there is none."""
+    had = Path("/etc/chromium.d").is_dir()
+    found = await sandbox.exec("cat /etc/chromium.d/*")
+    assert (found.exit_code == 0) == had
