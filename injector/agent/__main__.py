@@ -16,7 +16,7 @@ from orchard.injector.agent.local import user_namespace
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
 STOP_TIMEOUT = 60.0
-"""Seconds that `--stop` waits for the agent to delete its sandboxes, or a new agent for a killed one's end."""
+"""Seconds: `--stop` waits for an agent to delete its sandboxes, a new agent for a killed one to end."""
 
 
 def main() -> int:
