@@ -7,6 +7,7 @@ longer than emptying it. Run as `python -m tests.benchmarks.bench_ingest [--roll
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from orchard.storage.allocation import save_memory
+from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
 from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
 from orchard.storage.writer import Writer
@@ -70,7 +71,9 @@ async def measure(place: Path, plan: Plan) -> None:
             events = await fill_stream(plan, connection, store)
             megabytes = (await connection.jetstream.stream_info(names.EVENTS)).state.bytes / 1e6
         command = [sys.executable, "-m", "tests.benchmarks.bench_ingest", "--writer", server.url, store]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=os.environ | ARROW_ALLOCATOR, stdout=subprocess.PIPE
+        )
         output, _ = await process.communicate()
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)

@@ -32,6 +32,17 @@ QUERIES = {
     "(select rollout_id from rollouts order by rollout_id limit 1)",
 }
 
+COMMAND = """
+import pathlib, sys
+from orchard.__main__ import main
+try:
+    main()
+finally:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    pathlib.Path(sys.stdin.readline()).write_text(next(x.split()[1] for x in lines if x.startswith("VmHWM:")))
+"""
+"""The command line, which then says its peak memory: `ru_maxrss` is at least what the parent had."""
+
 
 class Cost(NamedTuple):
     """Of one command."""
@@ -52,16 +63,21 @@ def tell(name: str, value: float, unit: str, **more: object) -> None:
 def orchard(environment: dict[str, str], *words: str) -> Cost:
     """One command of the command line. Raises RuntimeError with what it said where it fails."""
     began = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-m", "orchard", *words]
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
+    with tempfile.TemporaryFile() as said, tempfile.NamedTemporaryFile() as peak:
+        command = [sys.executable, "-c", COMMAND, *words]
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=said, stderr=said
+        )
+        assert process.stdin is not None
+        process.stdin.write(peak.name.encode())
+        process.stdin.close()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         took = time.perf_counter() - began
         if status:
             said.seek(0)
             raise RuntimeError(f"orchard {' '.join(words)}: {said.read().decode()[-2000:]}")
-    return Cost(took, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+        return Cost(took, used.ru_utime + used.ru_stime, int(Path(peak.name).read_text()) / 1024)
 
 
 async def measured(environment: dict[str, str], name: str, *words: str) -> None:

@@ -37,7 +37,7 @@ from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.schemas.subjects import done_subject
-from orchard.storage.allocation import save_memory
+from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
 from orchard.storage.delta import Table
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
@@ -216,7 +216,9 @@ async def measure_stream(place: Path) -> None:
 async def measure_child(what: str, url: str, store: str) -> dict[str, float]:
     """Run one contender in a fresh process."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.benchmarks.bench_storage", what, url, store, stdout=subprocess.PIPE
+        *(sys.executable, "-m", "tests.benchmarks.bench_storage", what, url, store),
+        env=os.environ | (ARROW_ALLOCATOR if what == "writer" else {}),
+        stdout=subprocess.PIPE,
     )
     output, _ = await process.communicate()
     if process.returncode:

@@ -1,13 +1,16 @@
 """The writer's process stays under 400 MiB, whatever waits in the stream."""
 
 import asyncio
+import os
 import random
 import string
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from orchard.storage.allocation import ARROW_ALLOCATOR
 from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
@@ -25,7 +28,9 @@ async def _drained(store: str, server: EmbeddedServer) -> tuple[int, int]:
     """Peak MiB of a process that writes everything, and the events it wrote."""
     script = Path(__file__).with_name("drain_process.py")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, script, store, server.url, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, script, store, server.url),
+        env=os.environ | ARROW_ALLOCATOR,
+        stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
     assert process.returncode == 0
@@ -33,6 +38,21 @@ async def _drained(store: str, server: EmbeddedServer) -> tuple[int, int]:
     with open_tables(store) as tables:
         [(count,)] = tables.sql("select count(*) from events").fetchall()
     return int(output), count
+
+
+def test_the_command_line_leaves_all_of_arrows_memory_to_the_c_library() -> None:
+    command = """
+import contextlib, sys
+from orchard.__main__ import main
+with contextlib.suppress(SystemExit):
+    main()
+import pyarrow
+sys.stderr.write(pyarrow.default_memory_pool().backend_name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "system"
 
 
 @pytest.mark.slow
