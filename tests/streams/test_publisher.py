@@ -166,6 +166,14 @@ async def test_a_server_without_room_is_one_clear_sentence(
             await Publisher(small).events([make_fact(number) for number in range(1000)])
 
 
+def _stands_still(pid: int) -> bool:
+    """A thread may run on for a moment after the process is told to stop."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return set(states) == {"T"}
+
+
 async def test_a_server_that_stores_nothing_any_more_is_one_clear_sentence(
     server: EmbeddedServer,
     connection: Connection,
@@ -176,6 +184,8 @@ async def test_a_server_that_stores_nothing_any_more_is_one_clear_sentence(
     monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.1)
     monkeypatch.setattr("orchard.streams.publish.STALL_GRACE", 0.3)
     os.kill(server.pid, signal.SIGSTOP)
+    while not _stands_still(server.pid):
+        await asyncio.sleep(0.01)
     try:
         with pytest.raises(StoreRefused, match="look for a full disk"):
             await Publisher(connection).event(make_fact(1))
