@@ -9,7 +9,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "harbor is missing: pip install 'orchard-pipeline[harbor]', on Python 3.12 or later",
         name=error.name,
-        name=error.name,
     ) from error
 
 from orchard.injector.client import AsyncSandboxClient
