@@ -20,7 +20,8 @@ from typing import Literal
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge, SandboxRequestInvalid
-from orchard.injector.sandbox import DEFAULT_TIMEOUT, WORKSPACE, AsyncSandbox
+from orchard.injector.sandbox import DEFAULT_TIMEOUT, AsyncSandbox
+from orchard.injector.sandbox_files import WORKSPACE
 
 
 @sandboxenv(name="orchard")

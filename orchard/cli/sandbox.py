@@ -24,7 +24,7 @@ def mcp(
 
     The service is that of `--sandbox` or SANDBOX_BASE_URL. For example:
 
-        orchard --sandbox http://127.0.0.1:8000 sandbox mcp --image python:3.12
+        orchard sandbox mcp --image python:3.12
     """
     from orchard.adapters.mcp_server import server  # its package is an extra
 
