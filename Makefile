@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
+.PHONY: quickstart test test-all test-adapters test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -30,6 +30,9 @@ demo-rl: $(LEARNING) debian  ## reinforcement learning from there, with real tes
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
+
+test-adapters: $(STAMP) debian  ## adapters with the real packages, each in an environment of its own; ARGS="mcp"
+	$(BIN)/python -m tests.adapters.run $(ARGS)
 
 kubernetes-binaries: $(STAMP) debian  ## what that node is made of; about 5 minutes, once
 	$(BIN)/python -m tests.kubernetes.run --build

@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "tasks": ("tasks", "Where tasks come from, and whether they can be trusted."),
     "images": ("images", "Images of local sandboxes."),
+    "sandbox": ("sandbox", "Sandboxes for other programs."),
     "store": ("store", "The tables: checked, compacted, made again from the log."),
     "dead": ("dead", "Requests that nobody could finish, with their evidence."),
     "log": ("log", "The event log: its size, its archive, and both verified."),

@@ -66,6 +66,7 @@ def test_nothing_but_orchard_is_installed(installed: Installed) -> None:
     inside = installed.packages / "orchard"
     assert {path.name for path in inside.iterdir() if path.is_dir()} == {
         *ROOMS,
+        "adapters",
         "cli",
         "processes",
         "reference",

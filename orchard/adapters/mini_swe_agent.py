@@ -1,0 +1,83 @@
+"""An environment for mini-swe-agent: `orchard.adapters.mini_swe_agent.OrchardEnvironment`."""
+
+import platform
+from typing import Any
+
+try:
+    from minisweagent.exceptions import Submitted
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "mini-swe-agent is missing: pip install 'orchard-pipeline[mini-swe-agent]'", name=error.name
+    ) from error
+
+import msgspec
+
+from orchard.injector.blocking import SandboxClient
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What a command prints first that ends the task; the rest is the submission."""
+
+
+class OrchardEnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `environment:` of the agent's configuration may have."""
+
+    image: str
+    cwd: str = "/workspace"
+    env: dict[str, str] = {}
+    timeout: float = 30.0
+    """Seconds of one command."""
+    block_network: bool = True
+    cpu: str | None = None
+    memory: str | None = None
+    base_url: str | None = None
+    """Of the service; None: SANDBOX_BASE_URL, and the key from SANDBOX_API_KEY."""
+
+
+class OrchardEnvironment:
+    """One sandbox, for as long as the object is there or until `cleanup`."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = msgspec.convert(config, OrchardEnvironmentConfig)
+        self._client = SandboxClient(self.config.base_url)
+        self._sandbox = self._client.create_sandbox(
+            self.config.image,
+            self.config.block_network,
+            cpu=self.config.cpu,
+            memory=self.config.memory,
+            env=self.config.env,
+        )
+
+    def execute(
+        self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Run a command; raises Submitted when it says that the task is done. A dead sandbox is an error."""
+        job = self._sandbox.exec(
+            str(action.get("command", "")),
+            timeout or self.config.timeout,
+            cwd or self.config.cwd,
+            login_shell=True,
+            merge_output=True,
+        )
+        said = job.error or ""
+        output = {"output": job.stdout, "returncode": job.exit_code, "exception_info": said}
+        first, _, rest = job.stdout.lstrip().partition("\n")
+        if first.strip() == SUBMIT and job.succeeded:
+            extra = {"exit_status": "Submitted", "submission": rest}
+            raise Submitted({"role": "exit", "content": rest, "extra": extra})
+        return output
+
+    def get_template_vars(self, **variables: Any) -> dict[str, Any]:
+        """For the agent's prompts."""
+        return {**self._shown(), **platform.uname()._asdict(), **variables}
+
+    def serialize(self) -> dict[str, Any]:
+        """For the trajectory: without values of variables, which may be secrets."""
+        kind = f"{type(self).__module__}.{type(self).__name__}"
+        return {"info": {"config": {"environment": self._shown(), "environment_type": kind}}}
+
+    def cleanup(self) -> None:
+        """Delete the sandbox. May be called again."""
+        self._client.close()
+
+    def _shown(self) -> dict[str, Any]:
+        return {**msgspec.to_builtins(self.config), "env": sorted(self.config.env)}

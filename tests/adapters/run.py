@@ -1,0 +1,78 @@
+"""`make test-adapters`: each adapter with the real package it is for, in a virtual environment of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.injector.conftest import Service
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / ".venv" / "adapters"
+PYTEST = ("-q", "-rxX", "-p", "no:cacheprovider", "--noconftest", "--import-mode=importlib", "-c", os.devnull)
+
+
+class Adapter(NamedTuple):
+    """What is tested, and with what."""
+
+    requirement: str
+    tests: str
+    python: str = sys.executable
+
+
+ADAPTERS = {
+    "mini-swe-agent": Adapter("mini-swe-agent>=2.4,<3", "mini.py"),
+    "inspect": Adapter("inspect_ai>=0.3.285", "inspect_suite.py"),
+    "mcp": Adapter("mcp>=2.3,<3", "mcp_stdio.py"),
+    "harbor": Adapter("harbor>=0.24,<1", "harbor_trial.py", "python3.12"),
+}
+
+
+def main() -> int:
+    """Run those named, or all; says what it skips. Returns 1 when a test failed."""
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="orchard-adapters-") as place:
+        service = Service(Path(place) / "state")
+        try:
+            for name in sys.argv[1:] or ADAPTERS:
+                adapter = ADAPTERS[name]
+                python = _python(name, adapter)
+                if python is None:
+                    print(f"skipped: {name} needs {adapter.python} on the PATH", flush=True)
+                elif not _passes(python, adapter, service.url):
+                    failed.append(name)
+        finally:
+            service.stop()
+    print(f"failed: {', '.join(failed)}" if failed else "no adapter failed")
+    return bool(failed)
+
+
+def _python(name: str, adapter: Adapter) -> Path | None:
+    """Of the environment, made where it is missing; None without the Python that it needs."""
+    made = ENVIRONMENTS / name
+    python = made / "bin" / "python"
+    if not (made / ".installed").exists():
+        base = shutil.which(adapter.python)
+        if base is None or subprocess.run([base, "--version"], capture_output=True).returncode:
+            return None
+        subprocess.run([base, "-m", "venv", "--clear", made], check=True)
+        tools = ("aiohttp", "msgspec", "pytest", "pytest-asyncio")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", adapter.requirement, *tools], check=True)
+        (made / ".installed").touch()
+    return python
+
+
+def _passes(python: Path, adapter: Adapter, url: str) -> bool:
+    silent = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"}
+    env = {**os.environ, **silent, "SANDBOX_BASE_URL": url, "PYTHONPATH": str(ROOT)}
+    path = Path(__file__).with_name(adapter.tests)
+    with tempfile.TemporaryDirectory(prefix="orchard-adapters-") as place:
+        options = (*PYTEST, "-o", "asyncio_mode=auto", "--rootdir", place)
+        return not subprocess.run([python, "-m", "pytest", *options, path], env=env, cwd=place).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
