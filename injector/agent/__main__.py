@@ -67,6 +67,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(state: Path, options: argparse.Namespace) -> int:
+    _close_inherited(options.ready_fd)
     lock = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + STOP_TIMEOUT
     while not _locked(lock):
@@ -114,6 +115,16 @@ def _run(state: Path, options: argparse.Namespace) -> int:
             ready,
         )
     )
+
+
+def _close_inherited(kept: int | None) -> None:
+    """What whoever started us had open: its pipes must not last as long as we do, and commands find theirs by
+    number."""
+    first = 3
+    if kept is not None:
+        os.closerange(first, kept)
+        first = kept + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _bytes(text: str) -> int:

@@ -56,11 +56,11 @@ async def test_sandboxes_do_not_see_each_other(client: AsyncSandboxClient) -> No
     assert "mine" not in found.stdout and "sleep 1007" not in found.stdout
 
 
-async def test_a_missing_image_ends_the_wait_at_once_and_says_how_to_import_it(
+async def test_a_missing_image_ends_the_wait_at_once_and_says_how_to_fetch_it(
     client: AsyncSandboxClient,
 ) -> None:
     async with asyncio.timeout(60):
-        with pytest.raises(SandboxFailed, match="--import-image") as failed:
+        with pytest.raises(SandboxFailed, match="orchard images pull no/such:image") as failed:
             await client.create_sandbox("no/such:image", timeout=3600, labels={"of": "nothing"})
     assert failed.value.reason == "image_missing"
     assert await client.list_sandboxes({"of": "nothing"}) == []

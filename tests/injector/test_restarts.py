@@ -1,6 +1,7 @@
 """Whatever dies: no sandbox and no job is lost with the orchestrator, none is left behind by the agent."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from orchard.injector.errors import SandboxFailed, SandboxUnavailable
+from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job
+from tests.injector.direct import Direct
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -99,6 +102,27 @@ def test_a_second_agent_on_the_same_state_is_refused(own_service: "Service") -> 
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "another agent runs" in done.stderr
+
+
+async def test_what_its_starter_had_open_is_not_open_in_an_agent(tmp_path: Path) -> None:
+    """As a shell leaves it: its pipe ends when it does, and commands find their descriptors."""
+    state, (reader, writer), (ended, pipe) = tmp_path / "state", os.pipe(), os.pipe()
+    high = fcntl.fcntl(pipe, fcntl.F_DUPFD, 200)
+    line = [sys.executable, "-m", "orchard.injector.agent", "--state", str(state), "--ready-fd", str(writer)]
+    agent = await asyncio.create_subprocess_exec(*line, pass_fds=(writer, pipe, high))
+    for one in (writer, pipe, high):
+        os.close(one)
+    assert os.read(reader, 1) == b"1"
+    assert os.read(ended, 1) == b""
+    backend = Direct(state, start_agent=False)
+    await backend.open()
+    name = (await backend.create(CreateSandbox(image="host"), None)).sandbox_id
+    assert (await backend.wait(name, 60)).ready
+    job = await backend.exec(name, ExecRequest(command="echo here", wait=True))
+    assert isinstance(job, Job) and job.stdout == "here\n"
+    await backend.close()
+    agent.terminate()
+    assert await agent.wait() == 0
 
 
 HOLDER = """
