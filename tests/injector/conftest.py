@@ -276,3 +276,33 @@ def busybox() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="pod-test-") as place:
         Path(place).chmod(0o755)
         yield busybox_root(Path(place) / "root")
+
+
+ONE, TWO, ADMIN = "key-of-one", "key-of-two", "key-of-the-admin"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of two keys and an admin's."""
+    keys = {"SANDBOX_API_KEY": f"{ONE},{TWO}", "SANDBOX_ADMIN_KEYS": ADMIN}
+    running = Service(tmp_path_factory.mktemp("shared") / "state", env=keys)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+async def one(shared: Service) -> AsyncIterator[AsyncSandboxClient]:
+    async with shared.client(api_key=ONE) as made:
+        yield made
+
+
+@pytest.fixture
+async def two(shared: Service) -> AsyncIterator[AsyncSandboxClient]:
+    async with shared.client(api_key=TWO) as made:
+        yield made
+
+
+@pytest.fixture
+async def admin(shared: Service) -> AsyncIterator[AsyncSandboxClient]:
+    async with shared.client(api_key=ADMIN) as made:
+        yield made

@@ -1,6 +1,5 @@
 """Images over the service: who may bring, see and delete which."""
 
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,40 +15,14 @@ from orchard.injector.errors import (
 )
 from orchard.injector.kubernetes.backend import KubernetesBackend
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from tests.injector.conftest import ADMIN
 from tests.injector.registry import Registry
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
 
 pytestmark = pytest.mark.needs_root("layers have owners")
-ONE, TWO, ADMIN = "key-of-one", "key-of-two", "key-of-the-admin"
 PASSWORD = "a-password-to-look-for"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Service]") -> Iterator["Service"]:
-    keys = {"SANDBOX_API_KEY": f"{ONE},{TWO}", "SANDBOX_ADMIN_KEYS": ADMIN}
-    running = start_service(tmp_path_factory.mktemp("images") / "state", env=keys)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-async def one(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=ONE) as made:
-        yield made
-
-
-@pytest.fixture
-async def two(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=TWO) as made:
-        yield made
-
-
-@pytest.fixture
-async def admin(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=ADMIN) as made:
-        yield made
 
 
 async def names(client: AsyncSandboxClient) -> set[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -16,37 +15,10 @@ from orchard.injector.operations import OPERATIONS
 from orchard.injector.orchestrator import deadlines
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
+from tests.injector.conftest import ADMIN, ONE, TWO
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
-
-ONE, TWO, ADMIN = "key-of-one", "key-of-two", "key-of-the-admin"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Service]") -> Iterator["Service"]:
-    keys = {"SANDBOX_API_KEY": f"{ONE},{TWO}", "SANDBOX_ADMIN_KEYS": ADMIN}
-    running = start_service(tmp_path_factory.mktemp("owners") / "state", env=keys)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-async def one(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=ONE) as made:
-        yield made
-
-
-@pytest.fixture
-async def two(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=TWO) as made:
-        yield made
-
-
-@pytest.fixture
-async def admin(shared: "Service") -> AsyncIterator[AsyncSandboxClient]:
-    async with shared.client(api_key=ADMIN) as made:
-        yield made
 
 
 async def test_every_route_of_anothers_sandbox_says_that_it_is_not_there(

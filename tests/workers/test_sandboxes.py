@@ -122,31 +122,35 @@ async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Even
         await runner.cleanup()
 
 
+async def cancelled(factory: SandboxFactory, begun: asyncio.Event, answer: asyncio.Event) -> None:
+    """Open a sandbox, cancel that when it has `begun`, and let the service `answer`."""
+
+    async def use() -> None:
+        async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
+            raise AssertionError("cancelled before")
+
+    using = asyncio.create_task(use())
+    await asyncio.wait_for(begun.wait(), 60)
+    using.cancel()
+    answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+
+
 async def test_cancelled_while_the_service_makes_it_a_sandbox_is_deleted(service: Service) -> None:
     events: list[Any] = []
 
     async def publish(data: Any) -> None:
         events.append(data)
 
+    labels = {"of": "cancelled"}
     async with (
         held(service.url) as (url, made, answer),
         AsyncSandboxClient(url, auto_cleanup=False) as client,
     ):
-        factory = SandboxFactory(
-            client, SandboxSettings(), publish, key="cancelled", labels={"of": "cancelled"}
-        )
-
-        async def use() -> None:
-            async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
-                raise AssertionError("cancelled before")
-
-        using = asyncio.create_task(use())
-        await asyncio.wait_for(made.wait(), 60)
-        using.cancel()
-        answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await using
-        assert await client.list_sandboxes({"of": "cancelled"}) == []
+        factory = SandboxFactory(client, SandboxSettings(), publish, key="cancelled", labels=labels)
+        await cancelled(factory, made, answer)
+        assert await client.list_sandboxes(labels) == []
     assert [type(event) for event in events] == [SandboxDeleted]
 
 
@@ -160,19 +164,9 @@ async def test_cancelled_while_its_creation_is_published_a_sandbox_is_deleted(se
             publishing.set()
             await asyncio.Event().wait()
 
+    labels = {"of": "published"}
     async with AsyncSandboxClient(service.url, auto_cleanup=False) as client:
-        factory = SandboxFactory(
-            client, SandboxSettings(), publish, key="published", labels={"of": "published"}
-        )
-
-        async def use() -> None:
-            async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
-                raise AssertionError("cancelled before")
-
-        using = asyncio.create_task(use())
-        await asyncio.wait_for(publishing.wait(), 60)
-        using.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await using
-        assert await client.list_sandboxes({"of": "published"}) == []
+        factory = SandboxFactory(client, SandboxSettings(), publish, key="published", labels=labels)
+        await cancelled(factory, publishing, asyncio.Event())
+        assert await client.list_sandboxes(labels) == []
     assert [type(event) for event in events] == [SandboxCreated, SandboxDeleted]
