@@ -112,16 +112,18 @@ async def test_what_its_starter_had_open_is_not_open_in_an_agent(tmp_path: Path)
     agent = await asyncio.create_subprocess_exec(*line, pass_fds=(writer, pipe, high))
     for one in (writer, pipe, high):
         os.close(one)
-    assert os.read(reader, 1) == b"1"
-    assert os.read(ended, 1) == b""
     backend = Direct(state, start_agent=False)
-    await backend.open()
-    name = (await backend.create(CreateSandbox(image="host"), None)).sandbox_id
-    assert (await backend.wait(name, 60)).ready
-    job = await backend.exec(name, ExecRequest(command="echo here", wait=True))
-    assert isinstance(job, Job) and job.stdout == "here\n"
-    await backend.close()
-    agent.terminate()
+    try:
+        assert os.read(reader, 1) == b"1"
+        assert os.read(ended, 1) == b""
+        await backend.open()
+        name = (await backend.create(CreateSandbox(image="host"), None)).sandbox_id
+        assert (await backend.wait(name, 60)).ready
+        job = await backend.exec(name, ExecRequest(command="echo here", wait=True))
+        assert isinstance(job, Job) and job.stdout == "here\n"
+    finally:
+        await backend.close()
+        agent.terminate()
     assert await agent.wait() == 0
 
 
