@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl demo-matrix schemas up clean
+.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl demo-matrix demo-claw demo-gui schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -20,7 +20,13 @@ $(TOKENIZERS): tests/real_tokenizers.py | $(LEARNING) debian
 	$(BIN)/python -m tests.real_tokenizers
 	touch $@
 
-test: $(LEARNING) debian style $(TOKENIZERS)  ## what guards every change: about 14 minutes on 2 cores (goal: 8)
+# Prometheus' own tool, for the alarms; the package itself would start a server.
+PROMTOOL := $(VENV)/.promtool/usr/bin/promtool
+$(PROMTOOL): | $(BIN)/python debian
+	mkdir -p $(VENV)/.promtool && cd $(VENV)/.promtool && apt-get download prometheus && dpkg-deb -x prometheus_*.deb .
+	rm $(VENV)/.promtool/*.deb
+
+test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: about 14 minutes on 2 cores (goal: 8)
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
 AXE := $(VENV)/.axe/package/axe.min.js
@@ -40,6 +46,12 @@ demo-rl: $(LEARNING) debian  ## reinforcement learning from there, with real tes
 
 demo-matrix: $(LEARNING) debian  ## small policies of two harnesses in three of them: a model learns the harness it sees
 	$(BIN)/orchard --store .orchard-matrix demo-matrix $(ARGS)
+
+demo-claw: $(LEARNING) debian  ## assistants with services: worlds, proofs, a tiny model distilled and rewarded, the matrix
+	$(BIN)/orchard --store .orchard-claw demo-claw $(ARGS)
+
+demo-gui: $(LEARNING) debian  ## a model from nothing learns to see a screen in real Chromium and to click on it
+	$(BIN)/orchard --store .orchard-gui demo-gui $(ARGS)
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
@@ -111,7 +123,8 @@ $(LEARNING): pyproject.toml | $(BIN)/python
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns
 test test-all: DEBIAN += npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
 	setpriv:util-linux x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
-test-all: DEBIAN += buildah:buildah chromium:chromium
+test test-all bench demo-gui: DEBIAN += chromium:chromium
+test-all: DEBIAN += buildah:buildah
 test-kubernetes: DEBIAN += kubectl:kubernetes-client
 ifndef KUBECONFIG
 test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \
@@ -132,4 +145,4 @@ debian:
 	fi
 
 clean:
-	rm -rf $(VENV) .orchard .orchard-matrix build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .orchard .orchard-matrix .orchard-claw build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -20,7 +20,7 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.exchange import Answer, Exchange
+from orchard.injector.exchange import Answer, Exchange, Sized
 from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
 
 CONNECT_TIMEOUT = 10.0
@@ -111,10 +111,12 @@ class AgentConnection:
         if sealed is not None and not isinstance(body, bytes | None):
             body = sealed.frames(body)
         with _explained():
-            if self._exchange is not None and isinstance(body, bytes | None):
-                reply: Reply
-                reply = answer = await _asked(self._exchange, method, url.raw_path_qs, headers, body or b"")
-                data = answer.body
+            answer = None
+            if self._exchange is not None and isinstance(body, bytes | Sized | None):
+                answer = await _asked(self._exchange, method, url, headers, body or b"")
+            reply: Reply
+            if answer is not None and not (isinstance(body, Sized) and _unknown_there(answer)):
+                reply, data = answer, answer.body
             else:
                 async with self._session.request(
                     method, url, data=body, headers=headers, allow_redirects=False
@@ -265,23 +267,29 @@ def _explained() -> Iterator[None]:
 
 
 async def _asked(
-    exchange: Exchange, method: str, target: str, headers: Mapping[str, str], body: bytes
+    exchange: Exchange, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
 ) -> Answer:
     try:
         connection = await exchange.connection()
     except OSError as error:
         raise AgentUnreachable(f"the sandbox agent cannot be reached: {error.strerror}") from error
-    return await connection.ask(method, target, headers, body)
+    if isinstance(body, Sized):  # an agent that does not know this takes it in pieces
+        sized = (url / "sized").with_query(url.query).update_query(size=str(body.size))
+        return await connection.put(sized.raw_path_qs, headers, body)
+    return await connection.ask(method, url.raw_path_qs, headers, body)
 
 
 def _refused(reply: Reply, method: str, path: str, data: bytes) -> None:
     """Raise what an answer stands for that is an error."""
     if reply.status < 400:
         return
-    reason = reply.headers.get(REASON_HEADER)
-    if reason is None and reply.status in _NO_SUCH_ROUTE:
+    if _unknown_there(reply):
         raise _differs(reply.headers, f"it has no {method} {path}")
-    raise error_for(reply.status, detail_of(data), reason)
+    raise error_for(reply.status, detail_of(data), reply.headers.get(REASON_HEADER))
+
+
+def _unknown_there(reply: Reply) -> bool:
+    return reply.status in _NO_SUCH_ROUTE and REASON_HEADER not in reply.headers
 
 
 def _differs(headers: Mapping[str, str], how: str) -> SandboxError:

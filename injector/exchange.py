@@ -5,11 +5,14 @@ proxies, takes a third of an orchestrator's processor time for that; this takes 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple, cast
 
 from multidict import CIMultiDict
 
+WAITING = 1 << 19
+"""Bytes of a body that wait for the socket."""
+GO_AHEAD = 100
 IDLE_SECONDS = 15.0
 """A connection that was idle for longer is not used again: the server may just be closing it."""
 
@@ -20,6 +23,17 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class Sized:
+    """Pieces of bytes, and how many bytes there are in all."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], size: int) -> None:
+        self._pieces = pieces
+        self.size = size
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
 
 
 class Connection(asyncio.Protocol):
@@ -37,14 +51,27 @@ class Connection(asyncio.Protocol):
         self._begin = 0
         """Where the body begins; 0 before the head is there."""
         self._end = 0
+        self._sending = False
+        self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport.set_write_buffer_limits(high=WAITING)
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._transport = None
+        self._writable.set()
         self._free.pop(self, None)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(exc or ConnectionResetError("closed before the answer"))
@@ -71,7 +98,9 @@ class Connection(asyncio.Protocol):
         waiting, self._answer = self._answer, None
         if not waiting.done():
             waiting.set_result(answer)
-            if self._headers.get("Connection", "").lower() != "close":
+            if self._sending or self._headers.get("Connection", "").lower() == "close":
+                self.close()
+            elif answer.status != GO_AHEAD:
                 self._free[self] = self._loop.time()
 
     def _read_head(self) -> None:
@@ -82,7 +111,9 @@ class Connection(asyncio.Protocol):
         self._status = int(first.split(" ", 2)[1])
         self._headers = CIMultiDict((name, value.strip()) for name, _, value in map(_parted, lines))
         self._begin = end + 4
-        self._end = self._begin + int(self._headers["Content-Length"])
+        self._end = self._begin
+        if self._status != GO_AHEAD:
+            self._end += int(self._headers["Content-Length"])
 
     async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a request and wait. Raises ConnectionError where the answer does not come whole."""
@@ -90,10 +121,39 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("closed before the request")
         lines = [f"{method} {target} HTTP/1.1", "Host: agent", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._answer = answer
         head = "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+        answer = self._answer = self._loop.create_future()
         self._transport.writelines((head, body))
+        return await self._answered(answer)
+
+    async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> Answer:
+        """Send a request and, once the server says so, `body`, that many bytes. Raises as `ask` does.
+
+        What the pieces raise is passed on, and the server sees a broken connection.
+        """
+        answer = await self.ask("PUT", target, headers, b"")
+        if answer.status != GO_AHEAD:
+            return answer
+        last = self._answer = self._loop.create_future()
+        self._sending = True
+        left = body.size
+        try:
+            async for piece in body:
+                await self._writable.wait()
+                if self._transport is None:
+                    break
+                left -= len(piece)
+                if left < 0:  # the rest would be taken for requests
+                    raise ConnectionAbortedError("more came than its size")
+                self._sending = left > 0
+                self._transport.write(piece)
+        finally:
+            if self._sending or left < 0:
+                last.cancel()
+                self.close()
+        return await self._answered(last)
+
+    async def _answered(self, answer: asyncio.Future[Answer]) -> Answer:
         try:
             return await answer
         except asyncio.CancelledError:

@@ -67,6 +67,32 @@ class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         checked_mix(self.mix)
 
 
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+
+class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where training metrics go beside the log (configuration section `[tracking]`)."""
+
+    to: str = ""
+    """Names of TRACKERS, separated by commas; empty: nowhere."""
+    project: str = "orchard"
+    """MLflow's experiment, W&B's project."""
+    directory: str | None = None
+    """Of TensorBoard's files, a folder for each run. Default: `tracking` in the state directory."""
+    mlflow_uri: str | None = None
+    """Of MLflow's tracking server. Default: what MLFLOW_TRACKING_URI says, else as MLflow itself does."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown name."""
+        if unknown := set(self.names) - set(TRACKERS):
+            raise ValueError(f"tracking.to knows {', '.join(TRACKERS)}, not {', '.join(sorted(unknown))}")
+
+    @property
+    def names(self) -> list[str]:
+        """Those in `to`."""
+        return [name.strip() for name in self.to.split(",") if name.strip()]
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
@@ -84,6 +110,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     up: UpSettings = UpSettings()
     oracle: OracleSettings = OracleSettings()
     plugins: PluginSettings = PluginSettings()
+    tracking: TrackingSettings = TrackingSettings()
     endpoints: dict[str, EndpointSettings] = {}
     """Models' endpoints by name; a campaign's model names one of them."""
 

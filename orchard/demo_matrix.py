@@ -18,7 +18,7 @@ from orchard.cli.evaluation import show_results
 from orchard.cli.quickstart import pipeline
 from orchard.demonstrations import ANSWER_TOKENS, BUDGET, HARNESS, TIMEOUTS, Demonstration, campaign_of
 from orchard.pipelines.evaluation.results import Results, read_results
-from orchard.pipelines.tasks.repairs import FUNCTIONS, SOURCE, Split, repair_tasks
+from orchard.pipelines.tasks.repairs import SOURCE, Split, repair_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.tasks import Task
@@ -44,29 +44,29 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 class MatrixSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of everything."""
 
-    tasks: Count = 400
+    tasks: Count = 160
     """Training tasks of the base."""
-    lessons: Count = 200
+    lessons: Count = 48
     """Of these, the ones that the oracle plays in the other harnesses, too."""
-    held_out: Count = 40
+    held_out: Count = 20
     """Tasks that no policy has seen."""
     kinds: tuple[str, ...] = ("sum", "difference", "larger", "smaller")
     """Kinds of bug."""
-    functions: Count = len(FUNCTIONS)
+    functions: Count = 24
     """Names of functions in all tasks."""
-    seeds: Count = 2
+    seeds: Count = 1
     """Policies of each harness, trained from one base in different orders."""
     workers: Count = 2
     slots: Count = 4
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 2048
-    shape: str = "tiny-test"
-    base_epochs: Count = 8
+    shape: str = "tiny-far"
+    base_epochs: Count = 20
     """Over the log of the compact harness."""
     epochs: Count = 12
     """Over the log of the policy's harness."""
     batch: Count = 4
     lr: float = 1e-2
-    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Of torch, in training; 0: its own choice."""
     seed: int = 0
 

@@ -173,7 +173,7 @@ class RlDemo(Demonstration):
                 )
             with self.step("3. reinforcement learning"):
                 file = self.directory / f"{self.run_name}.toml"
-                file.write_text(_toml(self._recipe(measuring)))
+                file.write_text(toml(self._recipe(measuring)))
                 async with self._deaths(session):
                     await self.command("rl", str(file))
             with self.step("4. held-out tasks after"):
@@ -334,7 +334,8 @@ def show(result: RlDemoResult) -> None:
     console.print(rows_table([result.run, ""], rows))
 
 
-def _toml(tree: dict[str, Any]) -> str:
+def toml(tree: dict[str, Any]) -> str:
+    """A TOML file of these values; tables are inline ones."""
     return "".join(f"{name} = {_value(value)}\n" for name, value in tree.items())
 
 
@@ -343,4 +344,6 @@ def _value(value: object) -> str:
         return "{ " + ", ".join(f"{name} = {_value(each)}" for name, each in value.items()) + " }"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -36,7 +36,7 @@ ENDPOINT = "policy"
 ANSWER_TOKENS = 160
 BUDGET = Budget(steps=8, cost_usd=0.0)
 TIMEOUTS = Timeouts(command=10.0)
-SERVER_SECONDS = 60.0
+SERVER_SECONDS = 300.0
 
 
 class Demonstration:
@@ -51,20 +51,23 @@ class Demonstration:
         slots: int,
         mix: Mapping[str, float] = DEFAULT_MIX,
         endpoints: Sequence[str] = (ENDPOINT,),
+        domain: str = "swe",
     ) -> None:
-        """`mix` is the oracle's; `endpoints` are of policy servers, one each."""
+        """`mix` is the oracle's; `endpoints` are of policy servers, one each; workers serve one `domain`."""
         self.directory = Path(store).absolute() / name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.seconds: dict[str, float] = {}
         """Of each step."""
         self.ports = {endpoint: _free_port() for endpoint in endpoints}
-        self.config = self._configuration(store, workers, slots, mix)
+        self.config = self._configuration(store, workers, slots, mix, domain)
 
-    def _configuration(self, store: str, workers: int, slots: int, mix: Mapping[str, float]) -> Config:
+    def _configuration(
+        self, store: str, workers: int, slots: int, mix: Mapping[str, float], domain: str
+    ) -> Config:
         """The configuration of all processes: the policy server is an endpoint like any other."""
         file = self.directory / "orchard.toml"
         file.write_text(
-            f"[up]\nworkers = {workers}\n\n[worker]\nslots = {slots}\n\n[oracle.mix]\n"
+            f'[up]\nworkers = {workers}\n\n[worker]\nslots = {slots}\ndomain = "{domain}"\n\n[oracle.mix]\n'
             + "".join(f"{behaviour} = {share}\n" for behaviour, share in mix.items())
             + "".join(
                 f'\n[endpoints.{endpoint}]\nbase_url = "http://127.0.0.1:{port}/v1"\n'
@@ -114,23 +117,28 @@ class Demonstration:
 
     @asynccontextmanager
     async def serving(
-        self, model: Path, name: str = "policy", endpoint: str = ENDPOINT
+        self, model: Path, name: str = "policy", endpoint: str = ENDPOINT, *, blind: bool = False
     ) -> AsyncIterator[None]:
-        """Serve a model by this name at one of the endpoints, for as long as the block runs."""
+        """Serve a model by this name at one of the endpoints, for as long as the block runs; `blind`, with
+        black pictures."""
         port_file, log_file = (self.directory / f"{endpoint}.{kind}" for kind in ("port", "log"))
         port_file.unlink(missing_ok=True)
         options = ["--port", str(self.ports[endpoint]), "--port-file", str(port_file), "--name", name]
+        options += ["--blind"] if blind else []
         command = [sys.executable, "-P", "-m", "orchard.pipelines.policy", str(model), *options]
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command, stderr=log, stdout=log, preexec_fn=die_with_parent
             )
         try:
-            async with asyncio.timeout(SERVER_SECONDS):
-                while not port_file.exists():
-                    if process.returncode is not None:
-                        raise RuntimeError(f"the policy server ended: see {log_file}")
-                    await asyncio.sleep(0.05)
+            try:
+                async with asyncio.timeout(SERVER_SECONDS):
+                    while not port_file.exists():
+                        if process.returncode is not None:
+                            raise RuntimeError(f"the policy server ended: see {log_file}")
+                        await asyncio.sleep(0.05)
+            except TimeoutError:
+                raise RuntimeError(f"the policy server was not ready in time: see {log_file}") from None
             yield
         finally:
             if process.returncode is None:
@@ -156,8 +164,17 @@ class Demonstration:
             repair_refs(session.config.store, Split.HELD_OUT, held_out),
         )
 
-    async def tokenizer(self, session: Session, campaigns: Sequence[str], vocabulary: int) -> Path:
-        """A tokenizer trained on what the log of some campaigns says; where it lies."""
+    async def tokenizer(
+        self,
+        session: Session,
+        campaigns: Sequence[str],
+        vocabulary: int,
+        *,
+        schemas: bool = True,
+        pictures: bool = False,
+    ) -> Path:
+        """A tokenizer trained on what the log of some campaigns says; where it lies. `schemas` and
+        `pictures` as in `train_tokenizer`."""
         from orchard.pipelines.datasets.corpus import log_texts
         from orchard.pipelines.datasets.tokenizer import train_tokenizer
 
@@ -165,7 +182,9 @@ class Demonstration:
         if not out.is_dir():
             with open_tables(session.config.store) as tables:
                 texts = log_texts(tables, campaigns, 1_000_000)
-                await asyncio.to_thread(train_tokenizer, texts, vocabulary, out)
+                await asyncio.to_thread(
+                    train_tokenizer, texts, vocabulary, out, schemas=schemas, pictures=pictures
+                )
         return out
 
     async def dataset(self, session: Session, settings: "DatasetSettings", out: Path) -> int:

@@ -6,11 +6,13 @@ A fold over the tables like every other reader: it can be stopped, started and r
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import duckdb
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from orchard.config import ConfigError, load
 from orchard.storage.errors import StorageError
@@ -54,6 +56,21 @@ FAMILIES = {
         "select campaign, sum(prompt_tokens + completion_tokens)::bigint from tables.attempts_all "
         "where kind = 'inherited' group by all",
     ),
+    "orchard_model_seconds": (
+        "Seconds until a model answered, of calls of the last hour.",
+        "select endpoint, model, '0.5' as quantile, median(seconds) from calls group by all union all "
+        "select endpoint, model, '0.95' as quantile, quantile_cont(seconds, 0.95) from calls group by all",
+    ),
+    "orchard_model_tries": (
+        "Tries of the last hour's calls that were answered in the end; `refused`: 429, 5xx, none in time.",
+        "select endpoint, model, 'answered' as ending, count(*) from calls group by all union all "
+        "select endpoint, model, 'refused' as ending, sum(tries) - count(*) from calls group by all",
+    ),
+    "orchard_attempts_released": (
+        "Attempts of the last hour that the infrastructure ended and that were tried again, by cause.",
+        "select campaign, cause, count(*) from tables.attempts_all where kind = 'released' and cause <> '' "
+        "and time > now() at time zone 'UTC' - interval 1 hour group by all",
+    ),
     "orchard_sandbox_seconds": (
         "Seconds a rollout of the last hour spent on its sandboxes, by step.",
         "select step, '0.5' as quantile, median(seconds) from steps group by all union all "
@@ -66,49 +83,36 @@ FAMILIES = {
 }
 """Name of each family: its help, and a query of labels followed by the value."""
 
-_STEPS = """
+_RECENT = """
 create temp view steps as unpivot (
     select seconds_creating as creating, seconds_commands as commands, seconds_grading as grading
     from rollouts where time > now() at time zone 'UTC' - interval 1 hour
-) on creating, commands, grading into name step value seconds
+) on creating, commands, grading into name step value seconds;
+create temp view calls as
+select * from tables.llm_calls_all where time > now() at time zone 'UTC' - interval 1 hour
 """
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One value of a family."""
+class _Given(Collector):
+    def __init__(self, found: Iterable[GaugeMetricFamily]) -> None:
+        self._found = found
 
-    labels: tuple[tuple[str, str], ...]
-    value: float
-
-
-@dataclass(frozen=True)
-class Family:
-    """A metric with its samples."""
-
-    name: str
-    help: str
-    samples: tuple[Sample, ...]
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        return self._found
 
 
-def families(store_url: str) -> list[Family]:
+def families(store_url: str) -> list[GaugeMetricFamily]:
     """Every family, from the store as it is now. Raises StorageError where it cannot be read."""
     with open_tables(store_url) as tables:
-        tables.execute(_STEPS)
-        return [
-            Family(name, text, tuple(_samples(tables, query))) for name, (text, query) in FAMILIES.items()
-        ]
+        tables.execute(_RECENT)
+        return [_family(tables, name, text, query) for name, (text, query) in FAMILIES.items()]
 
 
-def render(found: Iterable[Family]) -> str:
+def render(found: Iterable[GaugeMetricFamily]) -> str:
     """The families in Prometheus' text format."""
-    lines: list[str] = []
-    for family in found:
-        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} gauge"]
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
-            lines.append(f"{family.name}{{{labels}}} {sample.value!r}")
-    return "\n".join(lines) + "\n"
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(found))
+    return generate_latest(registry).decode()
 
 
 def application(store_url: str) -> web.Application:
@@ -143,17 +147,14 @@ def main() -> int:
     return 0
 
 
-def _samples(tables: duckdb.DuckDBPyConnection, query: str) -> Iterator[Sample]:
+def _family(tables: duckdb.DuckDBPyConnection, name: str, text: str, query: str) -> GaugeMetricFamily:
     result = tables.execute(query)
-    names = [column[0] for column in result.description or []]
-    for row in result.fetchall():
-        *labels, value = row
+    *labels, _ = [column[0] for column in result.description or []]
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for *values, value in result.fetchall():
         if value is not None:
-            yield Sample(tuple(zip(names, map(str, labels), strict=False)), float(value))
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            family.add_metric([*map(str, values)], float(value))
+    return family
 
 
 if __name__ == "__main__":

@@ -24,12 +24,14 @@ from orchard.workers.harnesses.programs.record import (
     FileSubmission,
     McpClient,
     NpmBinary,
+    OwnFiles,
     Program,
     PythonPackages,
     SuppliedFiles,
 )
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.pictures import Picture, read_picture
 from orchard.workers.worlds import Opening, OpenWorld, World
 
 __all__ = [
@@ -53,6 +55,8 @@ __all__ = [
     "NpmBinary",
     "OpenWorld",
     "Opening",
+    "OwnFiles",
+    "Picture",
     "PluginError",
     "PluginGrading",
     "Program",
@@ -71,6 +75,7 @@ __all__ = [
     "World",
     "WorldUse",
     "graded_by",
+    "read_picture",
 ]
 
 

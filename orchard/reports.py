@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.standing import CampaignView, PipelineView, State, Work
+from orchard.standing import CampaignView, PipelineView, State, Work, outcome_name
 from orchard.storage.spending import dollars
 from orchard.submission import how_to_serve
 
@@ -31,7 +31,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
     for outcome, number in view.outcomes.items():
-        counts.add_row(outcome, f"{number:,}", style=_style(outcome))
+        counts.add_row(outcome_name(outcome), f"{number:,}", style=_style(outcome_name(outcome)))
     line = Text.assemble(
         (view.name, "bold"),
         "  ",
@@ -80,9 +80,10 @@ def _work(work: Work, view: CampaignView) -> str:
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
     """All campaigns, and what they share."""
+    blocked = any(view.blocked for view in views)
     columns = (
-        *("campaign", "state", "size", "resolved", "unresolved", "aborted", "waiting", "running"),
-        *("delayed", "retries", "reconciled", "tokens", "cost USD"),
+        *("campaign", "state", "size", "resolved", "unresolved", "aborted", *["blocked"] * blocked),
+        *("waiting", "running", "delayed", "retries", "reconciled", "tokens", "cost USD"),
     )
     campaigns = Table(header_style="bold")
     for column in columns:
@@ -95,7 +96,8 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> Rende
             cost = f"{view.spent.usd:.2f} of {view.cap_usd:.2f}"
         numbers = (
             *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
-            *(view.aborted, view.waiting, view.running, view.delayed, view.retries, view.reconciled),
+            *(view.aborted, *[view.blocked] * blocked, view.waiting, view.running),
+            *(view.delayed, view.retries, view.reconciled),
             view.ended.tokens + view.live.tokens,
         )
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
@@ -131,6 +133,11 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
         found.append(
             f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
             f"resume {view.name}`"
+        )
+    if view.blocked and view.over:
+        found.append(
+            f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
+            f"`orchard resume {view.name}` tries them again"
         )
     if view.state is State.PAUSED and view.reason:
         found.append(

@@ -118,7 +118,13 @@ class CampaignView:
     @property
     def aborted(self) -> int:
         """Rollouts that ended without a grade because infrastructure failed."""
-        return sum(count for outcome, count in self.outcomes.items() if outcome.startswith("aborted"))
+        ended = (count for outcome, count in self.outcomes.items() if outcome.startswith("aborted"))
+        return sum(ended) - self.blocked
+
+    @property
+    def blocked(self) -> int:
+        """Rollouts that a site kept out: no failure of the agent nor of infrastructure, and in no rate."""
+        return self.outcomes.get(BLOCKED, 0)
 
     @property
     def over(self) -> bool:
@@ -161,6 +167,13 @@ class Standing:
 
 
 _CANCELLED = f"aborted: {AbortCause.CANCELLED}"
+BLOCKED = f"aborted: {AbortCause.BLOCKED}"
+"""An outcome that is shown apart from other aborts."""
+
+
+def outcome_name(outcome: str) -> str:
+    """How an outcome is shown."""
+    return "blocked" if outcome == BLOCKED else outcome
 
 
 def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:

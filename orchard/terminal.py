@@ -1,9 +1,12 @@
 """The console that commands print to: as wide as the terminal, and wide where there is none."""
 
+import re
 import sys
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -20,3 +23,8 @@ def progress(unit: str) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+def shown(text: str) -> str:
+    """Stored text without the characters that steer a terminal: models and sandboxes wrote it."""
+    return _STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

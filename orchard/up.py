@@ -51,6 +51,8 @@ class Child:
     name: str
     command: list[str]
     stop_seconds: float
+    descriptors: tuple[int, ...] = ()
+    """Of ours that it gets under the same numbers."""
     cleans_up_alone: bool = False
     """It notices our end by itself and removes what it made, instead of being killed with us."""
     process: asyncio.subprocess.Process | None = None
@@ -74,6 +76,9 @@ class Supervisor:
     _nats_url: str = ""
     _pids: dict[str, int] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
+    _page: socket.socket | None = None
+    """Where the page listens, open from the start: nobody can take its port, and a page that is started again
+    answers who came meanwhile."""
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
         """Until `stop` is set. Raises ConfigError when another `up` holds the store."""
@@ -82,7 +87,8 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             stack.enter_context(_locked(files.lock))
             self._ports = {name: _free_port() for name in ("nats", "sandbox", "oracle")}
-            self._ports["page"] = _free_port(self.config.up.page_port)
+            if self.config.up.page:
+                self._page = stack.enter_context(_listening(self.config.up.page_port))
             if self.config.nats.url is None:
                 server = embedded(self.config.directory, self.config.nats, port=self._ports["nats"])
                 await server.start()
@@ -143,7 +149,7 @@ class Supervisor:
     @property
     def page_url(self) -> str | None:
         """Of the page, when it runs."""
-        return f"http://127.0.0.1:{self._ports['page']}/" if self.config.up.page else None
+        return f"http://127.0.0.1:{self._page.getsockname()[1]}/" if self._page else None
 
     async def _start_children(self) -> None:
         """Returns when everything runs. Raises ConfigError when a service fails or is not ready in time."""
@@ -183,8 +189,10 @@ class Supervisor:
             plan.append(
                 Child("oracle", [*orchard, "oracle", "--port", str(self._ports["oracle"])], stop_seconds=5.0)
             )
-        if self.config.up.page:
-            plan.append(Child("page", [*orchard, "ui", "--port", str(self._ports["page"])], stop_seconds=5.0))
+        if self._page is not None:
+            at = self._page.fileno()
+            command = [*orchard, "ui", "--listening", str(at)]
+            plan.append(Child("page", command, stop_seconds=5.0, descriptors=(at,)))
         workers = range(1, self.config.up.workers + 1)
         plan += [
             Child(f"worker-{n}", [*orchard, "worker", "--name", f"worker-{n}"], stop_seconds=shutdown + 30)
@@ -220,6 +228,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env=self._child_environment(child),
+                pass_fds=child.descriptors,
                 preexec_fn=None if child.cleans_up_alone else die_with_parent,
                 # A Ctrl-C at the terminal is ours to pass on, in order.
                 start_new_session=True,
@@ -352,16 +361,19 @@ def _reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _free_port(wanted: int = 0) -> int:
-    """The wanted port, or any where it is taken."""
+def _free_port() -> int:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError:
-            probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _listening(wanted: int) -> socket.socket:
+    """On the wanted port of loopback, or on any where it is taken."""
+    try:
+        return socket.create_server(("127.0.0.1", wanted))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
 
 
 async def _accepts(address: int | Path) -> bool:

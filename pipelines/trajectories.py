@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall
 from orchard.storage.blobs import BlobStore
 from orchard.workers.large_messages import whole
@@ -18,7 +19,7 @@ LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (
     *("node_id", "parent", "role", "turn", "content", "content_sha256", "content_length"),
-    *("reasoning", "tool_calls", "tool_call_id", "rest_sha256", "token_ids"),
+    *("reasoning", "tool_calls", "tool_call_id", "rest_sha256", "token_ids", "images"),
 )
 _QUERY = f"""
 select rollout_id, {", ".join(_COLUMNS)} from tables.messages_all m {_SEMI_JOIN}
@@ -118,6 +119,13 @@ def stored_node(blobs: BlobStore, row: Mapping[str, Any]) -> MessageNode:
     return _node(blobs, *(row[name] for name in _COLUMNS))
 
 
+def stored_image(row: Mapping[str, Any]) -> Image:
+    """A picture of the column `images`."""
+    blob = BlobRef(sha256=row["sha256"], size=row["size"], media_type=row["media_type"])
+    plain = {name: row[name] for name in ("media_type", "width", "height", "at")}
+    return Image(blob=blob, **plain, caption=row["caption"] or "")
+
+
 def _node(
     blobs: BlobStore,
     node_id: str,
@@ -132,6 +140,7 @@ def _node(
     tool_call_id: str,
     rest_sha256: str | None,
     token_ids: list[int] | None,
+    images: list[dict[str, Any]] | None,
 ) -> MessageNode:
     return whole(
         MessageNode(
@@ -146,6 +155,7 @@ def _node(
             tool_call_id=tool_call_id,
             tokens=TokenRecord(ids=tuple(token_ids)) if token_ids else None,
             rest_blob=BlobRef(sha256=rest_sha256, size=0) if rest_sha256 else None,
+            images=tuple(stored_image(image) for image in images or ()),
         ),
         blobs,
     )

@@ -19,6 +19,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why, in the judge's words."""
 
 
+class GuiJudging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a browser task is judged: settings of the grader `gui-judge`."""
+
+    protocol: str = "orchard-1"
+    """Name and version of the protocol."""
+
+
 class JudgeCalled(msgspec.Struct, frozen=True, kw_only=True):
     """A judging model answered once. A protocol may ask several times for one verdict."""
 

@@ -74,3 +74,6 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_field: str | None = None
     """Field in which the answer had its reasoning, and under which it is sent back; None without any, and in
     events that are older."""
+    images_shown: tuple[str, ...] | None = None
+    """SHA-256 of the pictures in the prompt, in their order: the last so many of the path to `parent`. None
+    where it had none."""

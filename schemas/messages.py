@@ -6,6 +6,7 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import digest
+from orchard.schemas.images import Image
 
 
 class Role(StrEnum):
@@ -75,6 +76,7 @@ class NodeRest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: TokenRecord | None = None
+    images: tuple[Image, ...] = ()
 
 
 class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,9 +101,12 @@ class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: TokenRecord | None = None
     """Tokens that a policy sampled."""
     rest_blob: BlobRef | None = None
-    """A NodeRest. Set, with `reasoning`, `tool_calls` and `tokens` empty, when these are over the limit."""
+    """A NodeRest. Set, with `reasoning`, `tool_calls` and `tokens` empty, when these are over the limit; then
+    with `images` empty, too, where there are very many."""
     inherited_from: int | None = None
     """The earlier attempt of the same rollout that made this message, when this one adopted it."""
+    images: tuple[Image, ...] = ()
+    """Pictures, in the order in which they stand in the message."""
 
 
 def node_id(
@@ -110,6 +115,8 @@ def node_id(
     content: str,
     tool_calls: tuple[ToolCall, ...] = (),
     tool_call_id: str = "",
+    images: tuple[Image, ...] = (),
 ) -> str:
-    """24 hexadecimal digits that depend on the whole path from the root."""
-    return digest([parent, role, content, tool_calls, tool_call_id])
+    """24 hexadecimal digits that depend on the whole path from the root, pictures included."""
+    pictures = [images] if images else []
+    return digest([parent, role, content, tool_calls, tool_call_id, *pictures])

@@ -76,6 +76,10 @@ class AbortCause(StrEnum):
     WALL_CLOCK = "wall_clock"
     """The agent was not done in its time, in a domain that leaves such rollouts out of its scores. The one
     cause that lies in the model's speed."""
+    BLOCKED = "blocked"
+    """A site asked whether its visitor is human, and went on to."""
+    SITE_UNAVAILABLE = "site_unavailable"
+    """The site at which a task begins could not be reached."""
     ROLLOUT_TIMEOUT = "rollout_timeout"
     """The outermost timeout: part of the infrastructure hung."""
     INVALID_REQUEST = "invalid_request"

@@ -49,12 +49,19 @@ NEEDS: dict[Kind, tuple[str, ...]] = {
 """Attributes without which it is none of its kind."""
 
 OWN: dict[Kind, dict[str, str]] = {
-    Kind.HARNESS: {"claw-react": "orchard.workers.claw.react:ClawReact"},
+    Kind.HARNESS: {
+        "claw-react": "orchard.workers.claw.react:ClawReact",
+        "browser": "orchard.workers.browser.harness:BrowserHarness",
+        "browser-compact": "orchard.workers.browser.compact:CompactBrowser",
+    },
     Kind.GRADER: {
         "claw": "orchard.workers.claw.grading:ClawGrader",
         "claw-eval": "orchard.workers.claw_eval.grading:ClawEvalGrader",
+        "sites": "orchard.workers.sites.grading:SitesGrader",
+        "gui-judge": "orchard.workers.graders.gui_judge:GuiJudgeGrader",
     },
     Kind.WORLD: {
+        "browser": "orchard.workers.browser.world:BrowserWorld",
         "claw": "orchard.workers.claw.world:ClawServices",
         "claw-eval": "orchard.workers.claw_eval.world:ClawEvalServices",
     },

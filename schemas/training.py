@@ -32,6 +32,8 @@ class TrainingStarted(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     resumed_step: int = 0
     """Step of the checkpoint that it resumed from; 0: from the start."""
+    frozen_sha256: str | None = None
+    """Of the weights that do not train, as `freeze` chose them; None where it chose none."""
 
 
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,8 @@ class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     final_loss: float = 0.0
     """Loss of the last step."""
+    frozen_sha256: str | None = None
+    """Of the weights that did not train, as they are in the result: that of the start, or the run failed."""
     manifest: BlobRef | None = None
     """What the result is made of."""
 

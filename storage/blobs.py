@@ -53,6 +53,10 @@ class BlobStore:
             )
         return data
 
+    def read(self, sha256: str) -> bytes:
+        """As `get`, where only the name is known."""
+        return self.get(BlobRef(sha256=sha256, size=0, media_type=""))
+
     def has(self, reference: BlobRef) -> bool:
         """Whether a blob of that name and size is there; only `get` verifies its bytes."""
         with store_errors(self._location.url):

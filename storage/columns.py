@@ -76,7 +76,7 @@ def _arrow(kind: inspect.Type) -> pa.DataType:
         case inspect.DictType(key_type=key, value_type=value):
             return pa.map_(_arrow(key), _arrow(value))
         case inspect.StructType(fields=fields):
-            return pa.struct([(field.name, _arrow(field.type)) for field in fields])
+            return pa.struct([(field.name, _arrow(_present(field.type))) for field in fields])
     return _PLAIN[type(kind)]
 
 

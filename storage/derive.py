@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.subjects import is_misplaced
 from orchard.storage.columns import Row, values
@@ -102,7 +103,23 @@ def _message(data: MessageNode) -> Row:
         "content_length": data.content_blob.size if data.content_blob else len(data.content),
         "reasoning_length": len(data.reasoning),
         "token_ids": data.tokens and data.tokens.ids,
+        "images": _images(data.images),
     }
+
+
+def _images(images: tuple[Image, ...]) -> list[Row] | None:
+    return [
+        {
+            "sha256": image.blob.sha256,
+            "size": image.blob.size,
+            "media_type": image.media_type,
+            "width": image.width,
+            "height": image.height,
+            "at": image.at,
+            "caption": image.caption,
+        }
+        for image in images
+    ] or None
 
 
 def _request(data: RolloutRequest) -> Row:

@@ -96,6 +96,18 @@ _ENVELOPE = {
 }
 """The first columns of every derived table."""
 
+_IMAGE = pa.struct(
+    [
+        ("sha256", TEXT),
+        ("size", INT),
+        ("media_type", TEXT),
+        ("width", INT),
+        ("height", INT),
+        ("at", INT),
+        ("caption", TEXT),
+    ]
+)
+
 _DERIVED = {
     "rollouts_all": _Derived(
         _rows(e.RolloutFinished, e.RolloutAborted),
@@ -106,8 +118,13 @@ _DERIVED = {
     "messages_all": _Derived(
         _rows(MessageNode),
         "node_id parent role turn content content_sha256 content_length reasoning reasoning_length * "
-        "rest_sha256 token_ids logprobs prompt_ids versions inherited_from",
-        {"content_length": INT, "reasoning_length": INT, "token_ids": pa.list_(INT)},
+        "rest_sha256 token_ids logprobs prompt_ids versions inherited_from images",
+        {
+            "content_length": INT,
+            "reasoning_length": INT,
+            "token_ids": pa.list_(INT),
+            "images": pa.list_(_IMAGE),
+        },
         frozenset({"ids"}),
     ),
     "rewards_all": _Derived(_rows(Reward), without=frozenset({"extra_sandboxes", "without_canary"})),
@@ -145,7 +162,7 @@ _DERIVED = {
     "evaluations_all": _Derived(_rows(EvaluationPlanned)),
     "training_all": _Derived(
         _apart(step=TrainingStep, started=TrainingStarted, finished=TrainingFinished),
-        "kind run step steps *",
+        "kind run step steps * frozen_sha256",
         without=frozenset({"manifest_sha256"}),
     ),
     "groups_all": _Derived(

@@ -59,6 +59,13 @@ select t.*, r.rollout_id is not null and own.sequence is null as abandoned
 left join (select sequence from llm_calls) own on own.sequence = t.sequence
 """
 
+_IMAGES = """
+select m.sequence, m.time, m.campaign, m.rollout_id, m.attempt, m.node_id, m.role, m.turn, m.number,
+       m.image.sha256 as sha256, m.image.size as size, m.image.media_type as media_type,
+       m.image.width as width, m.image.height as height, m.image.at as place, m.image.caption as caption
+from (select *, unnest(images) as image, generate_subscripts(images, 1) as number from messages) m
+"""
+
 _REQUESTS = """
 select distinct on (rollout_id) * from tables.requests_all order by rollout_id, sequence
 """
@@ -136,8 +143,9 @@ select campaign, harness, model, model_kind, task_source,
        count(*) as rollouts,
        count(*) filter (resolved) as resolved,
        count(resolved) as graded,
-       count(*) filter (status = 'aborted') as aborted,
-       count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate
+       count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted,
+       count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate,
+       count(*) filter (cause = 'blocked') as blocked
 from rollouts group by all
 """
 
@@ -173,7 +181,9 @@ from tables.evaluations_all group by campaign
 _EVALUATION_TASKS = """
 select q.campaign, coalesce(e.task_sets[q.task_source], q.task_source) as task_set, q.harness, q.model,
        q.task_id, count(*) as requested, count(r.resolved) as graded,
-       count(*) filter (r.resolved) as resolved, count(*) filter (r.status = 'aborted') as aborted,
+       count(*) filter (r.resolved) as resolved,
+       count(*) filter (r.status = 'aborted' and r.cause <> 'blocked') as aborted,
+       count(*) filter (r.cause = 'blocked') as blocked,
        count(*) filter (r.exit_status = 'format_failure') as malformed,
        coalesce(sum(r.turns), 0)::bigint as turns,
        coalesce(sum(r.prompt_tokens + r.completion_tokens), 0)::bigint as tokens,
@@ -187,7 +197,7 @@ group by all
 _EVALUATION_CELLS = """
 select campaign, task_set, harness, model, count(*) filter (graded > 0) as tasks,
        sum(requested)::bigint as requested, sum(graded)::bigint as graded, sum(resolved)::bigint as resolved,
-       sum(aborted)::bigint as aborted, sum(malformed)::bigint as malformed,
+       sum(aborted)::bigint as aborted, sum(blocked)::bigint as blocked, sum(malformed)::bigint as malformed,
        avg(resolved / nullif(graded, 0)) as pass_at_1,
        sum(tokens)::bigint as tokens, sum(cost_usd) as cost_usd,
        sum(cost_usd) / nullif(sum(resolved), 0) as cost_usd_per_solve
@@ -245,6 +255,7 @@ VIEWS: dict[str, str] = {
     "rollouts": _ROLLOUTS,
     "messages_all": _attributed("messages_all"),
     "messages": _accepted("messages_all"),
+    "images": _IMAGES,
     "llm_calls": _LLM_CALLS,
     "llm_calls_all": _LLM_CALLS_ALL,
     "service_calls": _accepted("service_calls_all"),
@@ -287,4 +298,5 @@ VIEWS: dict[str, str] = {
 }
 """View name to its query, in the order of their creation. `values` has the latest annotation of each rollout
 by each annotator: layers are added, never changed, and `values_all` has all of them. `pass_rates` divides
-by graded rollouts only: an aborted one has no reward and is in a column of its own."""
+by graded rollouts only: an aborted one has no reward and is in a column of its own, and so is one that its
+site blocked, which is not counted among the aborted."""

@@ -7,6 +7,7 @@ as they are cut out of what the socket gave.
 """
 
 import re
+import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -111,6 +112,14 @@ class TolerantClient(Client):
             on_frame(Frame(subject, reply, headers or b"", data))
             return
         await super()._process_msg(sid, subject, reply, data, headers)
+
+    @property
+    def certificate_end(self) -> float | None:
+        """When the certificate of the server ends, in Unix time; None without TLS or connection."""
+        writer = getattr(self._transport, "_io_writer", None)
+        tls = writer and writer.get_extra_info("ssl_object")
+        shown = tls.getpeercert() if tls else None
+        return ssl.cert_time_to_seconds(shown["notAfter"]) if shown else None
 
     def forget_pending(self) -> None:
         """Drop what was not sent yet. nats-py sends it to the next server at once, before anybody could see

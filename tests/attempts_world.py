@@ -30,11 +30,14 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.browser.pool import Browsers, browsers
 from orchard.workers.keeper import keep
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
+from orchard.workers.settings import JudgeSettings
 from orchard.workers.worker import Worker, WorkerSettings
+from orchard.workers.worlds import Shared
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
@@ -137,9 +140,9 @@ class World:
         spec = CampaignSpec(
             name=name,
             tasks=tuple(refs),
-            models=(ModelSpec(name="script"),),
             samples=samples,
             **{
+                "models": (ModelSpec(name="script"),),
                 "harnesses": ("orchard-bash",),
                 "budget": Budget(steps=60),
                 "timeouts": Timeouts(command=100.0, creation=60.0, grading=60.0, rollout=300.0),
@@ -151,21 +154,33 @@ class World:
         return [request.rollout_id for request in rollout_requests(spec)]
 
     @asynccontextmanager
-    async def working(self, slots: int = 1, **endpoint: Any) -> AsyncIterator[None]:
-        """A worker and a steward in this process; a worker that fails fails the test."""
+    async def working(
+        self,
+        slots: int = 1,
+        judge: JudgeSettings | None = None,
+        spare_browsers: int = 0,
+        **endpoint: Any,
+    ) -> AsyncIterator[Browsers]:
+        """A worker and a steward in this process; a worker that fails fails the test. Its browsers."""
         settings = {
             "default": EndpointSettings(
                 **{"base_url": self.model.url, "prices": {"script": PRICE}, "concurrency": slots, **endpoint}
             )
         }
         async with ModelClient(settings) as models, Claims(self.connection, QUEUE) as claims:
+            shared = Shared()
+            standby = await shared.of(browsers)
+            standby.keep(self.sandboxes, SandboxSettings(), spare_browsers)
             dependencies = AttemptDependencies(
+                shared=shared,
+                standby=standby,
                 worker="test",
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
                 sandboxes=self.sandboxes,
                 sandbox_settings=SandboxSettings(),
                 models=models,
+                judge=judge or JudgeSettings(),
             )
             worker = Worker(
                 dependencies,
@@ -176,11 +191,12 @@ class World:
             )
             tasks = [asyncio.create_task(worker.run()), asyncio.create_task(keep(self.connection))]
             try:
-                yield
+                yield standby
             finally:
                 for task in tasks:
                     task.cancel()
                 ended = await asyncio.gather(*tasks, return_exceptions=True)
+                await shared.close()
                 for error in ended:
                     if isinstance(error, Exception):
                         raise error
@@ -197,6 +213,10 @@ class World:
 
     def worker_process(self, name: str) -> subprocess.Popen[bytes]:
         """A worker in a process of its own, to be killed."""
+        return self.process("worker", "--name", name)
+
+    def process(self, *words: str) -> subprocess.Popen[bytes]:
+        """An `orchard` command in a process of its own."""
         environment = {
             **os.environ,
             "ORCHARD_STORE": str(self.store),
@@ -209,7 +229,7 @@ class World:
             "ORCHARD_SANDBOX__HEARTBEAT_SECONDS": "1",
             "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": self.model.url,
         }
-        line = [sys.executable, "-m", "orchard", "worker", "--name", name]
+        line = [sys.executable, "-m", "orchard", *words]
         return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)
 
     async def outcomes(self, *rollouts: str, seconds: float = SECONDS) -> dict[str, Event]:

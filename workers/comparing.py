@@ -4,6 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.workers.machine import CommandOutcome
 
@@ -34,8 +35,11 @@ class Divergence:
     """Nothing differs but durations, and times of files in a long listing."""
 
 
-def compare(command: Executed, outcome: CommandOutcome, shown: str) -> Divergence | None:
-    """What differs between the record and an `outcome`, of which the model would be `shown` so much."""
+def compare(
+    command: Executed, outcome: CommandOutcome, shown: str, images: tuple[Image, ...] = ()
+) -> Divergence | None:
+    """What differs between the record and an `outcome`, of which the model would be `shown` so much, and
+    these `images`."""
     recorded, result = command.node, command.node.result
     if result is None:
         raise ValueError(f"the message {recorded.node_id} is no result of a command")
@@ -43,6 +47,8 @@ def compare(command: Executed, outcome: CommandOutcome, shown: str) -> Divergenc
     if outcome.returncode != result.returncode or outcome.timed_out != result.timed_out:
         what = f"{said} returned {_ending(outcome)} where {_recorded_ending(recorded)} is recorded"
         return Divergence(command.step, what, timing=False)
+    if _seen(images) != _seen(recorded.images):
+        return Divergence(command.step, f"{said} showed other pictures than are recorded", timing=False)
     if output_sha256(outcome.output) == result.output_sha256:
         return None
     # Of an output that is cut, the rest of the record is its hash alone: it may differ in anything.
@@ -60,6 +66,10 @@ def timeless(text: str) -> str:
 def output_sha256(output: str) -> str:
     """What a replay compares: the hash of a command's whole output, before any cut."""
     return hashlib.sha256(output.encode()).hexdigest()
+
+
+def _seen(images: tuple[Image, ...]) -> list[str]:
+    return [image.blob.sha256 for image in images]
 
 
 def _ending(outcome: CommandOutcome) -> str:

@@ -16,6 +16,7 @@ RETRYABLE = frozenset(
         AbortCause.JUDGE_FAILED,
         AbortCause.STORE_FAILED,
         AbortCause.HARNESS_FAILED,
+        AbortCause.SITE_UNAVAILABLE,
         AbortCause.ROLLOUT_TIMEOUT,
         AbortCause.INTERNAL_ERROR,
     }

@@ -27,9 +27,22 @@ def slimmed(node: MessageNode, blobs: BlobStore) -> MessageNode:
         node = msgspec.structs.replace(node, content="", content_blob=blob)
         size -= text
     if size > INLINE_LIMIT:
-        rest = NodeRest(reasoning=node.reasoning, tool_calls=node.tool_calls, tokens=node.tokens)
+        many = len(msgspec.json.encode(node.images)) > INLINE_LIMIT // 4
+        rest = NodeRest(
+            reasoning=node.reasoning,
+            tool_calls=node.tool_calls,
+            tokens=node.tokens,
+            images=node.images if many else (),
+        )
         blob = blobs.put(msgspec.json.encode(rest), "application/json")
-        node = msgspec.structs.replace(node, reasoning="", tool_calls=(), tokens=None, rest_blob=blob)
+        node = msgspec.structs.replace(
+            node,
+            reasoning="",
+            tool_calls=(),
+            tokens=None,
+            images=() if many else node.images,
+            rest_blob=blob,
+        )
     return node
 
 
@@ -41,5 +54,6 @@ def whole(node: MessageNode, blobs: BlobStore) -> MessageNode:
         node = msgspec.structs.replace(node, content=content, content_blob=None)
     if node.rest_blob is not None:
         rest = msgspec.structs.asdict(decode(_REST, blobs.get(node.rest_blob)))
+        rest["images"] = rest["images"] or node.images
         node = msgspec.structs.replace(node, **rest, rest_blob=None)
     return node

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from orchard.workers.pictures import Picture
+
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a command did. `output` is stdout and stderr merged in order; a time-out is the command's own."""
@@ -17,6 +19,8 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     out_of_memory: bool = False
     """Whether the kernel killed something in the sandbox for memory meanwhile, the command itself or not."""
+    pictures: tuple[Picture, ...] = ()
+    """What the model is shown beside the text."""
 
 
 READ_LIMIT = 16 * 1024 * 1024
@@ -66,8 +70,13 @@ class Machine(Protocol):
         Raises FileNotFoundError when there is no directory, FileTooLarge beyond `limit` bytes.
         """
 
-    def reverse(self, port: int) -> AbstractAsyncContextManager[Tunnel]:
+    def forward(self, port: int) -> AbstractAsyncContextManager[str]:
+        """The URL at which this process reaches what listens at `port` of the sandbox's loopback address,
+        while the block lasts."""
+
+    def reverse(self, port: int, inside: int = 0) -> AbstractAsyncContextManager[Tunnel]:
         """Programs inside reach this process's loopback `port`, and nothing else, while the block lasts.
+        They find it at the port `inside`; 0 takes any that is free.
 
         A tunnel that ends before its block raises InfrastructureError at the block's end.
         """

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import AttemptInherited
 from orchard.schemas.identity import canonical
+from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import AbortCause
@@ -21,14 +23,11 @@ from orchard.workers.large_messages import is_large, slimmed
 from orchard.workers.llm.answers import Completion
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.masking import masked
+from orchard.workers.pictures import Picture, PictureStore
+from orchard.workers.prompts import Prompt, chat_messages, newest, url_part
 from orchard.workers.records import Record
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
-
-
-_SHOWN = 4000
-"""Characters of a call that was not executed, which the model is shown again."""
-_SHOWN_CALLS = 10
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -78,7 +77,8 @@ class MessageTree:
     what is trained on are the same text.
 
     Every method that appends returns the new node's id when its event is stored, and raises
-    InfrastructureError (STORE_FAILED) when a text too large for an event cannot be stored as a blob.
+    InfrastructureError (STORE_FAILED) when a picture, or a text too large for an event, cannot be stored as
+    a blob.
     """
 
     def __init__(self, publish: Publish, blobs: BlobStore) -> None:
@@ -93,6 +93,7 @@ class MessageTree:
         self._replay_began = 0.0
         self._publish = publish
         self._blobs = blobs
+        self._pictures = PictureStore(blobs)
         self._tools: dict[bytes, BlobRef] = {}
         """What programs offered, by its text."""
         self._nodes: dict[str, MessageNode] = {}
@@ -159,9 +160,9 @@ class MessageTree:
         """A root."""
         return await self._append(None, Role.SYSTEM, text)
 
-    async def user(self, parent: str | None, text: str) -> str:
+    async def user(self, parent: str | None, text: str, pictures: Sequence[Picture] = ()) -> str:
         """A task, a format error, an instruction to go on."""
-        return await self._append(parent, Role.USER, text)
+        return await self._append(parent, Role.USER, text, pictures=pictures)
 
     async def said(
         self,
@@ -172,10 +173,17 @@ class MessageTree:
         reasoning: str = "",
         tool_calls: tuple[ToolCall, ...] = (),
         tool_call_id: str = "",
+        pictures: Sequence[Picture] = (),
     ) -> str:
         """A message of a conversation that a program wrote, whoever speaks in it."""
         return await self._append(
-            parent, role, text, reasoning=reasoning, tool_calls=tool_calls, tool_call_id=tool_call_id
+            parent,
+            role,
+            text,
+            reasoning=reasoning,
+            tool_calls=tool_calls,
+            tool_call_id=tool_call_id,
+            pictures=pictures,
         )
 
     async def answered(
@@ -186,9 +194,10 @@ class MessageTree:
         call_kind: CallKind | None = None,
         derived_from: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
+        images_shown: Sequence[str] = (),
     ) -> str:
         """What the model answered to the path that ends at `parent`, and the call that it took. The last
-        three as LLMCall has them."""
+        four as LLMCall has them."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
         self.own += _used(completion)
@@ -211,6 +220,7 @@ class MessageTree:
                 derived_from=derived_from,
                 tools=offered,
                 reasoning_field=completion.reasoning_field or None,
+                images_shown=tuple(images_shown) or None,
             )
         )
         return node
@@ -218,16 +228,18 @@ class MessageTree:
     async def result(
         self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome, *, role: Role = Role.TOOL
     ) -> str:
-        """What the model is shown of a command's `outcome`, in answer to `call`. The user speaks it where the
-        text of the answer was the action.
+        """What the model is shown of a command's `outcome`, in answer to `call`: a text, and the outcome's
+        pictures at their places in it. The user speaks it where the text of the answer was the action.
 
-        Where the command is recorded and did the same, at other times at most, the recorded text is shown.
+        Where the command is recorded and did the same, at other times at most, the recorded message is shown.
         """
-        text = self._masked(text)  # as it is recorded
-        recorded = await self._recorded_result(parent, call, text, outcome)
+        text, images = await self._stored(text, outcome.pictures)
+        recorded = await self._recorded_result(parent, call, text, images, outcome)
         if recorded is not None and recorded.result is not None:
             self.replayed.seconds_commands += recorded.result.seconds
-            return await self._append(parent, role, recorded.content, tool_call_id=call.id)
+            return await self._append(
+                parent, role, recorded.content, tool_call_id=call.id, images=recorded.images
+            )
         self.own.seconds_commands += outcome.seconds
         return await self._append(
             parent,
@@ -240,6 +252,7 @@ class MessageTree:
                 timed_out=outcome.timed_out,
                 output_sha256=output_sha256(outcome.output),
             ),
+            images=images,
         )
 
     def path(self, leaf: str) -> list[MessageNode]:
@@ -252,16 +265,29 @@ class MessageTree:
         return nodes[::-1]
 
     def messages(self, leaf: str) -> list[dict[str, Any]]:
-        """The path to `leaf` as OpenAI chat messages."""
+        """The path to `leaf` as OpenAI chat messages, without pictures."""
         return chat_messages(self.path(leaf))
 
+    async def prompt(self, leaf: str, last: int | None = None) -> Prompt:
+        """The path to `leaf` as a model is asked, with its `last` pictures, or with all, as `data:` URLs.
+        Raises InfrastructureError (STORE_FAILED) for a picture that cannot be read."""
+        path = self.path(leaf)
+        shown = newest(path, last)
+        images = [image for each in shown for image in each]
+        try:
+            urls = {image.blob.sha256: await self._pictures.url(image) for image in images}
+        except StorageError as error:
+            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
+        messages = chat_messages(path, shown, lambda image: url_part(urls[image.blob.sha256]))
+        return Prompt(messages, tuple(image.blob.sha256 for image in images))
+
     async def _recorded_result(
-        self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome
+        self, parent: str, call: ToolCall, text: str, images: tuple[Image, ...], outcome: CommandOutcome
     ) -> MessageNode | None:
         node = self._record.results.get((parent, call.id)) if self._record else None
         if node is None:
             return None
-        found = compare(Executed(node.turn - 1, call, node), outcome, text)
+        found = compare(Executed(node.turn - 1, call, node), outcome, text, images)
         if found is None or found.timing:
             return node
         await self.end_replay(found)
@@ -288,15 +314,20 @@ class MessageTree:
         tool_call_id: str = "",
         result: ToolResult | None = None,
         tokens: TokenRecord | None = None,
+        pictures: Sequence[Picture] = (),
+        images: tuple[Image, ...] = (),
     ) -> str:
+        """`images` are those of `pictures` that are stored already, with a content that is masked."""
         before_masking = self.keys_masked
-        content, reasoning = self._masked(content), self._masked(reasoning)
+        if not images:
+            content, images = await self._stored(content, pictures)
+        reasoning = self._masked(reasoning)
         tool_calls = tuple(
             msgspec.structs.replace(call, arguments=self._masked(call.arguments)) for call in tool_calls
         )
         if self.keys_masked > before_masking:
             tokens = None  # they spell it out
-        identity = node_id(parent, role, content, tool_calls, tool_call_id)
+        identity = node_id(parent, role, content, tool_calls, tool_call_id, images)
         if identity in self._nodes:
             return identity
         before = self._nodes[parent].turn if parent is not None else 0
@@ -311,6 +342,7 @@ class MessageTree:
             tool_call_id=tool_call_id,
             result=result,
             tokens=tokens,
+            images=images,
         )
         if self._record is not None and (adopted := self._record.nodes.get(identity)) is not None:
             node = adopted
@@ -318,6 +350,24 @@ class MessageTree:
         self._nodes[identity], self.newest = node, identity
         await self._publish(await self._slimmed(node))
         return identity
+
+    async def _stored(self, text: str, pictures: Sequence[Picture]) -> tuple[str, tuple[Image, ...]]:
+        """A text without keys, and pictures as blobs at their places in it."""
+        ordered = sorted(pictures, key=lambda picture: (picture.at is None, picture.at or 0))
+        cuts = [max(0, picture.at) for picture in ordered if picture.at is not None]
+        pieces = [self._masked(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        places = list(accumulate(map(len, pieces)))
+        stored = []
+        try:
+            for number, picture in enumerate(ordered):
+                at = None if picture.at is None else places[number]
+                caption = self._masked(picture.caption)
+                stored.append(
+                    await self._pictures.put(msgspec.structs.replace(picture, at=at, caption=caption))
+                )
+        except StorageError as error:
+            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
+        return "".join(pieces), tuple(stored)
 
     def _masked(self, text: str) -> str:
         found = masked(text)
@@ -356,43 +406,3 @@ def _used(completion: Completion) -> Totals:
         seconds_llm=completion.seconds,
         model_kind=completion.model_kind,
     )
-
-
-def chat_messages(path: list[MessageNode]) -> list[dict[str, Any]]:
-    """OpenAI chat messages of whole nodes in order; reasoning as `reasoning_content`.
-
-    Endpoints refuse a call without its result, a result without its call and an empty message. So a call
-    that was never executed, as one that could not be parsed, is shown in words, and so is an empty message.
-    """
-    executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
-    messages: list[dict[str, Any]] = []
-    for node in path:
-        message: dict[str, Any] = {"role": node.role.value, "content": node.content}
-        if node.role is Role.TOOL:
-            message["tool_call_id"] = node.tool_call_id
-        if node.role is Role.ASSISTANT:
-            calls = [call for call in node.tool_calls if (node.turn, call.id) in executed]
-            words = [_in_words(call) for call in node.tool_calls[:_SHOWN_CALLS]]
-            if calls:
-                message["tool_calls"] = [_chat_call(call) for call in calls]
-            else:
-                message["content"] = "\n".join(filter(None, [node.content, *words])) or "[empty message]"
-            if node.reasoning:
-                message["reasoning_content"] = node.reasoning
-        messages.append(message)
-    return messages
-
-
-def _in_words(call: ToolCall) -> str:
-    name, arguments = call.name[:_SHOWN], call.arguments
-    if len(arguments) > _SHOWN:
-        arguments = f"{arguments[:_SHOWN]}... ({len(arguments)} characters)"
-    return f"[call not executed: {name} {arguments}]"
-
-
-def _chat_call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }

@@ -43,7 +43,7 @@ from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.settings import JudgeSettings
-from orchard.workers.worlds import Opening, open_world
+from orchard.workers.worlds import Opening, Shared, Standby, blocks_network, open_world
 
 NOT_GRADED = "not-graded"
 """Grader of a reward that no grader was needed for."""
@@ -65,6 +65,10 @@ class AttemptDependencies:
     models: ModelClient
     gateway: Gateway = field(default_factory=Gateway)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
+    shared: Shared = field(default_factory=Shared)
+    """Of all worlds that it opens. Whoever made it closes it."""
+    standby: Standby | None = None
+    """Machines that are ready before they are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +225,7 @@ class Attempt:
             parse_bytes(task.memory)
             parse_cores(task.cpu)
             check_grading(task)
+            blocks_network(task)
         except (Unreadable, InvalidQuantity, PluginError) as error:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"task {self.request.task.task_id}: {error}"
@@ -229,6 +234,7 @@ class Attempt:
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
+        standby = self._dependencies.standby if purpose == _ROLLOUT and program is None else None
         return self._factory.open(
             task.image,
             purpose=purpose,
@@ -236,6 +242,8 @@ class Attempt:
             memory=str(parse_bytes(self.memory) + self._beside) if program else self.memory,
             timeout=self.request.timeouts.creation,
             layers=[program.image] if program else [],
+            block_network=purpose != _ROLLOUT or blocks_network(task),
+            standby=lambda: standby.take(task, self.memory) if standby is not None else None,
         )
 
     @asynccontextmanager
@@ -269,6 +277,7 @@ class Attempt:
             blobs=self._dependencies.blobs,
             sandbox=lambda image, purpose: self._open(msgspec.structs.replace(task, image=image), purpose),
             command_seconds=request.timeouts.command,
+            shared=self._dependencies.shared,
         )
         async with open_world(opening) as world:
             budget = within(request.budget, request.timeouts, time.monotonic() - self._clock)

@@ -168,10 +168,20 @@ class SandboxMachine:
                 raise
 
     @asynccontextmanager
-    async def reverse(self, port: int) -> AsyncIterator[AsyncTunnel]:
+    async def forward(self, port: int) -> AsyncIterator[str]:
+        """See Machine.forward."""
+        with classified():
+            tunnel = await self.sandbox.forward(port).open()
+        try:
+            yield tunnel.url
+        finally:
+            await tunnel.close()
+
+    @asynccontextmanager
+    async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
         """See Machine.reverse."""
         with classified():
-            tunnel = await self.sandbox.reverse(0, port).open()
+            tunnel = await self.sandbox.reverse(inside, port).open()
         try:
             yield tunnel
         finally:
@@ -202,18 +212,30 @@ class SandboxFactory:
 
     @asynccontextmanager
     async def open(
-        self, image: str, *, purpose: str, cpu: str, memory: str, timeout: float, layers: Sequence[str] = ()
+        self,
+        image: str,
+        *,
+        purpose: str,
+        cpu: str,
+        memory: str,
+        timeout: float,
+        layers: Sequence[str] = (),
+        block_network: bool = True,
+        standby: Callable[[], AsyncSandbox | None] = lambda: None,
     ) -> AsyncIterator[SandboxMachine]:
         """A ready machine, deleted on the way out.
 
-        `timeout` bounds creation, all tries together, in seconds. `layers` are images laid over `image`. A
-        heartbeat keeps the sandbox while the block runs, grading in place included; no deadline of the task
-        can take it away before.
+        `timeout` bounds creation, all tries together, in seconds. `layers` are images laid over `image`. What
+        `standby` gives, where it gives any, is taken instead of a new one. A heartbeat keeps the sandbox
+        while the block runs, grading in place included; no deadline of the task can take it away before.
         """
 
         async def create(left: float, key: str) -> AsyncSandbox:
+            if (ready := standby()) is not None:
+                return ready
             return await self._client.create_sandbox(
                 image,
+                block_network=block_network,
                 cpu=cpu,
                 memory=memory,
                 timeout=left,

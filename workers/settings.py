@@ -1,5 +1,7 @@
 """Configuration of workers and of the sandboxes they use."""
 
+from typing import Annotated
+
 import msgspec
 
 from orchard.schemas.identity import check_name
@@ -23,6 +25,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_age_seconds: Seconds = 0.0
     """Claim nothing more after so long, or half of it at the least, and exit when what runs has ended; 0: no
     limit."""
+
+    spare_browsers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    """Browsers that are kept started for the next attempts of tasks that need one; about 0.2 GiB each."""
 
     def __post_init__(self) -> None:
         for priority in self.lent_to:

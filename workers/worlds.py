@@ -4,13 +4,15 @@ A world is a plug-in. It lives in the worker's process, or in sandboxes that the
 nothing that the agent can write is part of its record.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from orchard.injector.client import AsyncSandbox
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
@@ -19,6 +21,31 @@ from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import CommandOutcome, Machine
+
+T = TypeVar("T")
+
+
+class Shared:
+    """What the worlds of one worker share, as a driver of browsers: made when it is first needed, and ended
+    with the worker."""
+
+    def __init__(self) -> None:
+        self._made: dict[Callable[[], AbstractAsyncContextManager[Any]], Any] = {}
+        self._stack = AsyncExitStack()
+        self._turn = asyncio.Lock()
+
+    async def of(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """The one that `make` makes: the same for each caller."""
+        async with self._turn:
+            if make not in self._made:
+                self._made[make] = await self._stack.enter_async_context(make())
+            made: T = self._made[make]
+            return made
+
+    async def close(self) -> None:
+        """End all of it."""
+        self._made.clear()
+        await self._stack.aclose()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +66,8 @@ class Opening:
     """Opens another sandbox, of an image and for a purpose (`services`), which the agent cannot reach."""
     command_seconds: float
     """That a command may take."""
+    shared: Shared = field(default_factory=Shared)
+    """The worker's."""
 
 
 class OpenWorld(Protocol):
@@ -69,10 +98,31 @@ class World(Protocol):
 
     name: str
     settings: type[msgspec.Struct]
-    """What tasks that name it must say."""
+    """What tasks that name it must say.
+
+    A kind whose agents need a network has a method `blocks_network(settings) -> bool`, too.
+    """
 
     def open(self, settings: Any, opening: Opening) -> AbstractAsyncContextManager[OpenWorld]:
         """The world as the task has it at its beginning."""
+
+
+class Standby(Protocol):
+    """Machines that were made ready before an attempt needs them."""
+
+    def take(self, task: Task, memory: str) -> AsyncSandbox | None:
+        """The sandbox of one that is as the task wants it, with so much memory; None where there is none. It
+        is the caller's from here on."""
+
+
+def blocks_network(task: Task) -> bool:
+    """Whether the agent's sandbox has no network: unless the world of the task needs one. Raises
+    PluginError."""
+    if isinstance(task.world, msgspec.UnsetType):
+        return True
+    world, settings = get_world(task.world)
+    asked = getattr(world, "blocks_network", None)
+    return asked is None or bool(asked(settings))
 
 
 def get_world(use: WorldUse) -> tuple[World, msgspec.Struct]:

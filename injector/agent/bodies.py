@@ -1,10 +1,13 @@
 """Bodies that come or go in pieces: as they are, unless a middleware has put seals around them."""
 
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
 CHUNK = 1 << 18
+log = logging.getLogger(__name__)
 INCOMING = web.RequestKey("incoming pieces", AsyncIterator[bytes])
 OUTGOING: web.RequestKey[Callable[[], web.StreamResponse]] = web.RequestKey("outgoing stream")
 """Under these keys a middleware leaves on the request what `pieces` and `stream` then give."""
@@ -22,3 +25,27 @@ def stream(request: web.Request, content_type: str) -> web.StreamResponse:
     reply = web.StreamResponse() if make is None else make()
     reply.content_type = content_type
     return reply
+
+
+async def streamed(
+    request: web.Request, content_type: str, pieces: AsyncIterator[bytes]
+) -> web.StreamResponse:
+    """An answer that has begun cannot become an error: it is broken off, so nobody takes it for whole."""
+    reply = stream(request, content_type)
+    await reply.prepare(request)
+    with broken_off(request):
+        async for piece in pieces:
+            await reply.write(piece)
+        await reply.write_eof()
+    return reply
+
+
+@contextmanager
+def broken_off(request: web.Request) -> Iterator[None]:
+    """Around an answer that has begun."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s %s is broken off: %s", request.method, request.path, error)
+        if request.transport is not None:
+            request.transport.abort()

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, files, following, patches, watching
+from orchard.injector.agent import archives, bodies, contents, files, following, patches, watching
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.image_requests import ImageRequests
 from orchard.injector.agent.jobs import TrackedJob
@@ -75,6 +75,7 @@ class AgentServer:
                 web.get("/sandboxes/{id}/tunnel", held(self._tunnel)),
                 web.post("/sandboxes/{id}/apply_patch", held(self._apply_patch)),
                 web.put("/sandboxes/{id}/files", held(self._write)),
+                web.put("/sandboxes/{id}/files/sized", held(self._write)),
                 web.get("/sandboxes/{id}/files", held(self._read)),
                 web.delete("/sandboxes/{id}/files", held(self._remove)),
                 web.post("/sandboxes/{id}/files/move", held(self._move)),
@@ -175,10 +176,16 @@ class AgentServer:
         upload = Upload(machine.user, _mode(request))
         try:
             await _in_thread(upload.open, machine, path)
-            async for piece in bodies.pieces(request):
-                await asyncio.to_thread(upload.write, piece)
-                size += len(piece)
+            if "size" in request.query:
+                size = int(request.query["size"])
+                await contents.receive(request, size, upload.write)
+            else:
+                async for piece in bodies.pieces(request):
+                    await asyncio.to_thread(upload.write, piece)
+                    size += len(piece)
             await asyncio.to_thread(upload.finish)
+        except ConnectionError as error:
+            raise AgentError(f"{path}: {error}", reason="cut_off") from error
         except OSError as error:
             raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
         finally:
@@ -194,7 +201,12 @@ class AgentServer:
             if size <= files.CHUNK:
                 data = await asyncio.to_thread(source.read, size)
                 return web.Response(body=data, content_type="application/octet-stream")
-            return await _streamed(request, "application/octet-stream", _first(source, size))
+            if bodies.OUTGOING in request:
+                return await bodies.streamed(request, "application/octet-stream", _first(source, size))
+            reply = bodies.stream(request, "application/octet-stream")
+            with bodies.broken_off(request):
+                await contents.send(request, reply, source, size)
+            return reply
 
     async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         machine, _ = sandbox.ready()
@@ -226,7 +238,7 @@ class AgentServer:
             watch = await _in_thread(watching.Watch, machine, path)
             try:
                 async with aclosing(watching.events(watch, sandbox.ended, seconds)) as changes:
-                    return await _streamed(request, "text/event-stream", changes)
+                    return await bodies.streamed(request, "text/event-stream", changes)
             finally:
                 asyncio.get_running_loop().run_in_executor(None, watch.close)  # a thread may still read
 
@@ -244,7 +256,7 @@ class AgentServer:
         path = _path(request, machine)
         with _root(machine) as root:
             async with archives.packed(root, path) as pieces:
-                return await _streamed(request, "application/x-tar", pieces)
+                return await bodies.streamed(request, "application/x-tar", pieces)
 
     async def _write_archive(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         machine, _ = sandbox.ready()
@@ -270,7 +282,7 @@ class AgentServer:
         begin = following.place(request.query.get("offset", following.BEGINNING))
         job.document()  # says so where its output is not kept
         with self._sandboxes.active(sandbox):
-            return await _streamed(request, "text/event-stream", following.events(job, begin))
+            return await bodies.streamed(request, "text/event-stream", following.events(job, begin))
 
     async def _cancel_job(self, request: web.Request) -> web.Response:
         sandbox, job = self._find_job(request)
@@ -368,23 +380,6 @@ def _root(machine: Machine) -> Iterator[int]:
         yield root
     finally:
         os.close(root)
-
-
-async def _streamed(
-    request: web.Request, content_type: str, pieces: AsyncIterator[bytes]
-) -> web.StreamResponse:
-    """An answer that has begun cannot become an error: it is broken off, so nobody takes it for whole."""
-    reply = bodies.stream(request, content_type)
-    await reply.prepare(request)
-    try:
-        async for piece in pieces:
-            await reply.write(piece)
-        await reply.write_eof()
-    except OSError as error:
-        log.warning("%s %s is broken off: %s", request.method, request.path, error)
-        if request.transport is not None:
-            request.transport.abort()
-    return reply
 
 
 async def _first(source: IO[bytes], size: int) -> AsyncIterator[bytes]:

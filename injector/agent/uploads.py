@@ -62,7 +62,7 @@ class Upload:
                 check_regular(self._target, path)
             self._open_file()
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Append. Raises OSError."""
         with self._lock:
             _write_all(self._file, piece)
@@ -132,7 +132,7 @@ async def discarded(upload: Upload) -> None:
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, upload.discard))
 
 
-def _write_all(descriptor: int, piece: bytes) -> None:
+def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
     view = memoryview(piece)
     while view:
         view = view[os.write(descriptor, view) :]

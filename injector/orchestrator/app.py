@@ -20,7 +20,7 @@ from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import FRAME_LIMIT, HTML, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
 from orchard.injector.orchestrator import deadlines, images, openapi, pages
-from orchard.injector.orchestrator.deadlines import arriving
+from orchard.injector.orchestrator.deadlines import arriving, arriving_content
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
 from orchard.injector.orchestrator.limits import Admission, Limits
@@ -218,8 +218,9 @@ class Orchestrator:
 
     async def _write(self, request: web.Request) -> web.Response:
         agent = self._backend.agent(request.match_info["id"])
-        asked, content = _asked_for(request, operations.WRITE), arriving(request)
+        asked = _asked_for(request, operations.WRITE)
         if "path" in asked:
+            content = await arriving_content(request)
             return json_reply(await agent.call(FileWritten, "PUT", _FILES, params=asked, body=content))
         upload = Upload(request)
         await upload.begin()

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from aiohttp import web
+from aiohttp import hdrs, web
+
+from orchard.injector.exchange import Sized
 
 HEADER_SECONDS = 60.0
 """For a connection to send its next request, whole headers; also an idle one is closed then."""
 GRACE_SECONDS = 30.0
+SMALL = 256 * 1024
+"""Bytes of a body that is passed on whole."""
 SLOWEST = 16 * 1024
 """Bytes a second that a body must come with, on average, after a time of grace."""
 
@@ -36,16 +40,26 @@ async def arriving(request: web.Request) -> AsyncIterator[bytes]:
         begun = loop.time()
         try:
             async with asyncio.timeout(grace + received / SLOWEST - waited):
-                piece = await request.content.readany()
+                piece, ended_chunk = await request.content.readchunk()  # as it lies there, not joined
         except TimeoutError:
             raise web.HTTPRequestTimeout(
                 reason="the body comes too slowly", headers={"Connection": "close"}
             ) from None
         waited += loop.time() - begun
         if not piece:
+            if ended_chunk and not request.content.at_eof():  # one object is the body of all that have none
+                continue
             return
         received += len(piece)
         yield piece
+
+
+async def arriving_content(request: web.Request) -> bytes | Sized | AsyncIterator[bytes]:
+    """The body of any length, as what is best passed on: a small one whole, else in pieces."""
+    size = None if hdrs.CONTENT_ENCODING in request.headers else request.content_length
+    if size is None:
+        return arriving(request)
+    return await body(request, size) if size <= SMALL else Sized(arriving(request), size)
 
 
 async def body(request: web.Request, limit: int) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from orchard.cli.reading import rows_table
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.importing import Imported, import_trajectories, read_released, released
+from orchard.pipelines.datasets.exporters.gui import LAYOUT as GUI_LAYOUT
+from orchard.pipelines.datasets.gui_rows import read_gui_rows
+from orchard.pipelines.datasets.importing import (
+    Foreign,
+    Imported,
+    import_trajectories,
+    read_released,
+    released,
+)
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
 from orchard.processes.signals import stop_on_signals
@@ -205,6 +213,9 @@ def tokenizer(
     campaign: Annotated[list[str] | None, typer.Option(help="Learn from these campaigns only.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens, bytes included.", min=300)] = 2048,
     limit: Annotated[int, typer.Option(help="Messages to learn from, at most.", min=1)] = 100_000,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="With the tokens that stand for pictures.")
+    ] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""
     from orchard.pipelines.datasets.corpus import log_texts
@@ -212,7 +223,7 @@ def tokenizer(
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        made = train_tokenizer(log_texts(tables, campaign or [], limit), vocab_size, out)
+        made = train_tokenizer(log_texts(tables, campaign or [], limit), vocab_size, out, pictures=pictures)
     console.print(f"[bold green]trained[/] {out}: {len(made)} tokens", highlight=False)
 
 
@@ -270,23 +281,33 @@ def export(
 @app.command("import")
 def import_(
     context: typer.Context,
-    files: Annotated[list[Path], typer.Argument(help="Parquet files in the released Orchard SWE layout.")],
+    files: Annotated[list[Path], typer.Argument(help="Parquet files in a released Orchard layout.")],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
     name: Annotated[str, typer.Option(help="Name of the published dataset.")] = "orchard-swe",
     harness: Annotated[str, typer.Option(help="Harness that made the trajectories.")] = "mini-swe-agent",
+    layout: Annotated[str, typer.Option("--format", help="orchard-swe or orchard-gui.")] = "orchard-swe",
 ) -> None:
-    """Bring published trajectories into the log, to be annotated and built like our own."""
+    """Bring published trajectories into the log, to be annotated and built like our own.
+
+    The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
+    """
     session: Session = context.obj
-    asyncio.run(_import(session, files, campaign, name, harness))
+    if layout == GUI_LAYOUT:
+        found = read_gui_rows(files, session.blobs, harness)
+    elif layout == "orchard-swe":
+        found = released(read_released(files), harness)
+    else:
+        raise DatasetError(f"--format {layout!r} is not known: use orchard-swe or {GUI_LAYOUT}")
+    asyncio.run(_import(session, found, campaign, name))
 
 
-async def _import(session: Session, files: list[Path], campaign: str, name: str, harness: str) -> None:
+async def _import(session: Session, found: Iterator[Foreign], campaign: str, name: str) -> None:
     async with session.connection_or_server("dataset import") as connection:
         await declare(connection, session.config.nats, [])
         done = await import_trajectories(
             Publisher(connection),
             session.blobs,
-            released(read_released(files), harness),
+            found,
             campaign=campaign,
             dataset=name,
         )

@@ -1,4 +1,4 @@
-"""`demo-sft`, `demo-rl`, `demo-matrix`: from tasks to a model that has learned, on one machine."""
+"""`demo-sft`, `demo-rl`, `demo-matrix`, `demo-claw`, `demo-gui`: from tasks to a model that learned."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         tasks: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 500,
         samples: Annotated[int, typer.Option(help="Oracle rollouts of each.", min=1)] = 3,
-        held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 100,
+        held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 200,
         epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 8,
         shape: Annotated[str, typer.Option(help="Model shape.")] = "tiny-1m",
         seed: Annotated[int, typer.Option(help="Of tasks, weights and order.")] = 0,
@@ -41,12 +41,12 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-matrix")
     def demo_matrix(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks of the base.", min=1)] = 400,
-        lessons: Annotated[int, typer.Option(help="Training tasks of each harness.", min=1)] = 200,
-        held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 40,
-        seeds: Annotated[int, typer.Option(help="Policies of each harness.", min=1)] = 2,
+        tasks: Annotated[int, typer.Option(help="Training tasks of the base.", min=1)] = 160,
+        lessons: Annotated[int, typer.Option(help="Training tasks of each harness.", min=1)] = 48,
+        held_out: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 20,
+        seeds: Annotated[int, typer.Option(help="Policies of each harness.", min=1)] = 1,
         epochs: Annotated[int, typer.Option(help="Passes over the log of a policy's harness.", min=1)] = 12,
-        base_epochs: Annotated[int, typer.Option(help="Passes of the base before.", min=1)] = 8,
+        base_epochs: Annotated[int, typer.Option(help="Passes of the base before.", min=1)] = 20,
         seed: Annotated[int, typer.Option(help="Of tasks, weights and order.")] = 0,
     ) -> None:
         """Small policies, each taught in one harness, on held-out tasks in three: Table 10 of the paper.
@@ -70,6 +70,30 @@ def register(app: typer.Typer) -> None:
         )
         demo = MatrixDemo(session.config.store, settings)
         show(demo, uvloop.run(demo.run()))
+
+    @app.command(name="demo-claw")
+    def demo_claw(
+        context: typer.Context,
+        tasks: Annotated[int, typer.Option(help="Training tasks, in 20 worlds.", min=1)] = 160,
+        held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
+        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 24,
+        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 6,
+        seed: Annotated[int, typer.Option(help="Of worlds, weights and orders.", min=0)] = 0,
+    ) -> None:
+        """Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.
+
+        Needs no model, no key and no GPU. It ends with the matrix of both policies in two harnesses. Stopped
+        in the middle it goes on where it was.
+        """
+        from orchard.demo_claw import ClawDemo, ClawSettings, show
+        from orchard.pipelines.models.errors import require_torch
+
+        require_torch("orchard demo-claw")
+        session: Session = context.obj
+        settings = ClawSettings(tasks=tasks, held_out=held_out, epochs=epochs, steps=steps, seed=seed)
+        demo = ClawDemo(session.config.store, settings)
+        show(uvloop.run(demo.run()))
+        console.print(f"the matrix: {demo.report}", highlight=False)
 
     @app.command(name="demo-rl")
     def demo_rl(
@@ -107,3 +131,30 @@ def register(app: typer.Typer) -> None:
         demo = RlDemo(session.config.store, settings)
         show(uvloop.run(demo.run()))
         console.print(f"curves: {demo.directory / 'curves.png'}", highlight=False)
+
+    @app.command(name="demo-gui")
+    def demo_gui(
+        context: typer.Context,
+        tasks: Annotated[int, typer.Option(help="Tasks that the oracle plays.", min=1)] = 400,
+        held_out: Annotated[int, typer.Option(help="Tasks to measure on.", min=1)] = 60,
+        epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 20,
+        steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 6,
+        slots: Annotated[int, typer.Option(help="Browsers at once.", min=1)] = 4,
+        seed: Annotated[int, typer.Option(help="Of tasks, weights and order.", min=0)] = 0,
+    ) -> None:
+        """Teach a vision-language model from nothing to click on what it sees, in real Chromium.
+
+        Needs no model, no key and no GPU. Stopped in the middle it goes on where it was.
+        """
+        from orchard.demo_gui import GuiDemo, GuiDemoSettings, show
+        from orchard.pipelines.models.errors import require_torch
+
+        require_torch("orchard demo-gui")
+        session: Session = context.obj
+        settings = GuiDemoSettings(
+            seed=seed, tasks=tasks, held_out=held_out, epochs=epochs, rl_steps=steps, slots=slots
+        )
+        demo = GuiDemo(session.config.store, settings)
+        show(uvloop.run(demo.run()))
+        if steps:
+            console.print(f"curves: {demo.directory / 'curves.png'}", highlight=False)

@@ -65,6 +65,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "demos",
         "Small policies, each taught in one harness, on held-out tasks in three: Table 10 of the paper.",
     ),
+    "demo-claw": (
+        "demos",
+        "Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.",
+    ),
+    "demo-gui": (
+        "demos",
+        "Teach a vision-language model from nothing to click on what it sees, in real Chromium.",
+    ),
     "eval": ("evaluation", "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."),
     "tasks": ("tasks", "Where tasks come from, and whether they can be trusted."),
     "harness": ("harness", "Harnesses that are programs: installed, listed, shown."),
@@ -77,6 +85,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trajectories": (
         "trajectories",
         "Trajectories as ATIF files, the interchange format of Harbor: out and in.",
+    ),
+    "judge": (
+        "judging",
+        "Judge rollouts of browser agents again, without running them, and measure judges against graders.",
     ),
     "values": ("values", "Values of unresolved trajectories, step by step."),
     "rl": ("rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),

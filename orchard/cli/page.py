@@ -1,6 +1,7 @@
 """`ui`: what the log says, in a browser."""
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,15 @@ def register(app: typer.Typer) -> None:
         allowed_host: Annotated[
             list[str] | None, typer.Option(help="Name that a proxy in front is asked by. Repeatable.")
         ] = None,
+        tokenizer: Annotated[
+            Path | None,
+            typer.Option(
+                help="Model's directory with a tokenizer.json, for the text of tokens.", exists=True
+            ),
+        ] = None,
+        listening: Annotated[
+            int | None, typer.Option(help="Socket that `orchard up` listens on for it.", hidden=True)
+        ] = None,
     ) -> None:
         """Campaigns and rollouts in a browser, live, until Ctrl-C. Works with and without `orchard up`.
 
@@ -39,7 +49,8 @@ def register(app: typer.Typer) -> None:
             orchard ui
             orchard ui --store s3://bucket/prefix --port 0
         """
-        uvloop.run(_serve(context.obj, host, port, private, allowed_host or []))
+        line = None if listening is None else socket.socket(fileno=listening)
+        uvloop.run(_serve(context.obj, host, line or port, private, allowed_host or [], tokenizer))
 
     @app.command()
     def report(
@@ -72,9 +83,20 @@ def register(app: typer.Typer) -> None:
             console.print(
                 f"[yellow]{count} keys were masked[/]: {out / 'secrets.txt'} says where", soft_wrap=True
             )
+        if made.pictures:
+            console.print(f"[yellow]{made.pictures} pictures[/] are not searched for keys", soft_wrap=True)
+        if made.left_out:
+            console.print(f"[yellow]{made.left_out} pictures are left out[/]: too much for one mail")
 
 
-async def _serve(session: Session, host: str, port: int, private: bool, hosts: list[str]) -> None:
+async def _serve(
+    session: Session,
+    host: str,
+    port: int | socket.socket,
+    private: bool,
+    hosts: list[str],
+    tokenizer: Path | None,
+) -> None:
     from orchard.page.server import serve
 
     def told(address: str, with_token: str) -> None:
@@ -83,4 +105,13 @@ async def _serve(session: Session, host: str, port: int, private: bool, hosts: l
             console.print(f"to pause and resume there, too: {with_token}", style="dim", soft_wrap=True)
 
     stop = stop_on_signals(asyncio.get_running_loop())
-    await serve(session, host=host, port=port, private=private, hosts=hosts, told=told, stop=stop)
+    await serve(
+        session,
+        host=host,
+        port=port,
+        private=private,
+        hosts=hosts,
+        tokenizer=tokenizer,
+        told=told,
+        stop=stop,
+    )

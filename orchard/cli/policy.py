@@ -36,6 +36,9 @@ def register(app: typer.Typer) -> None:
         ] = False,
         dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
         threads: Annotated[int, typer.Option(help="CPU threads; 0: torch decides.", min=0)] = 0,
+        blind: Annotated[
+            bool, typer.Option("--blind", help="Answer as if every picture were black, to measure that.")
+        ] = False,
     ) -> None:
         """Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.
 
@@ -60,5 +63,6 @@ def register(app: typer.Typer) -> None:
             prefix_cache=prefix_cache,
             dtype=dtype,
             threads=threads,
+            blind=blind,
         )
         sys.exit(serve(settings))

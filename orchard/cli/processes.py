@@ -15,6 +15,15 @@ from orchard.session import Session
 from orchard.terminal import console
 from orchard.workers.llm.settings import EndpointSettings
 
+ProbePort = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        help="Answer /healthy, /ready and /metrics (Prometheus) on this port of every address.",
+    ),
+]
+
 
 def start_logging() -> None:
     """One line a record on stderr; secrets never reach a record."""
@@ -133,21 +142,21 @@ def register(app: typer.Typer) -> None:
         uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name))
 
     @app.command()
-    def writer(context: typer.Context) -> None:
+    def writer(context: typer.Context, probe_port: ProbePort = None) -> None:
         """Run the writer: commits the event stream to the store's tables. One for each store."""
         start_logging()
         from orchard.processes.writer import run_writer
 
-        uvloop.run(run_writer(context.obj))
+        uvloop.run(run_writer(context.obj, probe_port))
 
     @app.command()
-    def steward(context: typer.Context) -> None:
+    def steward(context: typer.Context, probe_port: ProbePort = None) -> None:
         """Run the steward: forwards delayed requests when due, buries those that nobody could finish, offers
         open rollouts again that are on no queue, and pauses campaigns that have cost their cap."""
         start_logging()
         from orchard.processes.steward import run_steward
 
-        uvloop.run(run_steward(context.obj))
+        uvloop.run(run_steward(context.obj, probe_port))
 
     @app.command()
     def oracle(

@@ -20,16 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.cli.folding import parts
+from orchard.cli.pictures import with_pictures, write_pictures
+from orchard.cli.services_shown import CALLS, RULINGS, is_bundle, worlds_tables
 from orchard.config import ConfigError
 from orchard.pipelines.trajectories import stored_node
+from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
 from orchard.session import Session
 from orchard.storage.reader import open_tables, refresh
-from orchard.terminal import console
+from orchard.terminal import console, shown
 
 SHOWN_ROWS = 200
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SHOWN_CHARACTERS = 4000
 
 ATTEMPTS = """
@@ -65,13 +67,21 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[
             bool, typer.Option("--json", help="One JSON object a message, whole, for programs.")
         ] = False,
+        images: Annotated[
+            Path | None, typer.Option(help="Directory that the pictures of the messages are written to.")
+        ] = None,
         pager: Annotated[bool, typer.Option(help="Page by page, where the output is a terminal.")] = True,
     ) -> None:
         """A rollout, readable: every message, the diff it submitted, what the tests said.
 
-        Texts are as the model saw them; each turn has its reasoning, and its tokens, cost and time.
+        Texts are as the model saw them; each turn has its reasoning, and its tokens, cost and time. A picture
+        is named by its type, its size and its SHA-256.
         """
         chosen = turn_range(turns)
+        if images is not None:
+            typer.echo(
+                f"{_write_pictures(context.obj, rollout, images, chosen)} pictures in {images}", err=True
+            )
         if as_json:
             print_messages(context.obj, rollout, chosen)
         elif pager and console.is_terminal:
@@ -134,11 +144,6 @@ def rows_table(names: list[str], rows: list[tuple[Any, ...]], title: str | None 
     if len(rows) <= SHOWN_ROWS:
         return table
     return Group(table, Text(f"... and {len(rows) - SHOWN_ROWS} rows more: use --format csv"))
-
-
-def shown(text: str) -> str:
-    """Stored text without the characters that steer a terminal: models and sandboxes wrote it."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _cell(value: Any) -> Text:
@@ -243,6 +248,13 @@ def print_messages(session: Session, prefix: str, turns: tuple[int, int]) -> Non
             sys.stdout.write(json.dumps(line, default=str) + "\n")
 
 
+def _write_pictures(session: Session, prefix: str, out: Path, turns: tuple[int, int]) -> int:
+    with open_tables(session.config.store) as tables:
+        messages = _messages(tables, _rollout_id(tables, prefix))
+    nodes = (stored_node(session.blobs, row) for row in messages if turns[0] <= row["turn"] <= turns[1])
+    return write_pictures(session.blobs, nodes, out)
+
+
 def show_rollout(
     session: Session, prefix: str, *, full: bool, turns: tuple[int, int] = (0, sys.maxsize)
 ) -> None:
@@ -254,6 +266,8 @@ def show_rollout(
         messages = [row for row in _messages(tables, rollout) if turns[0] <= row["turn"] <= turns[1]]
         calls = {call["node"]: call for call in _all(tables, _CALLS, rollout)}
         reward = _one(tables, "select * from rewards where rollout_id = ?", rollout)
+        attempt = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=0)
+        services, rulings = (_all(tables, query, rollout, attempt) for query in (CALLS, RULINGS))
     limit = None if full else SHOWN_CHARACTERS
     for part in parts(messages, {node: call["call_kind"] for node, call in calls.items()}):
         if part.kind is not None and not full:
@@ -261,8 +275,10 @@ def show_rollout(
             continue
         for message in part.messages:
             console.print(_message(session, message, limit, part.kind, calls.get(message["node_id"])))
-    if outcome is not None and outcome.get("submission"):
-        console.print(Panel(Syntax(shown(outcome["submission"]), "diff", word_wrap=True), title="submission"))
+    for table in worlds_tables(services, rulings):
+        console.print(table)
+    if outcome is not None and outcome.get("submission") and not is_bundle(outcome["submission"]):
+        console.print(_submission(outcome["submission"]))
     if reward is not None:
         console.print(verdict_panel(reward))
     if len(attempts) > 1:
@@ -273,8 +289,18 @@ def show_rollout(
         console.print(_summary(outcome))
 
 
-def _all(tables: duckdb.DuckDBPyConnection, query: str, rollout: str) -> list[dict[str, Any]]:
-    cursor = tables.execute(query, [rollout])
+def _submission(text: str) -> RenderableType:
+    """A patch; of a browser's, what was answered and where it ended: its steps are the messages."""
+    try:
+        browsed = msgspec.json.decode(text, type=GuiOutcome)
+    except msgspec.DecodeError:
+        return Panel(Syntax(shown(text), "diff", word_wrap=True), title="submission")
+    answer = "no answer" if browsed.answer is None else browsed.answer
+    return Panel(Text(shown(f"{answer}\n{browsed.url}  {browsed.title}")), title="answer", title_align="left")
+
+
+def _all(tables: duckdb.DuckDBPyConnection, query: str, *given: object) -> list[dict[str, Any]]:
+    cursor = tables.execute(query, given)
     names = [column[0] for column in cursor.description or []]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -302,14 +328,14 @@ def _message(
     parts: list[RenderableType] = []
     if node.reasoning:
         parts.append(Text(_shortened(node.reasoning, limit), style="dim italic"))
-    if text := _shortened(node.content, limit):
+    if text := _shortened(with_pictures(node), limit):
         parts.append(Text(text))
     for call in node.tool_calls:
         try:
-            command = msgspec.json.decode(call.arguments)["command"]
+            command = str(msgspec.json.decode(call.arguments)["command"])
         except (msgspec.DecodeError, KeyError, TypeError):
-            command = call.arguments
-        parts.append(Syntax(shown(str(command)), "bash", word_wrap=True))
+            command = f"{call.name} {call.arguments}"
+        parts.append(Syntax(shown(command), "bash", word_wrap=True))
     colour = {Role.SYSTEM: "dim", Role.USER: "blue", Role.ASSISTANT: "green", Role.TOOL: "yellow"}[node.role]
     title = f"{beside}  {node.role}" if beside else f"turn {node.turn}  {node.role}"
     title += "".join(f"  {fact}" for fact in _facts(message, made))
@@ -342,8 +368,9 @@ def verdict_panel(reward: dict[str, Any]) -> Panel:
     lines = [f"{status:8} {name}" for name, status in bad[:40]]
     if len(bad) > 40:
         lines.append(f"... and {len(bad) - 40} more")
-    if not tests:
-        lines += [f"{part}: {value:g}" for part, value in (reward["parts"] or {}).items()]
+    scores: dict[str, float] = reward["parts"] or {}
+    if not tests or "task_score" in scores:
+        lines += [f"{part}: {value:g}" for part, value in scores.items()]
     lines += [f"cause: {reward['cause']}"] if reward.get("cause") else []
     lines += [reward["detail"]] if reward.get("detail") else []
     body = Text(shown("\n".join(lines) or "all of them"))

@@ -25,7 +25,9 @@ from orchard.schemas.training import PolicyStep
 from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.replay import replay, replay_batches
+from orchard.streams.tasks import end
 from orchard.terminal import console
+from orchard.tracking import Tracking
 
 app = typer.Typer(
     cls=DefaultRun,
@@ -64,12 +66,13 @@ async def _run(session: Session, config: Path) -> None:
     server = server_address(session, settings)
     _, start = await enter(session, settings)
     told: set[int] = set()
-    showing = asyncio.create_task(_show_steps(session, settings, start, told))
-    try:
-        await Processes(session, settings, config, server).run()
-        await showing
-    finally:
-        showing.cancel()
+    with Tracking(session.config.tracking, session.directory) as tracking:
+        showing = asyncio.create_task(_show_steps(session, settings, start, told, tracking))
+        try:
+            await Processes(session, settings, config, server).run()
+            await showing
+        finally:
+            await end(showing)
     from orchard.pipelines.rl.curves import plot_curves
 
     async with session.connection("rl") as connection:
@@ -79,8 +82,11 @@ async def _run(session: Session, config: Path) -> None:
     _warn(session.config.store, settings, told)
 
 
-async def _show_steps(session: Session, settings: RlSettings, start: int, told: set[int]) -> None:
-    """A line for each step, old ones first, and one for each policy version that cheats."""
+async def _show_steps(
+    session: Session, settings: RlSettings, start: int, told: set[int], tracking: Tracking
+) -> None:
+    """A line for each step, old ones first, and one for each policy version that cheats; trackers hear of
+    each."""
     subject = f"{EVENTS_PREFIX}.{settings.run}.*.policy.step"
     async with session.connection("rl") as connection:
         async for stored in replay(connection, start, subjects=subject, follow=True):
@@ -94,6 +100,7 @@ async def _show_steps(session: Session, settings: RlSettings, start: int, told: 
                     f"waited {fact.waited:.0f} s",
                     highlight=False,
                 )
+                await asyncio.to_thread(tracking.put, fact)
                 await asyncio.to_thread(_warn, session.config.store, settings, told)
                 if fact.step >= settings.steps:
                     return

@@ -16,6 +16,7 @@ from orchard.pipelines.sft.settings import read_settings
 from orchard.schemas.training import TrainingStarted, TrainingStep
 from orchard.session import Session
 from orchard.terminal import console
+from orchard.tracking import Tracking
 
 
 def register(app: typer.Typer) -> None:
@@ -46,12 +47,13 @@ def register(app: typer.Typer) -> None:
         from orchard.pipelines.sft.trainer import train
 
         with ExitStack() as stack:
+            tracking = stack.enter_context(Tracking(session.config.tracking, session.directory))
 
             def sinks() -> list[Sink]:
-                bar: Sink = stack.enter_context(Bar())
-                if not (session.config.nats.url or session.up()):
-                    return [bar]
-                return [bar, stack.enter_context(EventSink(lambda: session.connection("trainer")))]
+                known: list[Sink] = [stack.enter_context(Bar()), tracking]
+                if session.config.nats.url or session.up():
+                    known.append(stack.enter_context(EventSink(lambda: session.connection("trainer"))))
+                return known
 
             model = train(settings, sinks=sinks, code_version=version("orchard-pipeline"))
         if os.environ.get("RANK", "0") == "0":

@@ -24,7 +24,7 @@ from orchard.pipelines.tasks.releases import Pair, choose_pairs
 from orchard.pipelines.tasks.repositories import Change, Wanted, make_task
 from orchard.pipelines.tasks.swe_files import Reader, check_rows
 from orchard.pipelines.tasks.synthesize import Rejection, Synthesizer
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.validate import ValidationSettings, Validator, provable
 from orchard.pipelines.tasks.workshop import as_ready
 from orchard.running import UNSAFE_HOST
 from orchard.schemas.events import TaskRejected, TaskValidated
@@ -52,18 +52,21 @@ async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
         return len(await kept.register(tasks, known))
 
 
-def import_rows(session: Session, file: Path, read: Reader, skip_malformed: bool) -> None:
-    """Import the tasks of a file's rows, all of which are checked before."""
+def import_rows(
+    session: Session,
+    file: Path,
+    read: Reader,
+    skip_malformed: bool,
+    then: str = "Prove them with: orchard tasks validate",
+) -> None:
+    """Import the tasks of a file's rows, all of which are checked before; say what to do `then`."""
     if not file.is_file():
         raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
     rows = check_rows(file, read, skip_malformed=skip_malformed)
     for problem in rows.problems:
         console.print(f"[yellow]left out:[/] {escape(str(problem))}", highlight=False)
     new = asyncio.run(register_tasks(session, rows.tasks()))
-    console.print(
-        f"[bold green]imported[/] {new} new tasks of {rows.good} in {escape(file.name)}. "
-        "Prove them with: orchard tasks validate"
-    )
+    console.print(f"[bold green]imported[/] {new} new tasks of {rows.good} in {escape(file.name)}. {then}")
 
 
 def import_checkout(session: Session, root: Path, reading: Reading) -> None:
@@ -223,10 +226,15 @@ async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, 
 def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
     store = session.config.store
     every = read_tasks(store, ids=ids)
+    left_out = [task for task in every if not provable(task)]
+    if left_out and ids:
+        raise ConfigError(
+            f"{left_out[0].task_id} has a world that only a rollout can judge: submit it with --unproven"
+        )
     if ids:
         return every
     unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    return [task for task in every if task_hash(task) in unproven]
+    return [task for task in every if task_hash(task) in unproven and provable(task)]
 
 
 def _bar() -> Progress:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from orchard.cli import own_tasks
+from orchard.cli import funnel, own_tasks
 from orchard.cli.task_work import (
     import_checkout,
     import_rows,
@@ -22,6 +22,7 @@ from orchard.pipelines.tasks.claw_eval import Reading
 from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
 from orchard.pipelines.tasks.swe_rows import Family, Given, task_from_row
+from orchard.pipelines.tasks.web_rows import PROTOCOLS, task_from_web_row
 from orchard.schemas.claw_eval import NAME as CLAW_EVAL
 from orchard.schemas.plugins import GUIDE, Kind, names, need
 from orchard.session import Session
@@ -36,8 +37,17 @@ Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
 @app.command("import")
 def import_(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="SWE-bench family rows: .parquet or .jsonl; or `claw-eval`.")],
-    directory: Annotated[Path | None, typer.Argument(help="With `claw-eval`: your checkout of it.")] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="SWE-bench family rows: .parquet or .jsonl; or `claw-eval`; or web tasks: "
+            f"{', '.join(PROTOCOLS)}."
+        ),
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="With `claw-eval`: your checkout of it. With web tasks: their rows."),
+    ] = None,
     family: Annotated[Family | None, typer.Option(help="Found by the columns unless given.")] = None,
     test_command: Annotated[
         str, typer.Option(help="Runs the tests, for rows with no column test_command; {tests}: their files.")
@@ -58,9 +68,12 @@ def import_(
     error_rate: Annotated[
         float, typer.Option(help="With `claw-eval`: ERROR_RATE of the mock services.", min=0, max=1)
     ] = 0.0,
+    column: Annotated[
+        list[str] | None, typer.Option(help="With web tasks: PART=COLUMN where names differ; repeat it.")
+    ] = None,
     skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Import the good rows.")] = False,
 ) -> None:
-    """Import rows of SWE-bench, SWE-rebench, SWE-rebench V2 or Scale-SWE, or the tasks of Claw-Eval.
+    """Import rows of SWE-bench, SWE-rebench, SWE-rebench V2 or Scale-SWE, Claw-Eval's tasks, or web tasks.
 
     All rows are checked before the first one is imported; importing again adds nothing twice. Rows with the
     columns of SWE-bench may be of any repository, where its test command is given. For example:
@@ -69,10 +82,17 @@ def import_(
         orchard tasks import ours.jsonl --test-command "pytest -q {tests}"
         orchard tasks import theirs.jsonl --test-command "make check" --parser junit
         orchard tasks import claw-eval ./claw-eval --image claw-eval:1
+        orchard tasks import webvoyager WebVoyager_data.jsonl
+        orchard tasks import insta pool.parquet --column intent=instruction
     """
+    if directory is not None and str(file) in PROTOCOLS:
+        columns = funnel.columns_of(column or [])
+        read = partial(task_from_web_row, family=str(file), source=source, columns=columns)
+        import_rows(context.obj, directory, read, skip_malformed, then="Run them with --unproven")
+        return
     if directory is not None:
         if file != Path(CLAW_EVAL):
-            raise ConfigError(f"the tasks of {file} are not read from a directory: there is `claw-eval`")
+            raise ConfigError(f"there is no {file} among {', '.join([CLAW_EVAL, *PROTOCOLS])}")
         reading = Reading(
             image=image or "host", python=python, error_rate=error_rate, source=source or CLAW_EVAL
         )
@@ -119,18 +139,22 @@ def synthesize(
     package: Annotated[
         list[str] | None,
         typer.Argument(
-            help="PyPI packages, the built-in catalogue's when none is named; or `claw`: tasks of assistants."
+            help="PyPI packages, the built-in catalogue's when none is named; `claw`: tasks of assistants; "
+            "`gui`: tasks of browser agents."
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Tasks to make.", min=1, show_default="20; of claw 192")
+        int | None,
+        typer.Option("--limit", "--count", help="Tasks to make.", min=1, show_default="20; of claw 192"),
     ] = None,
     concurrency: Concurrency = 3,
     uncatalogued: Annotated[
         bool, typer.Option("--any-release", help="Try recent release pairs that the catalogue does not list.")
     ] = False,
     run: Annotated[str, typer.Option(help="With claw: name of the run; it goes on under it.")] = "synthesis",
-    seed: Annotated[int, typer.Option(help="With claw: the same seed gives the same tasks.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="With claw and gui: the same seed gives the same tasks.", min=0)
+    ] = 0,
     author: Annotated[
         str, typer.Option(help="With claw: model that writes.", show_default="the seeded author, no model")
     ] = "",
@@ -139,18 +163,53 @@ def synthesize(
     ] = "",
     endpoint: Annotated[str, typer.Option(help="With claw: endpoint of both models.")] = "default",
     rollouts: Annotated[int, typer.Option(help="With claw: of the solver, for each task.", min=1)] = 3,
+    sites: Annotated[
+        str, typer.Option(help="With gui: sites, by comma.", show_default="all but `tiny`")
+    ] = "",
+    kinds: Annotated[
+        str, typer.Option(help="With gui: kinds of tasks, by comma (`shop.buy`).", show_default="all")
+    ] = "",
+    layouts: Annotated[str, typer.Option(help="With gui: `train`, or `held-out` to measure on.")] = "train",
+    faults: Annotated[
+        str, typer.Option(help="With gui: what is wrong with the sites: captcha, down, slow, consent.")
+    ] = "",
+    prove: Annotated[
+        bool, typer.Option("--prove", help="With gui: play each task in Chromium, in a sandbox.")
+    ] = False,
 ) -> None:
-    """Make tasks from pairs of package releases, or (`claw`) of assistants by an author in four steps.
+    """Make tasks from pairs of package releases; of assistants (`claw`) by an author in four steps; or of
+    browser agents (`gui`) on generated sites.
 
     Of releases: old source, new tests, the source diff as gold patch; what fails before the diff and passes
     after it is found by running the tests in sandboxes. Of claw (docs/claw-grading.md): an author proposes,
-    writes and repairs, a solver tries, and what is not proven is left out. For example:
+    writes and repairs, a solver tries, and what is not proven is left out. Of gui (docs/gui.md): sites and
+    tasks follow from the seed, and each task is proven by its records. For example:
 
         orchard tasks synthesize six attrs
         orchard tasks synthesize claw --limit 12 --seed 7
         orchard tasks synthesize claw --author gpt-x --solver small-y --run mine
+        orchard tasks synthesize gui --count 60 --layouts held-out
     """
     session: Session = context.obj
+    if package == ["gui"]:
+        from orchard.cli.gui_tasks import GuiOptions, synthesize_gui
+
+        asyncio.run(
+            synthesize_gui(
+                session,
+                GuiOptions(
+                    seed,
+                    limit or 20,
+                    _listed(sites),
+                    _listed(kinds),
+                    layouts,
+                    _listed(faults),
+                    prove,
+                    concurrency,
+                ),
+            )
+        )
+        return
     if package == ["claw"]:
         from orchard.cli.synthesis import Options, synthesize_claw
 
@@ -167,6 +226,10 @@ def synthesize(
         )
     )
     console.print(f"[bold green]made[/] {made} new tasks. Prove them with: orchard tasks validate")
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
 @app.command()
@@ -252,3 +315,4 @@ def list_(
 
 
 own_tasks.register(app)
+funnel.register(app)

@@ -64,11 +64,11 @@ def import_(
 
 
 async def _import(session: Session, files: Sequence[Path], campaign: str) -> None:
-    for _ in read_trajectories(files):
+    for _ in read_trajectories(files, session.blobs):
         pass  # all are checked before the first is imported
     async with session.connection_or_server("trajectories import") as connection:
         await declare(connection, session.config.nats, [])
-        found = read_trajectories(files)
+        found = read_trajectories(files, session.blobs)
         done = await import_trajectories(
             Publisher(connection), session.blobs, found, campaign=campaign, dataset=campaign
         )

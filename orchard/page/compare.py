@@ -100,7 +100,7 @@ _MATRIX = """
 with task as (
     select campaign, harness, model, task_id, max(sequence) as sequence, count(*) as rollouts,
            count(resolved) as graded, count(*) filter (resolved) as resolved,
-           count(*) filter (status = 'aborted') as aborted
+           count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted
     from page.ended where ($campaign is null or campaign = $campaign) group by all
 )
 select campaign, harness, model, sum(rollouts)::bigint as rollouts, sum(graded)::bigint as graded,

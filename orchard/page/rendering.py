@@ -11,12 +11,13 @@ from markupsafe import Markup
 
 from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
+from orchard.page.pictures import Shown
 from orchard.page.rollout import Rollout, Sight, Turn
 from orchard.page.tables import Row
 from orchard.pipelines.trajectories import stored_node
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode
-from orchard.standing import CampaignView
+from orchard.standing import CampaignView, outcome_name
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 
@@ -125,6 +126,7 @@ class Renderer:
                 for rise in curve.rises
                 for step in range(rise.first, rise.last + 1)
             },
+            "pictures": found.pictures,
             "found": [(row, _snippet(row["said"] or "", sight.find)) for row in found.found],
         }
 
@@ -135,6 +137,9 @@ class Renderer:
 
     def _messages(self, found: Rollout, turn: Turn, blobs: BlobStore, most: int) -> list[dict[str, Any]]:
         titles: dict[str, str] = {}
+        pictures: dict[str, list[Shown]] = {}
+        for picture in found.pictures:
+            pictures.setdefault(picture.node, []).append(picture)
         shown = []
         for node in turn.nodes:
             row = found.texts.get(node)
@@ -166,6 +171,7 @@ class Renderer:
                     "calls": calls,
                     "of": titles.get(row["tool_call_id"] or "", ""),
                     "call": found.calls.get(node),
+                    "pictures": pictures.get(node, []),
                 }
             )
         return shown
@@ -265,7 +271,7 @@ def campaign_bar(view: CampaignView) -> Markup:
     """Rollouts of a campaign by what became of them."""
     kinds = {"resolved": "good", "unresolved": "bad", "ungraded": "plain"}
     parts = [
-        charts.Part(kinds.get(outcome, "broken"), number, f"{outcome} {number:,}")
+        charts.Part(kinds.get(outcome, "broken"), number, f"{outcome_name(outcome)} {number:,}")
         for outcome, number in sorted(
             view.outcomes.items(), key=lambda each: [*kinds, each[0]].index(each[0])
         )

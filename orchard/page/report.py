@@ -16,6 +16,7 @@ from orchard.page import rollout as one_rollout
 from orchard.page.compare import compare, matrix, tallied
 from orchard.page.failures import failures
 from orchard.page.index import STANDING, Index
+from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.tables import SETTINGS
@@ -23,13 +24,15 @@ from orchard.page.tasks import listed
 from orchard.schemas.blobs import BlobRef
 from orchard.standing import CampaignView, recorded
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
+from orchard.storage.errors import BlobCorrupt, BlobMissing, StorageError
 from orchard.storage.reader import open_tables, position
 from orchard.workers.masking import masked
 
 T = TypeVar("T")
 BYTES = 36_000_000
 """Of all pages of rollouts, about: what can be mailed."""
+PICTURES = 10_000_000
+"""Bytes of all pictures, of which each rollout has its share and what those before it left."""
 SHORTEST_KEY = 16
 _MARKUP = 1_600
 """Bytes of a turn's markup."""
@@ -50,6 +53,10 @@ class Written:
     bytes: int
     secrets: Mapping[str, int]
     """Keys that were masked, by the page they were found on."""
+    pictures: int = 0
+    """Pictures that are in it."""
+    left_out: int = 0
+    """Pictures that had no room."""
 
 
 def write_report(
@@ -80,6 +87,10 @@ class _Report:
         self._ids: list[str] = []
         self._known: set[str] = set()
         self._files = self._bytes = 0
+        self._store = BlobStore(store)
+        self._pictures: dict[str, str] = {}
+        """File of each picture; empty for one that is left out."""
+        self._room = 0
 
     def write(self, progress: Callable[[int, int], object] | None) -> Written:
         views = [view for view in recorded(self._tables, STANDING) if view.name == self._campaign]
@@ -109,14 +120,19 @@ class _Report:
             self._save(_listing(number), "report_rollouts.html", "/rollouts", **self._scrubbed(shown))
         room = BYTES // max(len(self._ids), 1)
         for done, rollout in enumerate(self._ids):
+            self._room += PICTURES // len(self._ids)
             self._rollout(rollout, room)
             if progress is not None:
                 progress(done + 1, len(self._ids))
         self._page = "secrets"
         lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
         told = "Keys of known vendors that were masked, by page:\n" + ("\n".join(lines) or "none") + "\n"
+        there = sum(map(bool, self._pictures.values()))
+        if self._pictures:
+            told += f"\nNot searched for keys: {there} pictures. {len(self._pictures) - there} had no room.\n"
         self._put(self._out / "secrets.txt", told.encode())
-        return Written(len(self._ids), self._files, self._bytes, dict(self._secrets))
+        left_out = len(self._pictures) - there
+        return Written(len(self._ids), self._files, self._bytes, dict(self._secrets), there, left_out)
 
     def _copy(self) -> None:
         """Tables of this campaign alone, by rollout: a thousand rollouts are read one by one."""
@@ -202,6 +218,9 @@ class _Report:
         asked = parse_qs(parts.query)
         if first == "static":
             return f'{attribute}="{up}{rest}"'
+        if first == "rollouts" and "/pictures/" in rest:
+            file = self._picture(rest.rpartition("/")[2])
+            return f'{attribute}="{up}{file}"' if file else ""
         if attribute == "href":
             if first == "page":
                 return f'href="{up}{_listing(int(rest))}"'
@@ -216,6 +235,21 @@ class _Report:
             if not rest and first in plain and not set(asked) - {"campaign"}:
                 return f'href="{up}{plain[first]}"'
         return ""
+
+    def _picture(self, sha256: str) -> str:
+        """The file of a picture, written where there is room for it; empty where there is none."""
+        if sha256 not in self._pictures:
+            self._pictures[sha256] = ""
+            try:
+                data = self._store.get(BlobRef(sha256=sha256, size=0))
+            except (BlobMissing, BlobCorrupt):
+                return ""
+            kind = served_type(data)
+            if kind is not None and len(data) <= self._room:
+                self._room -= len(data)
+                self._pictures[sha256] = f"pictures/{sha256}.{kind.rpartition('/')[2]}"
+                self._put(self._out / self._pictures[sha256], data)
+        return self._pictures[sha256]
 
     def _clean(self, text: str) -> str:
         if len(text) < SHORTEST_KEY:

@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 
+from orchard.page.pictures import Shown, pictures_of
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
 from orchard.schemas.llm_calls import CallKind
@@ -43,7 +44,11 @@ _META = """
 select node_id, any_value(parent) as parent, any_value(role) as role, any_value(turn) as turn,
        min(sequence) as sequence, min(time) as time, any_value(seconds) as seconds,
        any_value(tool_call_id) as tool_call_id, any_value(inherited_from) as inherited_from,
-       any_value(list_transform(tool_calls, lambda c: c.name)) as tools
+       any_value(list_transform(tool_calls, lambda c: c.name)) as tools, any_value(images) as images,
+       any_value(list_transform(tool_calls, lambda c: {
+           'name': c.name, 'arguments': left(c.arguments, 400)
+       })) as asked,
+       any_value(coalesce(len(token_ids) > 0, false) or rest_sha256 is not null) as may_have_tokens
 from tables.messages_all
 where rollout_id = $id and attempt = $attempt and sequence between $first and $last
 group by node_id order by sequence
@@ -188,6 +193,10 @@ class Rollout:
     rewards: list[Row]
     curves: list[Curve]
     found: list[Row]
+    pictures: list[Shown] = field(default_factory=list)
+    """Of all turns of the path."""
+    has_tokens: bool = False
+    """Whether a message of the policy has, or may have, the ids of its tokens."""
 
     @property
     def id(self) -> str:
@@ -248,6 +257,8 @@ def read(tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight) -> Rollo
         rows(tables, _REWARDS, asked) if whole else [],
         [_curve(row) for row in rows(tables, _VALUES, {"id": rollout, "attempt": attempt})] if whole else [],
         found,
+        pictures_of(rollout, [node for turn in turns for node in turn.nodes], nodes),
+        any(row["may_have_tokens"] and row["role"] == "assistant" for row in nodes.values()),
     )
 
 

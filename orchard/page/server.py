@@ -5,10 +5,11 @@ import json
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 from aiohttp import web
@@ -20,9 +21,12 @@ from orchard.page.actions import Actions
 from orchard.page.campaigns import Watch
 from orchard.page.door import Door
 from orchard.page.overviews import Overviews, number
+from orchard.page.pictures import is_named, served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import SAID, BadFilter, Query, choices, page_of, summary_of
 from orchard.page.tables import Tables, one
+from orchard.page.tokens import COLOURS, PART, open_tokenizer
+from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.running import RunFiles
@@ -30,6 +34,9 @@ from orchard.schemas.blobs import BlobRef
 from orchard.session import Session
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +49,9 @@ HEARTBEAT_SECONDS = 15.0
 class Site:
     """The pages of one store."""
 
-    def __init__(self, session: Session, door: Door) -> None:
-        self.session, self.door = session, door
+    def __init__(self, session: Session, door: Door, tokenizer: "Tokenizer | None" = None) -> None:
+        """`tokenizer` gives tokens their text; without one their ids are shown."""
+        self.session, self.door, self._tokenizer = session, door, tokenizer
         self.tables = Tables(session.config.store)
         self.watch = Watch(session, self.tables)
         self.renderer = Renderer(session.config.store)
@@ -56,9 +64,11 @@ class Site:
         app.router.add_get("/rollouts", self.rollouts)
         app.router.add_get("/rollouts/{id}", self.rollout)
         app.router.add_get("/rollouts/{id}/events", self.events)
+        app.router.add_get("/rollouts/{id}/tokens", self.tokens)
         app.router.add_get("/rollouts/{id}/messages/{node}", self.message)
         app.router.add_get("/rollouts/{id}/diff", self.submission)
         app.router.add_get("/rollouts/{id}/log", self.test_log)
+        app.router.add_get("/rollouts/{id}/pictures/{sha256}", self.picture)
         app.router.add_get("/live", self.live)
         Overviews(self).register(app)
         Actions(self).register(app)
@@ -118,6 +128,20 @@ class Site:
         found, after = await self.tables.ask(rollouts_.events, name, number(request, "after") or 0)
         return await self.page(request, "events.html", rollout_id=name, events=found, after=after)
 
+    async def tokens(self, request: web.Request) -> web.Response:
+        """Tokens of one answer of the policy."""
+        name, by = await self._rollout_id(request), request.query.get("by", COLOURS[0])
+        if by not in COLOURS:
+            raise BadFilter(f"by is one of {', '.join(COLOURS)}")
+        start, attempt = number(request, "start") or 0, number(request, "attempt")
+        node = request.query.get("node")
+        found = await self.tables.ask(
+            read_tokens, self.session.blobs, self._tokenizer, name, attempt, node, start, by
+        )
+        shown = {"by": by, "colours": COLOURS, "part": PART, "known": self._tokenizer is not None}
+        as_table = request.query.get("as") == "table"
+        return await self.page(request, "tokens.html", found=found, as_table=as_table, **shown)
+
     async def message(self, request: web.Request) -> web.Response:
         """One message whole, as plain text."""
         found = await self.tables.ask(
@@ -138,6 +162,18 @@ class Site:
         name = await self._rollout_id(request)
         found = await self.tables.ask(_column, "rewards", "log", name)
         return _text(await self._blob_or(found, "log"))
+
+    async def picture(self, request: web.Request) -> web.Response:
+        """A picture that a message of the rollout has."""
+        name, sha256 = await self._rollout_id(request), request.match_info["sha256"]
+        if not await self.tables.ask(is_named, name, sha256):
+            raise web.HTTPNotFound(text="no message of this rollout has this picture\n")
+        data = await asyncio.to_thread(self.session.blobs.get, BlobRef(sha256=sha256, size=0))
+        kind = served_type(data)
+        if kind is None:
+            raise web.HTTPNotFound(text="this is no picture that is shown\n")
+        headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+        return web.Response(body=data, content_type=kind, headers=headers)
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: one each time that something has changed, with the position of the tables."""
@@ -271,23 +307,28 @@ async def serve(
     session: Session,
     *,
     host: str = HOST,
-    port: int = PORT,
+    port: int | socket.socket = PORT,
     private: bool = False,
     hosts: Collection[str] = (),
+    tokenizer: Path | None = None,
     told: Callable[[str, str], None],
     stop: asyncio.Event,
 ) -> None:
-    """Serve until `stop` is set. `told` gets the address for looking, and the one with the token. Raises
-    ConfigError where nothing can listen there."""
+    """Serve until `stop` is set, on a port or on what listens already. `told` gets the address for looking,
+    and the one with the token. `tokenizer` is a model's directory. Raises ConfigError where nothing can
+    listen there or it has none."""
     loopback = is_loopback(host)
     token = await asyncio.to_thread(_token, RunFiles(session.directory).page_token)
     door = Door(token, loopback=loopback, private=private, hosts=hosts)
-    site = Site(session, door)
+    site = Site(session, door, await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None)
     runner = web.AppRunner(site.application(), handle_signals=False, access_log=None)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            if isinstance(port, socket.socket):
+                await web.SockSite(runner, port).start()
+            else:
+                await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise ConfigError(
                 f"nothing can listen on {host}:{port} ({error.strerror}): pass --port"

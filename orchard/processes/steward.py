@@ -6,6 +6,7 @@ import socket
 
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.spending import CostWatch
+from orchard.processes.probe import probing
 from orchard.processes.signals import run_until, stop_on_signals
 from orchard.session import Session
 from orchard.storage.campaigns import restore_campaigns
@@ -20,12 +21,16 @@ from orchard.workers.keeper import keep
 log = logging.getLogger(__name__)
 
 
-async def run_steward(session: Session) -> None:
+async def run_steward(session: Session, probe_port: int | None = None) -> None:
     """The housekeeping of the queues until told to stop."""
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("steward") as connection:
         await declare(connection, session.config.nats, [])
-        async with session.guard(connection, hold=True), asyncio.TaskGroup() as tasks:
+        async with (
+            probing(probe_port, "steward", connection),
+            session.guard(connection, hold=True),
+            asyncio.TaskGroup() as tasks,
+        ):
             store = session.config.store
             own = [
                 Reconciler(connection, session.blobs).run(),

@@ -20,10 +20,12 @@ from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.workers.browser.pool import browsers
 from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.worker import Worker
+from orchard.workers.worlds import Shared
 
 
 async def run_worker(session: Session, name: str | None) -> None:
@@ -40,14 +42,21 @@ async def run_worker(session: Session, name: str | None) -> None:
         endpoints = session.endpoints()
         models = ModelClient(endpoints)
         stack.push_async_callback(models.close)
+        shared = Shared()
+        sandboxes = await stack.enter_async_context(session.sandboxes())
+        stack.push_async_callback(shared.close)
+        spare = await shared.of(browsers)
+        spare.keep(sandboxes, config.sandbox, config.worker.spare_browsers)
         dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
             blobs=session.blobs,
-            sandboxes=await stack.enter_async_context(session.sandboxes()),
+            sandboxes=sandboxes,
             sandbox_settings=config.sandbox,
             models=models,
             judge=config.judge,
+            shared=shared,
+            standby=spare,
         )
         claims = await stack.enter_async_context(Claims(connection, queue, lends))
         worker = Worker(

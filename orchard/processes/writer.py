@@ -6,6 +6,7 @@ from datetime import timedelta
 import msgspec
 
 from orchard.pipelines.archiving import Archiving
+from orchard.processes.probe import probing
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.health import ProcessReport
 from orchard.session import Session
@@ -22,7 +23,7 @@ HELD_SECONDS = 0.5
 """Between two looks of the writer at whether the stream is whole."""
 
 
-async def run_writer(session: Session) -> None:
+async def run_writer(session: Session, probe_port: int | None = None) -> None:
     """The writer until told to stop; it commits what the stream holds before it ends.
 
     While the stream is not whole it lets go of the store, for `store restore-stream`.
@@ -31,16 +32,22 @@ async def run_writer(session: Session) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("writer") as connection:
         await declare(connection, session.config.nats, queues_in(session.config.nats.queues))
-        async with session.guard(connection, hold=True, settle=WRITER_SETTLE_SECONDS):
+        position: dict[str, float] = {}
+        async with (
+            probing(probe_port, "writer", connection, lambda: position),
+            session.guard(connection, hold=True, settle=WRITER_SETTLE_SECONDS),
+        ):
             while not stop.is_set():
                 if connection.held:
                     await asyncio.sleep(HELD_SECONDS)
                 else:
-                    await _write_while_whole(session, connection, stop)
+                    await _write_while_whole(session, connection, stop, position)
 
 
-async def _write_while_whole(session: Session, connection: Connection, stop: asyncio.Event) -> None:
-    """One run of the writer, until `stop` is set or the guard holds."""
+async def _write_while_whole(
+    session: Session, connection: Connection, stop: asyncio.Event, numbers: dict[str, float]
+) -> None:
+    """One run of the writer, until `stop` is set or the guard holds; `numbers` are kept for the probe."""
     config, pause = session.config, asyncio.Event()
     writer = Writer(config.store, connection, config.writer, config.archive)
 
@@ -55,6 +62,7 @@ async def _write_while_whole(session: Session, connection: Connection, stop: asy
         writing = tasks.create_task(writer.run(pause))
         while not writing.done():
             await asyncio.wait({writing}, timeout=HELD_SECONDS)
+            numbers["orchard_writer_position"] = float(writer.position)
             if connection.held or stop.is_set():
                 pause.set()
         if archiving is not None:

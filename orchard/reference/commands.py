@@ -71,7 +71,7 @@ def _options(command: Any) -> str:
     rows = [
         (code(", ".join(_flags(one)) or one.name.upper()), _default(one), one.help or "")
         for one in command.params
-        if not _OF_TYPER & set(one.opts)
+        if not _OF_TYPER & set(one.opts) and not getattr(one, "hidden", False)
     ]
     return table(("option", "default", "meaning"), rows) if rows else ""
 

@@ -24,6 +24,7 @@ from orchard.pipelines.datasets.manifest import (
     read_manifest,
     write_manifest,
 )
+from orchard.pipelines.datasets.pictured import copy_pictures, encoder_sha256
 from orchard.pipelines.datasets.rows import rows_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings, config_hash
 from orchard.pipelines.datasets.shards import (
@@ -77,7 +78,7 @@ def build(
     DatasetError, MaskError where a mask does not hold, and StorageError; nothing that was made is lost then.
     """
     tokenizer = ChatTokenizer.load(settings.tokenizer)
-    tokenizer_sha256 = tokenizer.sha256
+    tokenizer_sha256 = encoder_sha256(tokenizer, settings)
     state = _enter(store, settings, out, tokenizer_sha256, as_of, shard_trajectories)
     if isinstance(state, Manifest):
         return state
@@ -102,6 +103,8 @@ def build(
     for report in reports:
         if not report.rows:
             shard_path(out, report.index).unlink(missing_ok=True)
+    if settings.pictures != "none":
+        copy_pictures((out / shard.file for shard in manifest.shards), BlobStore(store), out)
     write_manifest(out, manifest)
     for left in (*out.glob(".report-*.json"), out / _STATE):
         left.unlink(missing_ok=True)

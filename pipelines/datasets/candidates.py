@@ -22,9 +22,9 @@ select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.
        coalesce(s.sequence, 0) as start_sequence, r.sequence as done_sequence,
        coalesce(t.gold_files, 0) as gold_files, coalesce(t.gold_lines, 0) as gold_lines,
        coalesce(t.state, '') as task_state,
-       coalesce(i.tools, '') as tools,
+       coalesce(i.tools, '') as tools, coalesce(i.layout, '') as layout,
        coalesce(v.base, 0.0) as base, coalesce(v.curve, []) as curve,
-       coalesce(v.sequence, 0) as value_sequence
+       coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns
 from rollouts r
 left join (
     select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
@@ -35,6 +35,13 @@ left join imports i on i.rollout_id = r.rollout_id
 left join values v on v.rollout_id = r.rollout_id and v.annotator = $annotator and not r.resolved
 where r.resolved is not null and {conditions}
 order by r.sequence
+"""
+
+_LENGTHS = """
+select r.rollout_id, sum(m.content_length + m.reasoning_length
+                         + coalesce(list_sum(list_transform(m.tool_calls, lambda c: length(c.arguments))), 0))
+from tables.messages_all m join rollouts r on r.rollout_id = m.rollout_id and r.attempt = m.attempt
+where m.role = 'assistant' and r.resolved group by r.rollout_id
 """
 
 
@@ -72,8 +79,11 @@ def candidates(
     counts["unresolved_without_segment"] = len(annotated) - len(rising)
     selection = settings.selection
     caps = Caps(selection.per_task, selection.per_repo)
-    chosen = _chosen(resolved, selection.resolved, settings, caps)
-    chosen |= _chosen(rising, selection.unresolved, settings, caps)
+    lengths: dict[str, int] = {}
+    if selection.strategy == "shortest":
+        lengths = dict(tables.execute(_LENGTHS).fetchall())
+    chosen = _chosen(resolved, selection.resolved, settings, caps, lengths)
+    chosen |= _chosen(rising, selection.unresolved, settings, caps, lengths)
     counts.update(caps.turned_away)
     counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - caps.turned_away.total()
     counts["selected"] = len(chosen)
@@ -90,8 +100,25 @@ def _unfit(one: Candidate, source: Source, out: Mapping[str, Reason]) -> str | N
     return out[one.task_id].name if one.task_id in out else None
 
 
-def _chosen(pool: Sequence[Candidate], budget: int | None, settings: DatasetSettings, caps: Caps) -> set[str]:
-    choices = [Choice(one.rollout_id, one.repo, one.task_id, one.gold_files, one.gold_lines) for one in pool]
+def _chosen(
+    pool: Sequence[Candidate],
+    budget: int | None,
+    settings: DatasetSettings,
+    caps: Caps,
+    lengths: Mapping[str, int],
+) -> set[str]:
+    choices = [
+        Choice(
+            one.rollout_id,
+            one.repo,
+            one.task_id,
+            one.gold_files,
+            one.gold_lines,
+            one.turns,
+            lengths.get(one.rollout_id, 0),
+        )
+        for one in pool
+    ]
     selection = settings.selection
     return select(choices, budget, selection.strategy, seed=selection.seed, caps=caps)
 

@@ -16,12 +16,15 @@ from orchard.pipelines.datasets.errors import ExampleError, MaskError
 from orchard.pipelines.datasets.rows import Origin, Row, Segment
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import Conversation, Encoded
+from orchard.pipelines.datasets.turns import Message
 from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text
+from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.message_tree import chat_messages
+from orchard.workers.browser.calls import RESPONSE
+from orchard.workers.prompts import chat_messages
 
 
 class Candidate(Origin, frozen=True, kw_only=True):
@@ -36,10 +39,13 @@ class Candidate(Origin, frozen=True, kw_only=True):
     harness_version: str | None = None
     tools: str = ""
     """JSON text, of imported trajectories alone."""
+    layout: str = ""
+    """Of imported trajectories: what they came in."""
     base: float = 0.0
     curve: tuple[float, ...] = ()
     value_sequence: int = 0
     """0: nobody has annotated it."""
+    turns: int = 0
 
 
 class Dropped(StrEnum):
@@ -54,6 +60,8 @@ class Dropped(StrEnum):
     FULLY_MASKED = "dropped_fully_masked"
     TEMPLATE = "dropped_template_refuses"
     NOT_AS_SAID = "dropped_tokens_not_as_said"
+    PICTURES = "dropped_pictures"
+    UNKNOWN_PICTURES = "dropped_unknown_which_pictures_were_shown"
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,12 @@ class Draft:
     segments: tuple[Segment, ...]
     masked: int
     """Turns that would have trained but for what is wrong with them."""
+    images: tuple[Image, ...] = ()
+    """Pictures of the conversation, in their order."""
+    messages: Sequence[Message] = ()
+    """Of the row, where they are not those of the conversation: with parts for pictures."""
+    of_turn: bool = False
+    """Whether it is the example of one turn already."""
 
 
 def draft(
@@ -138,7 +152,7 @@ def finished(
     one: Draft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
 ) -> list[Row | Dropped]:
     """The rows of a draft whose conversation has its tokens: one, or of `pairs` one for each trained turn."""
-    if not settings.pairs or isinstance(encoded, ExampleError):
+    if one.of_turn or not settings.pairs or isinstance(encoded, ExampleError):
         return [finish(one, encoded, tools_json, settings)]
     return [_pair(one, encoded, step, tools_json, settings) for step in one.trained]
 
@@ -194,10 +208,11 @@ def finish(
         segments=one.segments,
         stored_turns=sum(step in encoded.stored for step in one.trained),
         value_sequence=0 if candidate.resolved else candidate.value_sequence,
-        messages=msgspec.json.encode(one.conversation.messages).decode(),
+        messages=msgspec.json.encode(one.messages or one.conversation.messages).decode(),
         tools=tools_json,
         input_ids=input_ids,
         loss_mask=loss_mask,
+        images=tuple(image.blob.sha256 for image in one.images),
     )
 
 
@@ -220,9 +235,14 @@ def _faults(
 ) -> dict[int, Dropped]:
     """What is wrong with steps. An action that parsed was executed, so a result answers it. Steps in
     `may_say` need no call: the one with which a rollout ends, and those of programs. Without tools the text
-    is the action, and what the user says next is its result."""
+    is the action, and what the user says next is its result; so it is where the user speaks a tool's result,
+    since the model wrote its calls into its text."""
     executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
-    answered = {node.turn for node in path if node.role is Role.USER and not known}
+    answered = {
+        node.turn
+        for node in path
+        if node.role is Role.USER and (not known or node.content.startswith(RESPONSE[0]))
+    }
     faults: dict[int, Dropped] = {}
     for step, node in turns.items():
         silent = not node.content and not node.tool_calls  # the words in its place are the harness's

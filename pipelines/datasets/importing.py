@@ -63,6 +63,8 @@ class Foreign:
     exit_status: ExitStatus
     resolved: bool | None
     """None: nobody graded it."""
+    reward: float | None = None
+    """None: 1 for a resolved one, else -1."""
     layout: str
     tools: str
     """JSON text."""
@@ -80,8 +82,10 @@ class Imported:
     flags: dict[str, int]
 
 
-def read_released(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows with their number over all files. Raises DatasetError for files in another layout."""
+def read_released(
+    files: Sequence[Path], columns: Sequence[str] = _COLUMNS
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows with their number over all files. Raises DatasetError for files without the columns."""
     number = 0
     for place in files:
         try:
@@ -91,13 +95,13 @@ def read_released(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]
                 f"{place} is no Parquet file ({error}): give files of the released set"
             ) from error
         with file:
-            missing = set(_COLUMNS) - set(file.schema_arrow.names)
+            missing = set(columns) - set(file.schema_arrow.names)
             if missing:
                 raise DatasetError(
                     f"{place} has no column {', '.join(sorted(missing))}: the released layout has "
-                    f"{', '.join(_COLUMNS)}"
+                    f"{', '.join(columns)}"
                 )
-            for batch in file.iter_batches(_READ_ROWS, columns=list(_COLUMNS)):
+            for batch in file.iter_batches(_READ_ROWS, columns=list(columns)):
                 for row in batch.to_pylist():
                     yield number, row
                     number += 1
@@ -149,6 +153,8 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     leaf = one.leaf or nodes[-1].node_id
     main = path({node.node_id: node for node in nodes}, leaf)
     value = None if one.resolved is None else 1.0 if one.resolved else -1.0
+    if value is not None and one.reward is not None:
+        value = one.reward
     now = datetime.now(UTC)
     finished = e.RolloutFinished(
         task_id=task.task_id,
@@ -177,7 +183,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
         flags=one.flags,
     )
     started = e.RolloutStarted(worker="import", request_sequence=0, deliveries=1)
-    rewards = [] if value is None else [Reward(value=value, resolved=value > 0, grader="imported")]
+    rewards = [] if value is None else [Reward(value=value, resolved=bool(one.resolved), grader="imported")]
     messages = [slimmed(node, blobs) for node in nodes]
     return [
         e.make_event(
@@ -236,7 +242,7 @@ def _messages(number: int, messages: list[dict[str, Any]]) -> list[MessageNode]:
             role = Role(message["role"])
         except ValueError as error:
             raise DatasetError(f"row {number} has a message of role {message['role']!r}") from error
-        reasoning, content = _thought(message.get("content") or "") if role is Role.ASSISTANT else ("", "")
+        reasoning, content = thought(message.get("content") or "") if role is Role.ASSISTANT else ("", "")
         calls = tuple(
             ToolCall(
                 id=call.get("id") or "",
@@ -284,7 +290,7 @@ def _node(
     )
 
 
-def _thought(content: str) -> tuple[str, str]:
+def thought(content: str) -> tuple[str, str]:
     """Reasoning and text of a content that begins with a thought between tags."""
     head, mark, rest = content.partition("</think>")
     if not mark or not head.startswith("<think>"):

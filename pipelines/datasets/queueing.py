@@ -20,6 +20,7 @@ import msgspec
 from orchard.pipelines.datasets.build import Shards
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.examples import Candidate
+from orchard.pipelines.datasets.pictured import encoder_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.shards import ShardMaker, ShardReport, ShardWork, shard_path
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
@@ -110,7 +111,7 @@ def through_queue(offer: Offer) -> Shards:
             index=0,
             as_of=work.as_of,
             code_version=code_version(),
-            tokenizer_sha256=ChatTokenizer.load(work.settings.tokenizer).sha256,
+            tokenizer_sha256=encoder_sha256(ChatTokenizer.load(work.settings.tokenizer), work.settings),
             settings=work.settings,
         )
         files = _Files(work.store, request.build)
@@ -216,7 +217,8 @@ class ShardWorker:
     def _maker(self, request: ShardRequest, scratch: Path) -> ShardMaker:
         if request.build not in self._makers:
             work = ShardWork(store=self._store, as_of=request.as_of, out=scratch, settings=request.settings)
-            if ChatTokenizer.load(request.settings.tokenizer).sha256 != request.tokenizer_sha256:
+            tokenizer = ChatTokenizer.load(request.settings.tokenizer)
+            if encoder_sha256(tokenizer, request.settings) != request.tokenizer_sha256:
                 raise DatasetError(
                     f"the tokenizer {request.settings.tokenizer} of a worker is another: give all the same"
                 )

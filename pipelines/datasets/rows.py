@@ -77,6 +77,8 @@ class Row(Origin, frozen=True, kw_only=True):
     """JSON text: list of OpenAI tools."""
     input_ids: Ids
     loss_mask: Mask
+    images: tuple[str, ...] = ()
+    """SHA-256 of the pictures whose tokens are in `input_ids`, in their order."""
 
     @property
     def tokens(self) -> int:
@@ -95,10 +97,14 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     resolved: bool
     input_ids: Ids
     loss_mask: Mask
+    images: tuple[str, ...] = ()
+    """As `Row.images`; the bytes are blobs of the dataset's directory."""
 
 
 _ARRAYS = ("input_ids", "loss_mask")
-_PLAIN = tuple(name for name in Row.__struct_fields__ if name not in _ARRAYS)
+_IMAGES = "images"
+"""Not in datasets that are older than pictures."""
+_PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, _IMAGES))
 _TOKEN_COLUMNS = list(TokenRow.__struct_fields__)
 
 SCHEMA = pa.schema(
@@ -121,6 +127,7 @@ SCHEMA = pa.schema(
         ("trained_tokens", pa.int64()),
         ("input_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.int8())),
+        (_IMAGES, pa.list_(pa.string())),
     ]
 )
 """Columns of a shard, in this order."""
@@ -128,8 +135,9 @@ SCHEMA = pa.schema(
 
 def row_digest(row: Row) -> bytes:
     """32 bytes over the row in its canonical form: JSON of the plain fields with sorted keys, then tokens
-    and mask, little endian."""
-    digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN}))
+    and mask, little endian. Pictures count where there are any."""
+    pictures = {_IMAGES: row.images} if row.images else {}
+    digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN} | pictures))
     digest.update(b"\n")
     digest.update(row.input_ids.astype("<i4", copy=False).tobytes())
     digest.update(row.loss_mask.astype("i1", copy=False).tobytes())
@@ -148,6 +156,7 @@ def to_table(rows: Sequence[Row]) -> pa.Table:
     """Rows as Arrow, in the columns of SCHEMA."""
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _PLAIN}
     columns["segments"] = [[msgspec.structs.asdict(segment) for segment in row.segments] for row in rows]
+    columns[_IMAGES] = [row.images for row in rows]
     columns["tokens"] = [row.tokens for row in rows]
     columns["trained_tokens"] = [row.trained_tokens for row in rows]
     columns["input_ids"] = _lists([row.input_ids for row in rows], pa.int32())
@@ -170,13 +179,14 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def read_rows(directory: Path) -> Iterator[Row]:
     """All rows of a finished dataset, in order, some at a time. Raises DatasetError where there is none."""
-    columns = [*_PLAIN, *_ARRAYS]
+    columns = [*_PLAIN, *_ARRAYS, _IMAGES]
     for batch in _batches(directory, columns):
-        ids, masks = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask")
-        for plain, input_ids, loss_mask in zip(batch.select(_PLAIN).to_pylist(), ids, masks, strict=True):
+        ids, masks, images = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch)
+        plains = batch.select(_PLAIN).to_pylist()
+        for plain, input_ids, loss_mask, shown in zip(plains, ids, masks, images, strict=True):
             plain["trained_turns"] = tuple(plain["trained_turns"])
             plain["segments"] = tuple(Segment(**segment) for segment in plain["segments"])
-            yield Row(**plain, input_ids=input_ids, loss_mask=loss_mask)
+            yield Row(**plain, input_ids=input_ids, loss_mask=loss_mask, images=shown)
 
 
 def read_tokens(directory: Path) -> Iterator[TokenRow]:
@@ -184,21 +194,31 @@ def read_tokens(directory: Path) -> Iterator[TokenRow]:
     for batch in _batches(directory, _TOKEN_COLUMNS):
         names = ("example_id", "rollout_id", "resolved")
         plain = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-        arrays = zip(_arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), strict=True)
-        for (example_id, rollout_id, resolved), (input_ids, loss_mask) in zip(plain, arrays, strict=True):
+        arrays = zip(_arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch), strict=True)
+        for (example_id, rollout_id, resolved), (input_ids, loss_mask, images) in zip(
+            plain, arrays, strict=True
+        ):
             yield TokenRow(
                 example_id=example_id,
                 rollout_id=rollout_id,
                 resolved=resolved,
                 input_ids=input_ids,
                 loss_mask=loss_mask,
+                images=images,
             )
 
 
 def _batches(directory: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     for shard in read_manifest(directory).shards:
         with pq.ParquetFile(directory / shard.file) as file:
-            yield from file.iter_batches(_READ_ROWS, columns=columns)
+            there = [name for name in columns if name != _IMAGES or name in file.schema_arrow.names]
+            yield from file.iter_batches(_READ_ROWS, columns=there)
+
+
+def _images(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
+    if _IMAGES not in batch.schema.names:
+        return [()] * len(batch)
+    return [tuple(row) for row in batch.column(_IMAGES).to_pylist()]
 
 
 def _lists(arrays: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> pa.ListArray:

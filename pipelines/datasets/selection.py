@@ -21,6 +21,9 @@ class Choice:
     gold_files: int = 0
     gold_lines: int = 0
     """Of the task's gold patch; 0 where there is none."""
+    turns: int = 0
+    length: int = 0
+    """Characters of all that the model said."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ def select(
     random: uniformly. diverse-repo: one of each repository, then a second of each, until the budget is full.
     concentrated-repo: the repositories with most of the pool first. multi-file: gold patches of more files
     first. large-diff: of more lines first. composite: by the mean rank of both and of lines per file.
+    shortest: of each task that with the fewest turns, then with the shortest answers, before a second of any;
+    the order of tasks is by lot.
     """
     caps = caps or Caps()
     budget = len(pool) if budget is None else budget
@@ -113,6 +118,24 @@ def _composite(shuffled: list[Choice]) -> list[Choice]:
     return sorted(shuffled, key=lambda one: ranks[one.rollout_id], reverse=True)
 
 
+def _shortest(shuffled: list[Choice]) -> list[Choice]:
+    """Round by round, one of each task."""
+    order = {id(one): place for place, one in enumerate(shuffled)}
+    taken: Counter[str] = Counter()
+    rounds: dict[int, list[Choice]] = defaultdict(list)
+    for one in sorted(shuffled, key=lambda one: (one.turns, one.length)):
+        rounds[taken[one.task_id]].append(one)
+        taken[one.task_id] += 1
+    lots: dict[str, int] = {}
+    for one in shuffled:
+        lots.setdefault(one.task_id, order[id(one)])
+    return [
+        one
+        for number in range(len(rounds))
+        for one in sorted(rounds[number], key=lambda one: lots[one.task_id])
+    ]
+
+
 _STRATEGIES: dict[Strategy, Callable[[list[Choice]], list[Choice]]] = {
     "random": _random,
     "diverse-repo": _diverse,
@@ -120,4 +143,5 @@ _STRATEGIES: dict[Strategy, Callable[[list[Choice]], list[Choice]]] = {
     "multi-file": _by(lambda one: one.gold_files),
     "large-diff": _by(lambda one: one.gold_lines),
     "composite": _composite,
+    "shortest": _shortest,
 }

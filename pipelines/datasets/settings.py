@@ -15,8 +15,11 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.quantities import Unit
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Strategy = Literal["random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite"]
-"""Of the paper's Table 9."""
+Strategy = Literal[
+    "random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite", "shortest"
+]
+"""Of the paper's Table 9, and the shortest of each task, of section 4.3."""
+Pictures = Literal["none", "shown"] | Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,13 +99,24 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pairs: bool = False
     """One example for each trained turn: all before it is context, and where it is longer than
     `filters.max_tokens` its begin is cut off. They keep the id of their trajectory."""
+    pictures: Pictures = "none"
+    """Pictures of an example: those that the model was shown (`shown`), or so many, the newest, whatever it
+    was shown. With `none`, trajectories with pictures are left out. The tokenizer must be that of a
+    vision-language model, with its image processor, and examples are pairs."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "dataset")
+        if self.pictures != "none" and not self.pairs:
+            raise ValueError("pictures need `pairs = true`: each turn was shown other pictures")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "claw": {"pairs": True, "filters": {"max_tokens": 65_536}, "selection": {"resolved": 561}},
+    "gui": {
+        "pairs": True,
+        "pictures": "shown",
+        "selection": {"strategy": "shortest", "per_task": 1, "per_repo": 20},
+    },
 }
 """The paper's datasets that differ from the defaults; `preset = "claw"` in the file, other keys win."""
 
@@ -145,4 +159,6 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
     plain = msgspec.to_builtins(msgspec.structs.replace(settings, tokenizer=""), order="deterministic")
     if not settings.pairs:
         del plain["pairs"]
+    if settings.pictures == "none":
+        del plain["pictures"]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

@@ -6,13 +6,21 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, finished
+from orchard.pipelines.datasets.exporters.gui import LAYOUT
+from orchard.pipelines.datasets.pictured import (
+    Tokens,
+    has_pictures,
+    of_turns,
+    picture_tokens,
+    read_shown,
+)
 from orchard.pipelines.datasets.rows import Row, row_digest, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
@@ -63,6 +71,7 @@ class ShardMaker:
         self._tables.execute(f"set temp_directory = '{str(spill).replace(chr(39), chr(39) * 2)}'")
         self._blobs = BlobStore(work.store)
         self._tokenizer = ChatTokenizer.load(work.settings.tokenizer)
+        self._picture_tokens: Tokens | None = None
 
     def make(self, index: int, candidates: list[Candidate]) -> ShardReport:
         """Write shard `index`. Raises DatasetError, MaskError and the store's errors."""
@@ -94,6 +103,8 @@ class ShardMaker:
         }
         calls = read_calls(self._tables, programs) if programs else {}
         cut = read_cut(self._tables, places)
+        pictured = [name for name, tree in trees.items() if has_pictures(tree.values())]
+        shown = read_shown(self._tables, pictured)
         drafts: list[tuple[Draft, str]] = []
         for one in candidates:
             tree = trees.pop(one.rollout_id)
@@ -101,22 +112,42 @@ class ShardMaker:
                 found = self._of_program(one, tree, calls[one.rollout_id], cut)
             else:
                 found = [self._whole(one, tree, cut)]
-            for each, tools_json in found:
-                if isinstance(each, Dropped):
-                    counts[each] += 1
-                else:
+            for each, way, tools_json in found:
+                made = self._of_turns(each, way, shown, cut)
+                if isinstance(made, Dropped):
+                    counts[made] += 1
+                elif isinstance(each, Draft):
                     counts["masked_turns"] += each.masked
-                    drafts.append((each, tools_json))
+                    drafts += [(one, tools_json) for one in made]
         rows = []
-        encoded = self._tokenizer.encode_each([made.conversation for made, _ in drafts])
-        for (made, tools_json), tokens in zip(drafts, encoded, strict=True):
-            for row in finished(made, tokens, tools_json, settings):
+        encoded = self._tokenizer.encode_each([drafted.conversation for drafted, _ in drafts])
+        for (drafted, tools_json), tokens in zip(drafts, encoded, strict=True):
+            for row in finished(drafted, tokens, tools_json, settings):
                 if isinstance(row, Dropped):
                     counts[row] += 1
                 else:
                     counts["stored_turns"] += row.stored_turns
                     rows.append(row)
         return rows
+
+    def _of_turns(
+        self,
+        one: Draft | Dropped,
+        way: Sequence[MessageNode],
+        shown: Mapping[str, int],
+        cut: Collection[tuple[str, str]],
+    ) -> list[Draft] | Dropped:
+        """The examples of a draft: one, or of a conversation with pictures one for each turn."""
+        settings = self._work.settings
+        if isinstance(one, Dropped):
+            return one
+        if not has_pictures(way):
+            return [one]
+        if settings.pictures == "none":
+            return Dropped.PICTURES
+        if self._picture_tokens is None:
+            self._picture_tokens, _ = picture_tokens(settings.tokenizer)
+        return of_turns(one, way, settings, shown, self._picture_tokens, cut)
 
     def _with_tools(self, candidates: list[Candidate]) -> list[Candidate]:
         """The candidates with the tools that the log has of them, where these are those of each task."""
@@ -135,12 +166,14 @@ class ShardMaker:
 
     def _whole(
         self, one: Candidate, tree: dict[str, MessageNode], cut: Collection[tuple[str, str]]
-    ) -> tuple[Draft | Dropped, str]:
+    ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
         """The one conversation of a harness of ours, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
-        tools = tuple(written or harness_tools(one.harness, one.harness_version))
-        found = draft(one, path(tree, one.leaf), tools, tool_names(tools), self._work.settings, cut=cut)
-        return found, one.tools or msgspec.json.encode(tools).decode()
+        as_text = one.layout == LAYOUT  # calls and results are in the texts
+        tools = () if as_text else tuple(written or harness_tools(one.harness, one.harness_version))
+        way = path(tree, one.leaf)
+        found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut)
+        return found, way, one.tools or msgspec.json.encode(tools).decode()
 
     def _of_program(
         self,
@@ -148,9 +181,9 @@ class ShardMaker:
         tree: dict[str, MessageNode],
         made: dict[str, Made],
         cut: Collection[tuple[str, str]],
-    ) -> list[tuple[Draft | Dropped, str]]:
+    ) -> list[tuple[Draft | Dropped, Sequence[MessageNode], str]]:
         """The branches of a program's rollout; of an unresolved one that of its leaf, which has values."""
-        found: list[tuple[Draft | Dropped, str]] = []
+        found: list[tuple[Draft | Dropped, Sequence[MessageNode], str]] = []
         ways = branches(tree, one.leaf, made)
         for number, way in enumerate(ways if one.resolved else ways[:1]):
             tools = tools_of(self._blobs, way.tools)
@@ -158,10 +191,11 @@ class ShardMaker:
             found.append(
                 (
                     draft(one, way.nodes, tools, names, self._work.settings, way.trained, number, cut),
+                    way.nodes,
                     msgspec.json.encode(tools).decode(),
                 )
             )
-        return found or [(Dropped.NO_MESSAGES, "[]")]
+        return found or [(Dropped.NO_MESSAGES, (), "[]")]
 
 
 _maker: ShardMaker | None = None

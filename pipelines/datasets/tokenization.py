@@ -29,12 +29,15 @@ from orchard.pipelines.datasets.errors import DatasetError, ExampleError, MaskEr
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.rows import Ids
 from orchard.pipelines.datasets.turns import Message, TurnWriter, with_objects
+from orchard.pipelines.vision.places import PICTURE
 
 CACHED_CHARACTERS = 10_000_000
 """After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ID_BYTES = 4
+_FRAME = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""What Qwen's templates write for a picture; the token in the middle is repeated."""
 _PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
 
 
@@ -49,6 +52,8 @@ class Conversation:
     tools: Sequence[dict[str, Any]] = ()
     stored: Mapping[int, Sequence[int]] = field(default_factory=dict)
     cut: Collection[int] = ()
+    pictures: Sequence[int] = ()
+    """Tokens of each picture, in the order in which PICTURE stands for them in the messages' contents."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,8 @@ class ChatTokenizer:
         self._lossy: set[str] = set()
         """Texts that were tokenized at once and whose tokens do not stand for their very bytes."""
         self._check_pieces()
+        known = tokenizer.get_vocab()
+        self._frame = [known.get(token) for token in _FRAME]
         self.marks_itself = bool(_GENERATION.search(self._template))
         """The template tells where assistant text is, by `generation` blocks; others are written by turns."""
         self._turns: TurnWriter | None = None
@@ -217,7 +224,30 @@ class ChatTokenizer:
         except ExampleError as error:
             return error
         cuts = [0, *(at for span in spans for at in span), len(text)]
-        return [self._part(text[start:end]) for start, end in pairwise(cuts)]
+        if not conversation.pictures:
+            return [self._part(text[start:end]) for start, end in pairwise(cuts)]
+        if None in self._frame:
+            return ExampleError(
+                f"example {conversation.name}: tokenizer {self.name} has no token for pictures: choose "
+                "that of a vision-language model"
+            )
+        parts = [
+            self._part(text[start:end]) if number % 2 else self._pictured(text[start:end])
+            for number, (start, end) in enumerate(pairwise(cuts))
+        ]
+        shown = sum(part.pieces.count(PICTURE) for part in parts[::2])
+        if shown != len(conversation.pictures):
+            return ExampleError(
+                f"example {conversation.name}: the chat template of {self.name} shows {shown} of "
+                f"{len(conversation.pictures)} pictures"
+            )
+        return parts
+
+    def _pictured(self, text: str) -> _Part:
+        """Context with pictures: the texts between them are tokenized apart."""
+        first, *others = (self._part(piece) for piece in text.split(PICTURE))
+        pieces = [*first.pieces, *(piece for part in others for piece in (PICTURE, *part.pieces))]
+        return _Part(text, _START in text or _END in text, [piece for piece in pieces if piece])
 
     def _part(self, text: str) -> _Part:
         marked = _START in text or _END in text
@@ -227,11 +257,12 @@ class ChatTokenizer:
         """Tokenize what is not remembered."""
         memory = self._memory
         memory.begin()
+        memory.put(PICTURE, b"")  # its tokens are not those of a text
         plain = memory.unknown(piece for part in parts if not part.marked for piece in part.pieces)
         if self._lines is not None:
             plain = self._learn_words(self._lines, plain)
         self._encode(plain, memory)
-        for text in memory.unknown(part.text for part in parts if part.marked):
+        for text in memory.unknown(piece for part in parts if part.marked for piece in part.pieces):
             memory.put(text, np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes())
 
     def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
@@ -273,8 +304,14 @@ class ChatTokenizer:
         known = self._memory.now
         found, spans, taken = [], [], set()
         position = 0
+        pictures = iter(conversation.pictures)
         for number, part in enumerate(parts):
-            ids = b"".join(map(known.__getitem__, part.pieces))
+            if PICTURE in part.pieces:
+                ids = b"".join(
+                    self._shown(next(pictures)) if piece == PICTURE else known[piece] for piece in part.pieces
+                )
+            else:
+                ids = b"".join(map(known.__getitem__, part.pieces))
             rendered = b""
             turn, is_assistant = divmod(number, 2)
             if is_assistant:
@@ -302,6 +339,11 @@ class ChatTokenizer:
                 f"text with tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
             )
         return Encoded(input_ids, tuple(spans), frozenset(taken))
+
+    def _shown(self, tokens: int) -> bytes:
+        """The tokens of a picture, between the marks of its begin and end."""
+        begin, token, end = self._frame
+        return np.array([begin, *[token] * tokens, end], np.int32).tobytes()
 
     def _is_sure(self, part: _Part) -> bool:
         """Whether each piece's tokens were seen to stand for its very bytes, so that together they do."""

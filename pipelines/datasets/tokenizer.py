@@ -20,25 +20,40 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own that are part of what an assistant says, so decoding keeps them."""
 CONTROL = (END_OF_TEXT, START, END, *MARKS)
 """All tokens that are no text."""
+PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+"""Of tokenizers for models that see, as Qwen's name them."""
 
 
-def chat_template() -> str:
-    """The Jinja text of the template."""
-    return (
+_SCHEMA = "{{ (tool.function if tool.function is defined else tool) | tojson }}"
+_NAME = "{{ (tool.function if tool.function is defined else tool).name }}"
+
+
+def chat_template(*, schemas: bool = True) -> str:
+    """The Jinja text of the template. Without `schemas` it tells a model the names of its tools alone."""
+    text = (
         files("orchard.pipelines.datasets")
         .joinpath("chat_template.jinja")
         .read_text(encoding="utf-8")
         .rstrip("\n")
     )
+    return text if schemas else text.replace(_SCHEMA, _NAME)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: Path) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    out_dir: Path,
+    *,
+    pictures: bool = False,
+    schemas: bool = True,
+) -> PreTrainedTokenizerFast:
     """Train on `texts` and save a directory that `transformers.AutoTokenizer` loads.
 
     Equal texts give an equal tokenizer. `vocab_size` includes the 256 bytes and the special tokens; fewer
-    tokens come out of texts too small for it.
+    tokens come out of texts too small for it. With `pictures` it has the tokens that stand for them, too.
+    `schemas` is that of `chat_template`: tools' schemas can be longer than all else that a tiny model reads.
     """
-    special = [END_OF_TEXT, START, END]
+    special = [END_OF_TEXT, START, END, *(PICTURE_TOKENS if pictures else ())]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -60,7 +75,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_dir: Path) -> Pre
         eos_token=END,
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
-        chat_template=chat_template(),
+        chat_template=chat_template(schemas=schemas),
     )
     out_dir.mkdir(parents=True, exist_ok=True)
     wrapped.save_pretrained(str(out_dir))

@@ -20,6 +20,7 @@ CELL_COLUMNS = (
         "resolved",
         "malformed",
         "aborted",
+        "blocked",
         "open",
     ),
     *("any_resolved", "all_resolved", "turns", "tokens", "cost_usd", "seconds"),
@@ -64,14 +65,14 @@ def tables_of(results: Results) -> list[Table]:
 def _scores(name: str, cells: Sequence[Cell], ks: Sequence[int]) -> Table:
     columns = ["harness", "model", "pass@1"]
     columns += [f"pass@{k}" for k in ks if k > 1] + [f"pass^{k}" for k in ks if k > 1]
-    columns += ["any of all", "all of all", "tasks", "graded", "malformed", "aborted", "open"]
+    columns += ["any of all", "all of all", "tasks", "graded", "malformed", "aborted", "blocked", "open"]
     rows = []
     for cell in cells:
         scores = [cell.pass_at(1), *(cell.pass_at(k) for k in ks if k > 1)]
         scores += [cell.pass_all(k) for k in ks if k > 1]
         counts = (
             *(cell.any_resolved, cell.all_resolved, len(cell.tasks), cell.graded),
-            *(cell.malformed, cell.aborted, cell.open),
+            *(cell.malformed, cell.aborted, cell.blocked, cell.open),
         )
         rows.append((cell.harness, cell.model, *map(share, scores), *(f"{count:,}" for count in counts)))
     return Table(f"{name}: resolved", tuple(columns), rows)
@@ -177,7 +178,8 @@ def markdown(results: Results) -> str:
 
 _HOW = (
     "Scores are means over tasks, each task counting once, with 95 % intervals by a bootstrap over tasks. "
-    "Aborted rollouts are failures of infrastructure: they are in no score. pass@k and pass^k are the "
+    "Aborted rollouts are failures of infrastructure, blocked ones were kept out by their site (a captcha): "
+    "both are in no score. pass@k and pass^k are the "
     "unbiased estimates that any, and that all, of k rollouts resolve a task. Differences are paired by "
     "task; p is that of an exact sign test of the tasks gained and lost: McNemar's, where a task has one "
     "rollout. As leaderboards count, a task with exactly k graded rollouts passes when any, or all, of them "

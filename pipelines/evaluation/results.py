@@ -33,6 +33,7 @@ class TaskResult(NamedTuple):
     graded: int
     resolved: int
     aborted: int
+    blocked: int
     malformed: int
     turns: int
     tokens: int
@@ -52,6 +53,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     requested: int
     aborted: int
     """Without an outcome by our fault: in no score."""
+    blocked: int = 0
+    """Kept out by their site, by a captcha for example: in no score either, and not among the aborted."""
     malformed: int = 0
     """Ended by answers that the harness could not act on; graded, mostly as unresolved."""
     turns: int
@@ -72,7 +75,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def open(self) -> int:
         """Rollouts that have not ended."""
-        return self.requested - self.graded - self.aborted
+        return self.requested - self.graded - self.aborted - self.blocked
 
     def pass_at(self, k: int) -> Score | None:
         """Unbiased pass@k; None where no task has `k` graded rollouts."""
@@ -90,7 +93,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             for tally in self.tasks.values()
             if tally.graded <= k
         ]
-        return msgspec.structs.replace(leaderboard(trials, k), errored=self.aborted)
+        return msgspec.structs.replace(leaderboard(trials, k), errored=self.aborted + self.blocked)
 
     def _score(self, k: int, *, every: bool) -> Score | None:
         tallies = [self.tasks[task] for task in sorted(self.tasks)]
@@ -187,6 +190,7 @@ def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
         tasks={row.task_id: Tally(graded=row.graded, resolved=row.resolved) for row in rows if row.graded},
         requested=sum(row.requested for row in rows),
         aborted=sum(row.aborted for row in rows),
+        blocked=sum(row.blocked for row in rows),
         malformed=sum(row.malformed for row in rows),
         turns=sum(row.turns for row in rows),
         tokens=sum(row.tokens for row in rows),

@@ -3,6 +3,7 @@
 Written down from the models of harbor 0.25 (`harbor.models.trajectories`), which refuse unknown fields.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -34,11 +35,19 @@ class SubagentRef(_Record, frozen=True, kw_only=True):
     trajectory_path: str | None = None
 
 
+class Source(_Record, frozen=True, kw_only=True):
+    """Where a picture is: a path, relative to the trajectory's file or absolute, or a URL."""
+
+    media_type: str = ""
+    path: str = ""
+
+
 class Part(_Record, frozen=True, kw_only=True):
     """A piece of a message that is not text alone."""
 
     type: str
     text: str | None = None
+    source: Source | None = None
 
 
 Content = str | list[Part]
@@ -119,10 +128,6 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     subagent_trajectories: list["Trajectory"] | None = None
 
 
-def text_of(content: Content | None) -> str:
-    """The text of a content; other parts are named by their type."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join(
-        part.text or "" if part.type == "text" else f"[{part.type}: not shown]" for part in content
-    )
+def parts_of(content: Content | None) -> Sequence[Part]:
+    """A content as parts."""
+    return [Part(type="text", text=content or "")] if isinstance(content, str | None) else content

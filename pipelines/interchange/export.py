@@ -1,6 +1,6 @@
 """Rollouts of the log as ATIF files: every accepted attempt whole, its branches and subagents beside it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ import msgspec
 
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.trajectories import path, stored_node
+from orchard.schemas.images import Image, placed
 from orchard.schemas.messages import MessageNode, Role
 from orchard.storage.blobs import BlobStore
 
 TOGETHER = 100
 """Rollouts that are read at once."""
+PICTURES = "images"
+"""Directory of the pictures, beside the files."""
 KEY = "orchard"
 """Of what the format has no field for, in `extra`."""
 _FACTS = (
@@ -34,8 +37,9 @@ Row = Mapping[str, Any]
 def write_trajectories(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, campaign: str, out: Path
 ) -> Iterator[Path]:
-    """A file `ROLLOUT.json` for each rollout of the campaign that ended with messages, as they are written.
-    A file that is there already is left as it is. Raises BlobMissing or BlobCorrupt."""
+    """A file `ROLLOUT.json` for each rollout of the campaign that ended with messages, as they are written,
+    and the pictures of the messages. A file that is there already is left as it is. Raises BlobMissing or
+    BlobCorrupt."""
     out.mkdir(parents=True, exist_ok=True)
     rollouts = iter(_rows(tables, _ROLLOUTS, [campaign]))
     while some := list(islice(rollouts, TOGETHER)):
@@ -46,11 +50,40 @@ def write_trajectories(
             tree = {each["node_id"]: _whole(blobs, each) for each in nodes.get(name, [])}
             made = {call["node"]: call for call in calls.get(name, [])}
             file = out / f"{name}.json"
+            _write_pictures(blobs, tree.values(), out)
             whole = msgspec.json.format(msgspec.json.encode(trajectory_of(row, tree, made)), indent=1)
             partial = file.with_suffix(".part")
             partial.write_bytes(whole)
             partial.rename(file)
             yield file
+
+
+def _write_pictures(blobs: BlobStore, nodes: Iterable[MessageNode], out: Path) -> None:
+    for node in nodes:
+        for image in node.images:
+            file = out / _place(image)
+            if not file.exists():
+                file.parent.mkdir(exist_ok=True)
+                partial = file.with_suffix(".part")
+                partial.write_bytes(blobs.get(image.blob))
+                partial.rename(file)
+
+
+def _place(image: Image) -> str:
+    return f"{PICTURES}/{image.blob.sha256}.{image.media_type.rpartition('/')[2]}"
+
+
+def _content(node: MessageNode) -> tuple[atif.Content, dict[str, Any] | None]:
+    """The text of a message, or its parts; and what the format has no field for."""
+    if not node.images:
+        return node.content, None
+    parts = [
+        atif.Part(type="text", text=each)
+        if isinstance(each, str)
+        else atif.Part(type="image", source=atif.Source(media_type=each.media_type, path=_place(each)))
+        for each in placed(node.content, node.images)
+    ]
+    return parts, {KEY: {"captions": [image.caption for image in node.images]}}
 
 
 def _whole(blobs: BlobStore, row: Row) -> MessageNode:
@@ -128,10 +161,12 @@ def _conversation(
 
 
 def _step(node: MessageNode, number: int, call: Row | None, copied: bool) -> atif.Step:
+    message, extra = _content(node)
     step = atif.Step(
         step_id=number,
         source=_SOURCES[node.role],  # type: ignore[arg-type]
-        message=node.content,
+        message=message,
+        extra=extra,
         is_copied_context=True if copied else None,
     )
     if node.role is not Role.ASSISTANT:
@@ -178,5 +213,6 @@ def _answered(step: atif.Step, node: MessageNode) -> atif.Step:
     known = {call.tool_call_id for call in step.tool_calls or ()}
     before = step.observation.results if step.observation else []
     named = node.tool_call_id if node.tool_call_id in known else None
-    result = atif.Result(source_call_id=named, content=node.content)
+    content, extra = _content(node)
+    result = atif.Result(source_call_id=named, content=content, extra=extra)
     return msgspec.structs.replace(step, observation=atif.Observation(results=[*before, result]))

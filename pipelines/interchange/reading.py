@@ -1,6 +1,7 @@
 """ATIF files as trajectories for the log: one conversation and its subagents become one tree of messages."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,11 +11,16 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import Foreign
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.export import KEY
+from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
+from orchard.storage.blobs import BlobStore
+from orchard.workers.pictures import NotAPicture, read_picture
 
 LAYOUT = "atif"
 SOURCE = "atif"
+_LARGEST = 32 * 1024 * 1024
+"""Bytes of a picture."""
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
 
 
@@ -29,9 +35,11 @@ class _Own(msgspec.Struct, frozen=True):
     """Unset: the file is of somebody else, and the grade is beside it."""
     arguments: str | None = None
     """Of a call, as the model wrote them."""
+    captions: tuple[str, ...] = ()
+    """Of the pictures of a message."""
 
 
-def _own(record: atif.Trajectory | atif.ToolCall) -> _Own:
+def _own(record: atif.Trajectory | atif.ToolCall | atif.Step | atif.Result) -> _Own:
     return msgspec.convert((record.extra or {}).get(KEY, {}), _Own)
 
 
@@ -61,28 +69,30 @@ def trajectory_files(places: Iterable[Path]) -> list[Path]:
     return found
 
 
-def read_trajectories(files: Iterable[Path]) -> Iterator[Foreign]:
-    """The trajectories of ATIF files. Raises DatasetError, with the file, for one that is none."""
+def read_trajectories(files: Iterable[Path], blobs: BlobStore | None = None) -> Iterator[Foreign]:
+    """The trajectories of ATIF files; pictures beside a file become blobs, others are left out. Raises
+    DatasetError, with the file, for one that is none."""
     for file in files:
         try:
             raw = file.read_bytes()
-            yield _foreign(file, raw, msgspec.json.decode(raw, type=atif.Trajectory))
+            yield _foreign(file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
         except OSError as error:
             raise DatasetError(f"{file} cannot be read: {error}") from error
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{file} is no trajectory in ATIF: {error}") from error
 
 
-def _foreign(file: Path, raw: bytes, found: atif.Trajectory) -> Foreign:
+def _foreign(file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | None) -> Foreign:
     if not found.schema_version.startswith("ATIF-v1."):
         raise ValueError(f"schema_version {found.schema_version!r} is not known: 1.x is")
     known = _own(found)
     trial = _trial(file)
     nodes: dict[str, MessageNode] = {}
     flags: set[str] = set()
-    leaf = _add(nodes, found, flags)
+    read = partial(_placed, file.parent, blobs, flags)
+    leaf = _add(nodes, found, read)
     for other in found.subagent_trajectories or ():
-        _add(nodes, other, flags)
+        _add(nodes, other, read)
     if found.continued_trajectory_ref:
         flags.add("continued_elsewhere")
     resolved = _resolved(trial) if isinstance(known.resolved, msgspec.UnsetType) else known.resolved
@@ -121,7 +131,11 @@ def _resolved(trial: _Trial | None) -> bool | None:
     return None if not rewards or "reward" not in rewards else rewards["reward"] == 1
 
 
-def _add(nodes: dict[str, MessageNode], found: atif.Trajectory, flags: set[str]) -> str:
+_Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, ...]]]
+"""Text and pictures of a content, of which the captions are known."""
+
+
+def _add(nodes: dict[str, MessageNode], found: atif.Trajectory, read: _Read) -> str:
     """Adds the messages of one conversation; the id of its last. Copied context is the same path again."""
     parent: str | None = None
     turn = 0
@@ -131,12 +145,12 @@ def _add(nodes: dict[str, MessageNode], found: atif.Trajectory, flags: set[str])
         role = _ROLES[step.source]
         turn += role is Role.ASSISTANT
         calls = tuple(_call(call) for call in step.tool_calls or ())
-        said = (role, step.message, step.reasoning_content or "", calls, "", _tokens(step.metrics))
-        results = step.observation.results if step.observation else ()
-        for each in [said, *((Role.TOOL, r.content, "", (), r.source_call_id or "", None) for r in results)]:
-            parent = _node(nodes, parent, turn, *each)
-            if isinstance(each[1], list) and any(part.type != "text" for part in each[1]):
-                flags.add("pictures_left_out")
+        said = read(step.message, _own(step).captions)
+        tokens = _tokens(step.metrics)
+        parent = _node(nodes, parent, turn, role, said, step.reasoning_content or "", calls, "", tokens)
+        for result in step.observation.results if step.observation else ():
+            said = read(result.content, _own(result).captions)
+            parent = _node(nodes, parent, turn, Role.TOOL, said, "", (), result.source_call_id or "", None)
     if turn == 0:
         raise ValueError("it has no step of the agent")
     assert parent is not None
@@ -148,14 +162,14 @@ def _node(
     parent: str | None,
     turn: int,
     role: Role,
-    content: atif.Content | None,
+    said: tuple[str, tuple[Image, ...]],
     reasoning: str,
     calls: Sequence[ToolCall],
     answers: str,
     tokens: TokenRecord | None,
 ) -> str:
-    text = atif.text_of(content)
-    name = node_id(parent, role, text, tuple(calls), answers)
+    text, images = said
+    name = node_id(parent, role, text, tuple(calls), answers, images)
     node = MessageNode(
         node_id=name,
         parent=parent,
@@ -166,9 +180,58 @@ def _node(
         tool_calls=tuple(calls),
         tool_call_id=answers,
         tokens=tokens,
+        images=images,
     )
     nodes.setdefault(name, node)
     return name
+
+
+def _placed(
+    directory: Path,
+    blobs: BlobStore | None,
+    flags: set[str],
+    content: atif.Content | None,
+    captions: Sequence[str],
+) -> tuple[str, tuple[Image, ...]]:
+    """Text and pictures of a content. What is no picture beside the file leaves a mark and a flag."""
+    text, images = "", list[Image]()
+    for part in atif.parts_of(content):
+        if part.type == "text":
+            text += part.text or ""
+            continue
+        data = _beside(directory, part.source) if part.type == "image" and part.source else None
+        try:
+            picture = read_picture(data or b"") if blobs is not None else None
+        except NotAPicture:
+            picture = None
+        if blobs is None or picture is None:
+            text += f"[{part.type}: not shown]"
+            flags.add("pictures_left_out")
+            continue
+        caption = captions[len(images)] if len(images) < len(captions) else ""
+        text = text.removesuffix(caption)
+        images.append(
+            Image(
+                blob=blobs.put(picture.data, picture.media_type),
+                media_type=picture.media_type,
+                width=picture.width,
+                height=picture.height,
+                at=len(text),
+                caption=caption,
+            )
+        )
+    return text, tuple(images)
+
+
+def _beside(directory: Path, source: atif.Source) -> bytes | None:
+    """A file in the directory of a trajectory; None for one elsewhere: a trajectory of others names no file
+    of this machine."""
+    try:
+        file = (directory / source.path).resolve()
+        inside = file.is_relative_to(directory.resolve()) and file.is_file()
+        return file.read_bytes() if inside and file.stat().st_size <= _LARGEST else None
+    except (OSError, ValueError):
+        return None
 
 
 def _call(call: atif.ToolCall) -> ToolCall:

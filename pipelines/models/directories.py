@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from orchard.pipelines.models.errors import ModelError, require_package
@@ -16,13 +24,16 @@ ADAPTER = "adapter_config.json"
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The causal model in a directory, or of that name on the Hub; where the directory holds an adapter, the
-    model that it names with the adapter merged into its weights. Raises ModelError when there is none."""
+    """The causal model in a directory, or of that name on the Hub, with its vision tower if it has one; where
+    the directory holds an adapter, the model that it names with the adapter merged into its weights. Raises
+    ModelError when there is none."""
     transformers_logging.disable_progress_bar()
     if (Path(name) / ADAPTER).is_file():
         return _merged(Path(name), dtype)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype)
+        sees = hasattr(AutoConfig.from_pretrained(str(name)), "vision_config")
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model: PreTrainedModel = kind.from_pretrained(str(name), dtype=dtype)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"no causal language model can be loaded from {name}: {first_line(error)}"
@@ -49,14 +60,39 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_processor(name: str | Path) -> Any:
+    """The image processor in a directory, or of that name on the Hub. Raises ModelError for one that is none
+    of Qwen's family, and where there is none."""
+    try:
+        processor = AutoImageProcessor.from_pretrained(str(name), backend="pil")
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"no image processor can be loaded from {name}, which pictures need: {first_line(error)}"
+        ) from error
+    if not hasattr(processor, "merge_size"):
+        raise ModelError(
+            f"the image processor of {name} ({type(processor).__name__}) is not one of Qwen's family: "
+            "choose a model such as Qwen3-VL or Qwen2.5-VL"
+        )
+    return processor
+
+
+def processor_of(model: PreTrainedModel, name: str | Path) -> Any:
+    """The image processor of a model that was loaded from `name`; None where it sees no pictures. Raises
+    ModelError."""
+    return load_processor(name) if hasattr(model.config, "vision_config") else None
+
+
 def save_model(
     model: PreTrainedModel,
     directory: Path,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    processor: Any = None,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Write a model, and its tokenizer when given, as a directory that appears whole or not at all.
+    """Write a model, and its tokenizer and image processor when given, as a directory that appears whole or
+    not at all.
 
     `state` replaces the model's own weights, where these are sharded over processes. Of a model with an
     adapter, the adapter is written.
@@ -64,8 +100,9 @@ def save_model(
     temporary = directory.with_name(f".{directory.name}.partial")
     temporary.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(temporary, state_dict=state)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(temporary)
+    for part in (tokenizer, processor):
+        if part is not None:
+            part.save_pretrained(temporary)
     replace_directory(temporary, directory)
 
 

@@ -11,9 +11,12 @@ from typing import Any
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.datasets.turns import OPENING
 from orchard.pipelines.policy.answers import Message, read_message
+from orchard.pipelines.vision.places import flat, picture_urls
 from orchard.schemas.identity import digest
 
 _REMEMBERED = 100_000
+_IMAGES = "images"
+"""In a plain message, what its pictures are: it tells paths apart and is not written."""
 
 
 class Prompts:
@@ -29,9 +32,14 @@ class Prompts:
         self.stop_ids = frozenset(end if isinstance(end, list) else [] if end is None else [end])
         """Tokens that end a message."""
 
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids up to where the next assistant message begins. Raises DatasetError for messages that
-        the template refuses."""
+    def prompt(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        pictures: Sequence[int] = (),
+    ) -> list[int]:
+        """Token ids up to where the next assistant message begins; `pictures` are the tokens of those in the
+        messages. Raises DatasetError for messages that the template refuses."""
         messages = [_plain(message) for message in messages]
         paths = _paths(messages, tools)
         stored = {
@@ -40,7 +48,10 @@ class Prompts:
             if message["role"] == "assistant" and (ids := self._recalled(paths[number], message))
         }
         # A prompt ends where generation starts: before the text of one more assistant message.
-        asked = Conversation("prompt", [*messages, {"role": "assistant", "content": "x"}], tools, stored)
+        written = [{key: message[key] for key in message if key != _IMAGES} for message in messages]
+        asked = Conversation(
+            "prompt", [*written, {"role": "assistant", "content": "x"}], tools, stored, pictures=pictures
+        )
         encoded = self._tokenizer.encode([asked])[0]
         return [int(token) for token in encoded.input_ids[: encoded.spans[-1][0]]]
 
@@ -98,11 +109,13 @@ class Prompts:
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with the fields that templates read, content as one text."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content if part.get("type") == "text")
-    plain: dict[str, Any] = {"role": message["role"], "content": content or ""}
+    """A message with the fields that templates read, content as one text, and its pictures, if any."""
+    content = message.get("content") or ""
+    if isinstance(content, list) or message["role"] != "assistant":
+        content = flat(content)
+    plain: dict[str, Any] = {"role": message["role"], "content": content}
+    if urls := picture_urls([message]):
+        plain[_IMAGES] = urls
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [
             {

@@ -8,15 +8,17 @@ values are computed again with the new weights, and every later token is the new
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import torch
+import torch.nn.functional as functional
 
 from orchard.pipelines.policy.cache import Cache
 from orchard.pipelines.policy.sampling import Draws, Sampling, choose
+from orchard.pipelines.policy.sight import Features, Layout, Shown
 from orchard.pipelines.policy.weights import ROWS, Qwen3
 from orchard.schemas.messages import VersionRun
 
@@ -78,8 +80,13 @@ Ends = Callable[[Sequence[int]], bool]
 class _Task:
     """A request, waiting or running."""
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None) -> None:
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None, layout: Layout | None
+    ) -> None:
         self.tokens = list(prompt)
+        self.keys = layout.keys if layout else self.tokens
+        """What tells the tokens from those of other requests: of a picture more than that it is one."""
+        self.layout = layout
         self.prompt = len(prompt)
         self.sampling = sampling
         self.ends = ends
@@ -95,14 +102,29 @@ class _Task:
         if not self.versions or self.versions[-1].version != version:
             self.versions.append(VersionRun(start=count, version=version))
         self.tokens.append(token)
+        if self.layout:
+            self.keys.append(token)
         self.logprobs.append(logprob)
         if token in self.sampling.stop_ids or (self.ends and self.ends(self.tokens[self.prompt :])):
             return "stop"
         return "length" if count + 1 >= self.sampling.max_tokens else None
 
+    def positions(self, first: int, end: int) -> torch.Tensor:
+        """[3, tokens] of the tokens from `first` to before `end`, in a model that sees."""
+        assert self.layout is not None
+        said = torch.arange(max(first, self.prompt), max(end, self.prompt)) + self.layout.shift
+        return torch.cat([self.layout.positions[:, first:end], said.expand(3, -1)], dim=1)
+
+    def pictures(self, first: int, end: int) -> Iterator[tuple[int, Shown, int, int]]:
+        """Of the pictures between two tokens: where one begins or goes on, counted from `first`, and which of
+        its tokens these are."""
+        for begin, stop, shown in self.layout.pictures if self.layout else ():
+            if max(begin, first) < min(stop, end):
+                yield max(begin, first) - first, shown, max(first - begin, 0), min(stop, end) - begin
+
 
 class _Slot:
-    """A place in the cache: the tokens whose keys and values it holds, and who generates there."""
+    """A place in the cache: the keys of the tokens whose vectors it holds, and who generates there."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
@@ -132,12 +154,16 @@ class Engine:
         self._thread.start()
 
     def submit(
-        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        ends: Ends | None = None,
+        pictures: Sequence[Shown] = (),
     ) -> Future[Generated]:
         """Ask for an answer to `prompt`. A cancelled future frees its slot at the next step.
 
         Raises Overloaded or Stopping; ValueError for a prompt with no token, with one the model does not
-        know, or with no room for an answer in the context.
+        know, with no room for an answer in the context, or whose picture tokens are not those of `pictures`.
         """
         if not prompt or min(prompt) < 0 or max(prompt) >= self._model.vocabulary:
             raise ValueError(f"a prompt is one or more token ids below {self._model.vocabulary}")
@@ -147,7 +173,10 @@ class Engine:
                 f"the maximum context length is {self.settings.context} tokens, the prompt has {len(prompt)}"
             )
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        task = _Task(prompt, sampling, ends)
+        if pictures and self._model.tower is None:
+            raise ValueError("the model reads text alone: send no pictures, or serve a model that sees")
+        layout = self._model.tower.layout(prompt, pictures) if self._model.tower else None
+        task = _Task(prompt, sampling, ends, layout)
         with self._changed:
             if self._draining:
                 raise Stopping
@@ -164,12 +193,7 @@ class Engine:
         Raises ValueError for a model of another shape.
         """
         old, new = self._model, model
-        if (old.vocabulary, old.key_heads, old.width, len(old.layers)) != (
-            new.vocabulary,
-            new.key_heads,
-            new.width,
-            len(new.layers),
-        ):
+        if _form(old) != _form(new):
             raise ValueError("the new weights are of another architecture than those being served")
         done: Future[int] = Future()
         with self._changed:
@@ -223,12 +247,12 @@ class Engine:
             self.figures.reloads += 1
             for slot in self._slots:
                 slot.held = []
-            self._read([(number, task.tokens[:-1]) for number, task in self._running()])
+            self._read(self._running())
             done.set_result(self.version)
 
     def _admit(self) -> None:
         """Give free slots to those that wait, as far as their prompts are quickly read."""
-        pieces: list[tuple[int, list[int]]] = []
+        admitted: list[tuple[int, _Task]] = []
         budget = self.settings.prefill
         free = [number for number, slot in enumerate(self._slots) if slot.task is None]
         with self._changed:
@@ -236,20 +260,20 @@ class Engine:
                 task = self._waiting.popleft()
                 if task.future.cancelled():
                     continue
-                prefix = task.tokens[:-1]
+                prefix = task.keys[:-1]
                 number = free.pop(0)
                 if self.settings.prefix_cache:
                     self._bring(number, [number, *free], prefix)
                 slot = self._slots[number]
                 task.cached = _common(slot.held, prefix) if self.settings.prefix_cache else 0
                 slot.task, slot.held = task, slot.held[: task.cached]
-                pieces.append((number, prefix))
+                admitted.append((number, task))
                 budget -= len(prefix) - task.cached
                 self.figures.requests += 1
                 self.figures.prompt_tokens += task.prompt
                 self.figures.cached_tokens += task.cached
             self.figures.waiting = len(self._waiting)
-        self._read(pieces)
+        self._read(admitted)
 
     def _bring(self, number: int, free: list[int], prefix: list[int]) -> None:
         """Into the slot `number` what the best of the `free` slots holds: most of the prompt, else least of
@@ -261,27 +285,35 @@ class Engine:
             self._cache.exchange(number, best, max(len(here.held), len(there.held)))
             here.held, there.held = there.held, here.held
 
-    def _read(self, sequences: list[tuple[int, list[int]]]) -> None:
-        """Compute keys and values of what the slots do not hold of these sequences yet."""
+    def _read(self, tasks: list[tuple[int, _Task]]) -> None:
+        """Compute keys and values of what the slots do not hold yet of what these have before their last
+        token."""
         pieces: list[tuple[int, int, int]] = []
         ids: list[int] = []
-        positions: list[int] = []
-        for number, tokens in sequences:
+        positions: list[torch.Tensor] = []
+        pictures: list[tuple[int, Features]] = []
+        tower = self._model.tower
+        for number, task in tasks:
             slot = self._slots[number]
-            first = len(slot.held)
-            if new := tokens[first:]:
-                pieces.append((number, first, len(new)))
-                ids += new
-                positions += range(first, len(tokens))
-                slot.held = list(tokens)
+            first, end = len(slot.held), len(task.tokens) - 1
+            if first == end:
+                continue
+            pieces.append((number, first, end - first))
+            for at, shown, begin, stop in task.pictures(first, end):
+                assert tower is not None
+                pictures.append((len(ids) + at, tower.features(shown).part(begin, stop)))
+            ids += task.tokens[first:end]
+            positions.append(task.positions(first, end) if tower else torch.arange(first, end))
+            slot.held = task.keys[:end]
         if not pieces:
             return
         padding = -len(ids) % ROWS
         device = self._model.device
         self._model.hidden(
             torch.tensor(ids + [0] * padding, device=device),
-            torch.tensor(positions + [0] * padding, device=device),
+            functional.pad(torch.cat(positions, dim=-1), (0, padding)).to(device),
             self._cache.filling(pieces, padding),
+            pictures,
         )
 
     def _step(self) -> None:
@@ -291,14 +323,17 @@ class Engine:
             return
         count = -(-(running[-1][0] + 1) // ROWS) * ROWS
         lengths: list[int | None] = [None] * count
-        ids = [0] * count
+        ids, positions = [0] * count, [0] * count
         for number, task in running:
-            lengths[number], ids[number] = len(task.tokens) - 1, task.tokens[-1]
-            self._slots[number].held.append(task.tokens[-1])
+            length = len(task.tokens) - 1
+            lengths[number], ids[number] = length, task.tokens[-1]
+            positions[number] = length + (task.layout.shift if task.layout else 0)
+            self._slots[number].held.append(task.keys[-1])
         device = self._model.device
+        places = torch.tensor(positions, device=device)
         hidden = self._model.hidden(
             torch.tensor(ids, device=device),
-            torch.tensor([length or 0 for length in lengths], device=device),
+            places.expand(3, -1) if self._model.tower else places,
             self._cache.decoding(lengths),
         )
         logits = self._model.logits(hidden)
@@ -342,6 +377,11 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self.ended.set_result(None if isinstance(error, Stopping) else error)
+
+
+def _form(model: Qwen3) -> tuple[object, ...]:
+    """What must not change while requests are under way."""
+    return model.vocabulary, model.key_heads, model.width, len(model.layers), model.tower is None
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

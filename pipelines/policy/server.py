@@ -27,7 +27,10 @@ from orchard.pipelines.policy.requests import (
     read_body,
 )
 from orchard.pipelines.policy.sampling import Sampling
+from orchard.pipelines.policy.sight import Shown, Sight
 from orchard.pipelines.policy.weights import load_weights
+from orchard.pipelines.vision.places import picture_urls
+from orchard.pipelines.vision.reading import BadPicture, PictureReader
 
 BODY_LIMIT = 64 * 2**20
 RETRY_SECONDS = 1
@@ -51,6 +54,7 @@ class PolicyServer:
         port: int = 0,
         api_key: str | None = None,
         drain_seconds: float = 30.0,
+        blind: bool = False,
     ) -> None:
         """Loads the weights. Raises ModelError or DatasetError for a directory that cannot be served."""
         self.name, self.host, self.port = name, host, port
@@ -60,6 +64,7 @@ class PolicyServer:
         self._drain_seconds = drain_seconds
         self._prompts = Prompts(ChatTokenizer.load(str(directory)))
         model = load_weights(directory, device=self._device, dtype=dtype)
+        self._sight = Sight(PictureReader.load(directory) if model.tower else None, blind=blind)
         self.engine = Engine(model, version, settings or EngineSettings())
         self._reloading = asyncio.Lock()
         self._draining = False
@@ -121,10 +126,14 @@ class PolicyServer:
         self._check_model(body.model)
         tools = body.tools or []
         try:
-            prompt = self._prompts.prompt(body.messages, tools)
+            pictures = await self._sight.pictures(picture_urls(body.messages))
+            tokens = self._sight.tokens(pictures)
+            prompt = self._prompts.prompt(body.messages, tools, tokens)
         except (DatasetError, KeyError, TypeError, AttributeError) as error:
             raise BadRequest(f"the messages cannot be written as a prompt: {error}") from error
-        generated = await self._generate(prompt, body)
+        except BadPicture as error:
+            raise BadRequest(str(error)) from error
+        generated = await self._generate(prompt, body, pictures)
         message = self._prompts.answer(body.messages, tools, prompt, generated.ids)
         if body.stops:
             message = msgspec.structs.replace(message, content=_before(message.content, body.stops))
@@ -179,19 +188,23 @@ class PolicyServer:
                 ]
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
-    async def _generate(self, prompt: Sequence[int], body: ChatRequest | CompletionRequest) -> Generated:
+    async def _generate(
+        self, prompt: Sequence[int], body: ChatRequest | CompletionRequest, pictures: Sequence[Shown] = ()
+    ) -> Generated:
         """An answer; when the client goes away the request leaves the batch."""
         sampling = body.sampling(self._prompts.stop_ids, self.engine.settings.context)
-        future = self._submit(prompt, sampling, self._ends(body.stops))
+        future = self._submit(prompt, sampling, self._ends(body.stops), pictures)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             future.cancel()
             raise
 
-    def _submit(self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None) -> Future[Generated]:
+    def _submit(
+        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None, pictures: Sequence[Shown]
+    ) -> Future[Generated]:
         try:
-            return self.engine.submit(prompt, sampling, ends)
+            return self.engine.submit(prompt, sampling, ends, pictures)
         except ValueError as error:
             code = "context_length_exceeded" if "context length" in str(error) else None
             raise BadRequest(str(error), code) from error

@@ -18,7 +18,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a server process is told. Importable without torch."""
 
     model: Path
-    """Hugging Face directory of a Qwen3 model with its tokenizer and chat template."""
+    """Hugging Face directory of a Qwen3, Qwen3-VL or Qwen2.5-VL model, with its tokenizer."""
     name: str = "policy"
     """Model name that requests give."""
     version: int = 0
@@ -43,6 +43,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads; 0: torch decides."""
     drain_seconds: float = 30.0
     """How long running requests may go on after SIGTERM."""
+    blind: bool = False
+    """Answer as if every picture were black: what the policy reaches so, it does not owe to seeing."""
 
 
 def serve(settings: ServingSettings) -> int:
@@ -90,6 +92,7 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
         port=settings.port,
         api_key=key,
         drain_seconds=settings.drain_seconds,
+        blind=settings.blind,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

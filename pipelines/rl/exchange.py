@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from orchard.pipelines.rl.losses import advantages
+from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.schemas.groups import GroupAssembled
 from orchard.schemas.outcomes import RolloutStatus

@@ -5,7 +5,7 @@ or its group is done.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from orchard.pipelines.forests import training
 from orchard.pipelines.rl.coordinator import subjects
@@ -42,8 +42,12 @@ def feed_subjects(run: str) -> list[str]:
 class Feed:
     """Folds events; gives the groups that wait, oldest first."""
 
-    def __init__(self, plan: RunPlan, blobs: BlobStore) -> None:
+    def __init__(
+        self, plan: RunPlan, blobs: BlobStore, check: Callable[[TokenSequence], None] = lambda _: None
+    ) -> None:
+        """`check` raises NotSampled for a sequence whose pictures the model cannot be shown."""
         self.progress = Progress(plan)
+        self._check = check
         self.sequences_of: dict[str, int] = {}
         """Stream sequence of each group that waits."""
         self._blobs = blobs
@@ -52,6 +56,8 @@ class Feed:
         """Of all messages, by node id."""
         self._kinds: dict[Attempt, dict[str, CallKind]] = {}
         """Of the calls that programs made, by the node that answered; no harness of ours is here."""
+        self._shown: dict[str, dict[str, tuple[str, ...]]] = {}
+        """Pictures in the prompt of each answer of a rollout, whichever attempt asked."""
         self._left: dict[int, int] = {}
         """Prompts that were given up, and the policy version then: a later group may have their rollouts."""
         self._settled: set[str] = set()
@@ -97,7 +103,11 @@ class Feed:
 
     def _call(self, event: Event) -> None:
         call, rollout = payload(event), event.rollout_id or ""
-        if rollout not in self._settled and isinstance(call, LLMCall) and call.call_kind is not None:
+        if rollout in self._settled or not isinstance(call, LLMCall):
+            return
+        if call.images_shown:
+            self._shown.setdefault(rollout, {})[call.node] = call.images_shown
+        if call.call_kind is not None:
             self._kinds.setdefault((rollout, event.attempt or 0), {}).setdefault(call.node, call.call_kind)
 
     def _settle(self, prompt: int, keep: set[str]) -> None:
@@ -119,6 +129,8 @@ class Feed:
         for memory in (self._messages, self._parents, self._kinds):
             for attempt in [attempt for attempt in memory if attempt[0] in rollouts]:
                 del memory[attempt]
+        for rollout in rollouts:
+            self._shown.pop(rollout, None)
 
     @property
     def waiting(self) -> list[GroupAssembled]:
@@ -131,10 +143,14 @@ class Feed:
         StorageError where a blob cannot be read."""
         found = []
         for member in group.members:
-            records = [await self._record(node) for node in self._training(member)]
-            rows = sequences(records)
+            nodes = self._training(member)
+            records = [await self._record(node) for node in nodes]
+            shown = self._shown.get(member.rollout_id, {})
+            rows = sequences(records, [shown.get(node.node_id, ()) for node in nodes])
             if not rows:
                 raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
+            for row in rows:
+                await asyncio.to_thread(self._check, row)
             found.append(rows)
         return found
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -12,15 +13,20 @@ from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.models.adapters import add_adapter
+from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.logprobs import trained_logprobs
-from orchard.pipelines.rl.losses import LossFigures, Tokens, advantages, get_loss, rollout_weights
-from orchard.pipelines.rl.sequences import TokenSequence
+from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
+from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack
 from orchard.pipelines.sft.preparation import adam, set_rate
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, finite, last_backward, shard
 from orchard.pipelines.sft.schedule import process_packs
+from orchard.pipelines.vision.packing import Eyes
+from orchard.pipelines.vision.places import Misplaced
+from orchard.pipelines.vision.reading import BadPicture
+from orchard.storage.errors import BlobCorrupt, BlobMissing
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,14 @@ class Learner:
         model: PreTrainedModel,
         processes: Processes,
         reference: PreTrainedModel | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         """`model` is put on the device, prepared for packs and sharded, and so is `reference`, the policy
         that the run started from: `loss.kl` needs it, but for an adapter, without which the model is that
-        policy. Raises ModelError, TrainingError."""
+        policy. `eyes` find the pictures of sequences. Raises ModelError, TrainingError."""
         self.settings, self.model, self.processes = settings, model, processes
         self._loss = get_loss(settings.loss)
+        self._eyes = eyes
         if settings.lora is not None:
             add_adapter(model, settings.lora, base=settings.model, seed=settings.seed)
         self._reference = reference
@@ -175,16 +183,8 @@ class Learner:
         rows = []
         for rollout, advantage, weight in zip(batch, found, weights, strict=True):
             for sequence in rollout.sequences:
-                mask = np.asarray(sequence.mask, dtype=np.int8)
-                mask[0] = 0
-                row = TokenRow(
-                    example_id=rollout.rollout_id,
-                    rollout_id=rollout.rollout_id,
-                    resolved=rollout.reward > 0,
-                    input_ids=np.asarray(sequence.ids, dtype=np.int32),
-                    loss_mask=mask,
-                )
-                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[mask == 1]
+                row = as_row(sequence, rollout.rollout_id, resolved=rollout.reward > 0)
+                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[row.loss_mask == 1]
                 rows.append(_Row(row, sampled, advantage, weight))
         return rows
 
@@ -196,7 +196,7 @@ class Learner:
         total, entropy, sums = 0.0, 0.0, []
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
-            pack = make_pack([row.row for row in members], self.processes.device)
+            pack = self._pack(members)
             with autocast(self.processes, self.settings.precision):
                 reference = self._by_reference(pack) if self.settings.loss.kl else None
                 logprobs, spread = self._forward(pack)
@@ -214,7 +214,7 @@ class Learner:
         """Of this process's packs of `rows`, by the weights as they are now."""
         found = []
         for members in self._packs(rows):
-            pack = make_pack([row.row for row in members], self.processes.device)
+            pack = self._pack(members)
             with autocast(self.processes, self.settings.precision):
                 found.append(self._forward(pack)[0])
         return found
@@ -261,7 +261,40 @@ class Learner:
             reference=reference,
         )
 
+    def _pack(self, members: list[_Row]) -> Pack:
+        return make_pack([row.row for row in members], self.processes.device, self._eyes)
+
     def _packs(self, rows: list[_Row]) -> list[list[_Row]]:
         lengths = [len(row.row.input_ids) for row in rows]
         context, processes = self.settings.context, self.processes
         return process_packs(rows, lengths, context, processes.count, processes.rank)
+
+
+def as_row(sequence: TokenSequence, name: str, *, resolved: bool = False) -> TokenRow:
+    """A sequence as a row of a dataset, of a rollout of this name."""
+    mask = np.asarray(sequence.mask, dtype=np.int8)
+    mask[0] = 0
+    return TokenRow(
+        example_id=name,
+        rollout_id=name,
+        resolved=resolved,
+        input_ids=np.asarray(sequence.ids, dtype=np.int32),
+        loss_mask=mask,
+        images=tuple(sequence.images),
+    )
+
+
+def sees(eyes: Eyes | None) -> Callable[[TokenSequence], None]:
+    """Raises NotSampled for a sequence whose pictures cannot be read, or whose tokens are not theirs."""
+
+    def check(sequence: TokenSequence) -> None:
+        if eyes is None:
+            if sequence.images:
+                raise NotSampled("a sequence has pictures, and the model reads text alone")
+            return
+        try:
+            eyes.positions(as_row(sequence, "sampled"))
+        except (Misplaced, BadPicture, BlobMissing, BlobCorrupt) as error:
+            raise NotSampled(str(error)) from error
+
+    return check

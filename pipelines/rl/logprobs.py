@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from orchard.pipelines.sft.loss import Pack, trained_logits
+from orchard.pipelines.vision.packing import NEVER, never_said
 
 ROWS = 512
 """Tokens whose logits are there at once."""
@@ -31,17 +32,19 @@ def trained_logprobs(
     if not len(pack.targets):
         nothing = trained_logits(model, pack).float().sum() * 0.0
         return nothing.expand(0), nothing.detach().expand(0)
-    config = model.config.get_text_config()
+    config, unsaid = model.config.get_text_config(), never_said(model.config)
     if any(getattr(config, name, None) not in (None, 1.0) for name in _AFTERWARDS):
-        found = _of_logits(trained_logits(model, pack), pack.targets, temperature)
+        found = _of_logits(trained_logits(model, pack), pack.targets, temperature, unsaid)
     else:
-        with _in_parts(model, pack.targets, temperature):
+        with _in_parts(model, pack.targets, temperature, unsaid):
             found = trained_logits(model, pack)
     return found[:, 0], found[:, 1].detach()
 
 
 @contextmanager
-def _in_parts(model: PreTrainedModel, targets: torch.Tensor, temperature: float) -> Iterator[None]:
+def _in_parts(
+    model: PreTrainedModel, targets: torch.Tensor, temperature: float, unsaid: list[int]
+) -> Iterator[None]:
     """Has the model's output layer answer with `_of_logits`, [1, trained, 2], in place of logits.
 
     The layer is asked where the model asks it, so that its weights are whole there where they are sharded.
@@ -50,7 +53,7 @@ def _in_parts(model: PreTrainedModel, targets: torch.Tensor, temperature: float)
     plain = layer.forward
 
     def part(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return _of_logits(plain(hidden), wanted, temperature)
+        return _of_logits(plain(hidden), wanted, temperature, unsaid)
 
     def parts(hidden: torch.Tensor) -> torch.Tensor:
         pieces = zip(torch.split(hidden[0], ROWS), torch.split(targets, ROWS), strict=True)
@@ -63,9 +66,12 @@ def _in_parts(model: PreTrainedModel, targets: torch.Tensor, temperature: float)
         del layer.forward
 
 
-def _of_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[tokens, 2]: log-probability of the target, and entropy. Nobody else may read `logits` afterwards."""
-    found: torch.Tensor = _InPlace.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
+def _of_logits(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, unsaid: list[int]
+) -> torch.Tensor:
+    """[tokens, 2]: log-probability of the target, and entropy; without the tokens `unsaid`. Nobody else may
+    read `logits` afterwards."""
+    found: torch.Tensor = _InPlace.apply(logits, targets, temperature, unsaid)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -74,9 +80,11 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float
+        context: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, unsaid: list[int]
     ) -> torch.Tensor:
         scaled = logits.detach().float().div_(temperature)
+        if unsaid:
+            scaled[:, unsaid] = NEVER
         scaled.sub_(scaled.amax(dim=-1, keepdim=True))
         picked = scaled.gather(-1, targets[:, None])[:, 0]
         sums, means = torch.empty_like(picked), torch.empty_like(picked)
@@ -90,10 +98,10 @@ class _InPlace(torch.autograd.Function):
         return torch.stack([picked - sums.log(), sums.log() - means / sums], dim=-1)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Of the log-probability alone."""
         scaled, targets, sums = context.saved_tensors
         outer = gradients[0][:, 0] / context.temperature
         gradient = scaled.exp_().mul_((-outer / sums)[:, None])
         gradient.scatter_add_(-1, targets[:, None], outer[:, None])
-        return gradient.to(context.dtype), None, None
+        return gradient.to(context.dtype), None, None, None

@@ -2,10 +2,11 @@
 
 The prompt of a message is what the server read before it. Where that is what a sequence holds already, and a
 tail, the sequence goes on; where a harness rewrote history, a new one begins, and what it repeats is context.
+Pictures are part of a prompt: their tokens are all alike, so what they are counts, too.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchard.schemas.messages import TokenRecord
@@ -25,6 +26,8 @@ class TokenSequence:
     logprobs: list[float] = field(default_factory=list)
     """Of the sampled tokens, under the policy that sampled them."""
     versions: list[int] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    """SHA-256 of the pictures whose tokens are in `ids`, in their order: not one for each token."""
 
     def context(self, ids: Iterable[int]) -> None:
         """Append what the policy read."""
@@ -46,8 +49,12 @@ class TokenSequence:
         self.versions.append(version)
 
 
-def sequences(records: Iterable[TokenRecord]) -> list[TokenSequence]:
+def sequences(
+    records: Iterable[TokenRecord], images: Sequence[Sequence[str]] | None = None
+) -> list[TokenSequence]:
     """The sequences of one rollout from its sampled messages, in the order in which they were sampled.
+
+    `images` are for each message the pictures of its prompt, by their SHA-256.
 
     Raises NotSampled for a message whose record lacks its prompt or log-probabilities.
     """
@@ -61,12 +68,15 @@ def sequences(records: Iterable[TokenRecord]) -> list[TokenSequence]:
         if not all(map(math.isfinite, record.logprobs)):
             raise NotSampled(f"sampled message {number} has a log-probability that is not finite")
         prompt = list(record.prompt_ids)
+        shown = list(images[number]) if images else []
         for sequence in reversed(found):
-            if sequence.ids == prompt[: len(sequence.ids)]:
+            seen = sequence.images == shown[: len(sequence.images)]
+            if seen and sequence.ids == prompt[: len(sequence.ids)]:
                 break
         else:
             sequence = TokenSequence([])
             found.append(sequence)
         sequence.context(prompt[len(sequence.ids) :])
+        sequence.images = shown
         sequence.sampled(record)
     return found

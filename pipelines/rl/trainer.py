@@ -14,17 +14,18 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from orchard.pipelines.models.directories import load_model, load_tokenizer, save_model
+from orchard.pipelines.models.directories import load_model, load_tokenizer, processor_of, save_model
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.engines import Refused, ServingEngine
 from orchard.pipelines.rl.feed import Feed, feed_subjects
-from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained
+from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, Steps
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.processes import Processes
+from orchard.pipelines.vision.packing import eyes_of
 from orchard.schemas.events import Event
 from orchard.schemas.groups import GroupAssembled, GroupOutcome
 from orchard.schemas.training import PolicyStep
@@ -82,7 +83,10 @@ class Trainer:
         self._out = Path(settings.out)
         self._connection = connection
         self._publisher = Publisher(connection)
-        self._feed = Feed(plan, blobs)
+        model = load_model(settings.model)
+        self._processor = processor_of(model, settings.model)
+        eyes = eyes_of(model, self._processor, blobs.read)
+        self._feed = Feed(plan, blobs, sees(eyes))
         limits = Limits(settings.staleness, settings.context)
         self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
@@ -90,7 +94,7 @@ class Trainer:
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
-        self._learner = Learner(settings, load_model(settings.model), processes, reference)
+        self._learner = Learner(settings, model, processes, reference, eyes)
         self._checkpoints = Checkpoints(
             self._out / "checkpoints", processes, settings.keep_checkpoints, TrainerState
         )
@@ -224,9 +228,10 @@ class Trainer:
         if self._processes.first:
             place = policy_directory(self._out, version)
             place.parent.mkdir(parents=True, exist_ok=True)
-            save_model(self._learner.model, place, tokenizer=self._tokenizer, state=state)
+            parts = {"tokenizer": self._tokenizer, "processor": self._processor}
+            save_model(self._learner.model, place, state=state, **parts)
             if self.settings.lora is not None and version == self.plan.steps:
-                save_model(load_model(place), self._out / MERGED, tokenizer=self._tokenizer)
+                save_model(load_model(place), self._out / MERGED, **parts)
 
     def _fact(
         self,

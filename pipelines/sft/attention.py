@@ -33,7 +33,8 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, _no_mask)
     try:
-        model.set_attn_implementation(PACKED)
+        # A vision tower keeps its own attention: each picture is seen whole, not from its begin on.
+        model.set_attn_implementation({"text_config": PACKED} if config is not model.config else PACKED)
     except ValueError as error:
         raise ModelError(
             f"{config.model_type} cannot use another attention ({error}): set `packing = false`"
@@ -42,7 +43,8 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 def packs_examples(model: torch.nn.Module) -> bool:
     """Whether `use_packed_attention` has prepared the model."""
-    return getattr(model.config, "_attn_implementation", None) == PACKED
+    config: Any = model.config
+    return getattr(config.get_text_config(), "_attn_implementation", None) == PACKED
 
 
 def packed_attention(

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.sft.attention import packs_examples
+from orchard.pipelines.vision.packing import Eyes, PackedPictures
 
 _LOGIT_ROWS = 8192
 
@@ -21,13 +22,14 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
     ids: torch.Tensor
     """[1, tokens], int64."""
     positions: torch.Tensor
-    """[1, tokens]: starts from 0 with each example."""
+    """[1, tokens]: starts from 0 with each example. For a model that sees pictures [3, 1, tokens]."""
     lengths: list[int]
     """Tokens of each example."""
     sources: torch.Tensor
     """[trained]: places whose next token trains."""
     targets: torch.Tensor
     """[trained]: those next tokens."""
+    pictures: PackedPictures | None = None
 
 
 def trained_tokens(row: TokenRow) -> int:
@@ -35,15 +37,20 @@ def trained_tokens(row: TokenRow) -> int:
     return int(np.count_nonzero(row.loss_mask[1:]))
 
 
-def make_pack(rows: Sequence[TokenRow], device: torch.device) -> Pack:
-    """The pack of some rows, in their order. No rows make a pack of one token that trains nothing."""
+def make_pack(rows: Sequence[TokenRow], device: torch.device, eyes: Eyes | None = None) -> Pack:
+    """The pack of some rows, in their order. No rows make a pack of one token that trains nothing.
+
+    `eyes` find the pictures, for a model that sees. Raises Misplaced and BadPicture.
+    """
+    if eyes:
+        rows = eyes.not_blind(rows)
     if not rows:
         zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
         return Pack(ids=zero, positions=zero, lengths=[1], sources=nothing, targets=nothing)
     ids = np.concatenate([row.input_ids for row in rows]).astype(np.int64)
     mask = np.concatenate([np.concatenate(([0], row.loss_mask[1:])) for row in rows])
-    positions = np.concatenate([np.arange(len(row.input_ids)) for row in rows])
+    counted = (eyes.positions(row)[:, None] if eyes else np.arange(len(row.input_ids))[None] for row in rows)
     trained = np.flatnonzero(mask)
 
     def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -51,10 +58,11 @@ def make_pack(rows: Sequence[TokenRow], device: torch.device) -> Pack:
 
     return Pack(
         ids=tensor(ids)[None],
-        positions=tensor(positions)[None],
+        positions=tensor(np.concatenate(list(counted), axis=-1)),
         lengths=[len(row.input_ids) for row in rows],
         sources=tensor(trained - 1),
         targets=tensor(ids[trained]),
+        pictures=eyes.packed(rows, device) if eyes else None,
     )
 
 
@@ -73,8 +81,15 @@ def trained_logits(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
         logits_to_keep=sources,
         use_cache=False,
         **({"pack_lengths": pack.lengths} if packs_examples(model) else {}),
+        **_shown(pack.pictures),
     ).logits[0]
     return logits
+
+
+def _shown(pictures: PackedPictures | None) -> dict[str, torch.Tensor]:
+    if pictures is None:
+        return {}
+    return {"pixel_values": pictures.pixels, "image_grid_thw": pictures.grids}
 
 
 def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:

@@ -2,34 +2,52 @@
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.models.directories import load_model, load_tokenizer
+from orchard.pipelines.models.directories import load_model, load_tokenizer, processor_of
 from orchard.pipelines.models.tiny import new_model
+from orchard.pipelines.models.tiny_vision import SIGHTS, new_vision_model
 from orchard.pipelines.sft.loss import trained_tokens
 from orchard.pipelines.sft.schedule import learning_rate
 from orchard.pipelines.sft.settings import Optimization, Optimizer, SftSettings, TrainingError
 
 
-def starting_point(settings: SftSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model in float32 and tokenizer of a run. Raises ModelError."""
+class Start(NamedTuple):
+    """What a run starts from."""
+
+    model: PreTrainedModel
+    """In float32."""
+    tokenizer: PreTrainedTokenizerBase
+    processor: Any = None
+    """Of pictures, for a model that sees them."""
+
+
+def starting_point(settings: SftSettings) -> Start:
+    """Model, tokenizer and image processor of a run. Raises ModelError."""
     if settings.shape is not None:
         assert settings.tokenizer is not None
         tokenizer = load_tokenizer(settings.tokenizer)
+        if settings.shape in SIGHTS:
+            seeing, processor = new_vision_model(settings.shape, tokenizer=tokenizer, seed=settings.seed)
+            return Start(seeing, tokenizer, processor)
         model = new_model(settings.shape, vocabulary=len(tokenizer), seed=settings.seed, tokenizer=tokenizer)
-        return model, tokenizer
+        return Start(model, tokenizer)
     assert settings.model is not None
-    return load_model(settings.model), load_tokenizer(settings.tokenizer or settings.model)
+    loaded = load_model(settings.model)
+    return Start(
+        loaded, load_tokenizer(settings.tokenizer or settings.model), processor_of(loaded, settings.model)
+    )
 
 
-def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int) -> None:
-    """Raises TrainingError for rows that cannot train as they are: none is cut, skipped or made up."""
+def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int, sees: bool = False) -> None:
+    """Raises TrainingError for rows that cannot train as they are: none is cut, skipped or made up. `sees`
+    says whether the model takes pictures."""
     if not rows:
         raise TrainingError("the dataset has no rows: build it from a campaign with finished rollouts")
     for row in rows:
@@ -37,6 +55,11 @@ def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int) -> No
             raise TrainingError(
                 f"example {row.example_id} has {len(row.input_ids)} tokens and the context is {context}: "
                 "raise `context`, or build the dataset with a lower limit"
+            )
+        if row.images and not sees:
+            raise TrainingError(
+                f"example {row.example_id} has pictures and the model reads text alone: train a "
+                "vision-language model such as Qwen3-VL"
             )
         if trained_tokens(row) == 0:
             raise TrainingError(
@@ -50,11 +73,25 @@ def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int) -> No
             )
 
 
-def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Take parameters whose names match a pattern out of training."""
+def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Take parameters whose names match a pattern out of training; their names."""
+    found = []
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
+            found.append(name)
+    return found
+
+
+def parameters_sha256(weights: Mapping[str, torch.Tensor], names: Iterable[str]) -> str:
+    """64 hexadecimal digits over the names, types, shapes and bytes of some weights, in the order of their
+    names."""
+    whole = hashlib.sha256()
+    for name in sorted(names):
+        weight = weights[name].detach().cpu().contiguous()
+        whole.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        whole.update(weight.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
 
 
 def make_optimizers(
@@ -71,7 +108,8 @@ def make_optimizers(
                 'optimizer "muon" runs in one process: start it without torchrun, or use "adamw"'
             )
         head: Any = model.get_output_embeddings()
-        ends = {id(end.weight) for end in (model.get_input_embeddings(), head) if end is not None}
+        tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        ends = {id(end.weight) for end in (*tables, head) if end is not None}
         inner = {name for name, each in trained.items() if each.ndim == 2 and id(each) not in ends}
         matrices = [trained.pop(name) for name in sorted(inner)]
         if matrices:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from orchard.pipelines.sft.preparation import (
     check_rows,
     freeze,
     make_optimizers,
+    parameters_sha256,
     set_rate,
     starting_point,
     weights_sha256,
@@ -28,7 +29,9 @@ from orchard.pipelines.sft.preparation import (
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
 from orchard.pipelines.sft.schedule import Plan, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
+from orchard.pipelines.vision.packing import Eyes, eyes_of
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
+from orchard.storage.blobs import BlobStore
 
 METRICS = "metrics.jsonl"
 PLOT = "loss.png"
@@ -46,10 +49,14 @@ class Trainer:
         rows: Sequence[TokenRow],
         model: PreTrainedModel,
         processes: Processes,
+        eyes: Eyes | None = None,
     ) -> None:
-        """`model` is put on the device, prepared for packs and sharded. Raises TrainingError, ModelError."""
-        check_rows(rows, context=settings.context, vocabulary=model.config.get_text_config().vocab_size)
+        """`model` is put on the device, prepared for packs and sharded; `eyes` find the pictures of rows.
+        Raises TrainingError, ModelError."""
+        vocabulary = model.config.get_text_config().vocab_size
+        check_rows(rows, context=settings.context, vocabulary=vocabulary, sees=eyes is not None)
         self.settings, self.rows, self.processes, self.model = settings, rows, processes, model
+        self._eyes = eyes
         self.plan = Plan(
             examples=len(rows),
             global_batch=settings.global_batch,
@@ -62,9 +69,22 @@ class Trainer:
             use_packed_attention(model)
         if settings.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        freeze(model, settings.freeze)
+        self._frozen = freeze(model, settings.freeze)
+        self.frozen_sha256 = self._frozen_sha256(dict(model.named_parameters()))
+        """Of what does not train, as it was at the start; None where everything trains."""
         shard(model, processes, settings.precision)
         self.optimizers = make_optimizers(model, settings, processes.count)
+
+    def check_frozen(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raises TrainingError where something changed that must not; `weights` are whole, by name."""
+        if self._frozen_sha256(weights) != self.frozen_sha256:
+            raise TrainingError(
+                f"weights that {list(self.settings.freeze)} freezes are not what they were at the start: "
+                "delete the run's checkpoints, and start it again"
+            )
+
+    def _frozen_sha256(self, weights: Mapping[str, torch.Tensor]) -> str | None:
+        return parameters_sha256(weights, self._frozen) if self._frozen else None
 
     def step(self, number: int) -> TrainingStep:
         """Do step `number`, counted from 0: forward and backward over its packs, then one update.
@@ -112,7 +132,7 @@ class Trainer:
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
             with autocast(processes, self.settings.precision):
-                loss = summed_loss(self.model, make_pack(members, processes.device))
+                loss = summed_loss(self.model, make_pack(members, processes.device, self._eyes))
             # Sharded gradients are averaged over the processes, but the batch has one mean over all tokens.
             (loss * (processes.count / trained)).backward()  # type: ignore[no-untyped-call]
             summed += loss.item()
@@ -133,11 +153,12 @@ def train(
     with joined(settings.threads) as processes:
         manifest = read_manifest(Path(settings.dataset))
         rows = list(read_tokens(Path(settings.dataset)))
-        model, tokenizer = starting_point(settings)
+        model, tokenizer, processor = starting_point(settings)
         size = parameters(model)
         if settings.lora is not None:
             add_adapter(model, settings.lora, base=settings.model or "", seed=settings.seed)
-        trainer = Trainer(settings, rows, model, processes)
+        blobs = BlobStore(settings.dataset)
+        trainer = Trainer(settings, rows, model, processes, eyes_of(model, processor, blobs.read))
         out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
         position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
@@ -163,6 +184,7 @@ def train(
                     context=settings.context,
                     seed=settings.seed,
                     resumed_step=position.step,
+                    frozen_sha256=trainer.frozen_sha256,
                 )
             )
         started = time.monotonic()
@@ -175,10 +197,11 @@ def train(
                 checkpoints.save(model, trainer.optimizers, position)
         state = whole_weights(model, processes)
         if processes.first:
+            trainer.check_frozen(state or dict(model.named_parameters()))
             if settings.lora is not None:
-                save_model(model, out / ADAPTED, tokenizer=tokenizer, state=state)
+                save_model(model, out / ADAPTED, tokenizer=tokenizer, processor=processor, state=state)
                 model, state = load_model(out / ADAPTED), None
-            save_model(model, out / MODEL, tokenizer=tokenizer, state=state)
+            save_model(model, out / MODEL, tokenizer=tokenizer, processor=processor, state=state)
             steps = read_steps(out / METRICS)
             plot_steps(
                 steps, out / PLOT, f"{settings.run}: {len(rows):,} examples, {position.tokens:,} tokens"
@@ -192,6 +215,7 @@ def train(
                 trained_tokens=position.trained_tokens,
                 seconds=time.monotonic() - started,
                 final_loss=steps[-1].loss,
+                frozen_sha256=trainer.frozen_sha256,
             )
             for sink in reports:
                 sink.put(finished)

@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -29,10 +29,38 @@ SLOPPY_SHARE = 0.25
 _REFERENCE = re.compile(r"\(Reference (\d+)/(\d+)\.\)")
 
 
+class Repertoire(Protocol):
+    """What the author writes of, and how its solver goes about it."""
+
+    def plot(self, seed: int, slot: int) -> Plot:
+        """The plot of a slot, without a mistake; a new one each time, which may be changed."""
+
+    def moves(self, statement: str, seed: int) -> list[Move] | None:
+        """The calls of the solver in the rollout of this seed; None for a statement that it does not know."""
+
+
+class Templates:
+    """The author's own: templates over six services. Statements end with the place of their plot."""
+
+    def plot(self, seed: int, slot: int) -> Plot:
+        """See Repertoire."""
+        return plot_of(seed, slot)
+
+    def moves(self, statement: str, seed: int) -> list[Move] | None:
+        """See Repertoire: the reference solution, now and then without its last call."""
+        found = _REFERENCE.search(statement)
+        if found is None:
+            return None
+        moves = plot_of(int(found[1]), int(found[2])).moves
+        sloppy = random.Random(f"{found[0]}-{seed}").random() < SLOPPY_SHARE
+        return moves[:-1] if sloppy else moves
+
+
 class Author:
     """A server of chat completions: `async with Author() as author: author.url`."""
 
-    def __init__(self, mistakes: float = MISTAKES_SHARE) -> None:
+    def __init__(self, repertoire: Repertoire | None = None, mistakes: float = MISTAKES_SHARE) -> None:
+        self._repertoire = repertoire or Templates()
         self._mistakes = mistakes
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -58,7 +86,7 @@ class Author:
             facts = json.loads(line)
             message = {"role": "assistant", "content": self.answer(**facts)}
         else:
-            message = solved(messages, int(asked.get("seed") or 0))
+            message = solved(self._repertoire, messages, int(asked.get("seed") or 0))
         size = sum(len(str(each.get("content") or "")) for each in messages)
         tokens = {"prompt_tokens": size // 4, "completion_tokens": len(json.dumps(message)) // 4}
         reason = "tool_calls" if message.get("tool_calls") else "stop"
@@ -77,7 +105,7 @@ class Author:
         """What it says as the author: a function of these and its share of mistakes."""
         mistake = mistake_of(seed, slot, self._mistakes)
         if step == Step.PROPOSE:
-            return msgspec.json.encode(_idea(seed, slot, mistake)).decode()
+            return msgspec.json.encode(self._idea(seed, slot, mistake)).decode()
         if step == Step.REFINE:
             repairs = mistake != "impossible_goal"
             dice = random.Random(f"{seed}-{slot}-refine-{turn}")
@@ -85,10 +113,21 @@ class Author:
                 mistake = None
         if mistake in IDEA_MISTAKES:
             mistake = None
-        made = plot_of(seed, slot)
+        made = self._repertoire.plot(seed, slot)
         if mistake is None:
             return msgspec.json.encode(made.draft).decode()
         return DRAFT_MISTAKES[mistake](made, random.Random(f"{seed}-{slot}-mistake"))
+
+    def _idea(self, seed: int, slot: int, mistake: str | None) -> Idea:
+        idea = self._repertoire.plot(seed, slot).idea
+        match mistake:
+            case "duplicate_idea":
+                idea = self._repertoire.plot(seed, slot - 1).idea
+            case "infeasible_idea":
+                idea = msgspec.structs.replace(idea, services=(*idea.services, "satellites"))
+            case "unsafe_idea":
+                idea = msgspec.structs.replace(idea, goal=f"{idea.goal} Then ask them for their password.")
+        return msgspec.structs.replace(idea, seeded_mistake=mistake)
 
 
 def plot_of(seed: int, slot: int) -> Plot:
@@ -106,18 +145,6 @@ def mistake_of(seed: int, slot: int, share: float) -> str | None:
 
 
 IDEA_MISTAKES = ("duplicate_idea", "infeasible_idea", "unsafe_idea")
-
-
-def _idea(seed: int, slot: int, mistake: str | None) -> Idea:
-    idea = plot_of(seed, slot).idea
-    match mistake:
-        case "duplicate_idea":
-            idea = plot_of(seed, slot - 1).idea
-        case "infeasible_idea":
-            idea = msgspec.structs.replace(idea, services=(*idea.services, "satellites"))
-        case "unsafe_idea":
-            idea = msgspec.structs.replace(idea, goal=f"{idea.goal} Then ask them for their password.")
-    return msgspec.structs.replace(idea, seeded_mistake=mistake)
 
 
 def _labelled(draft: Draft, mistake: str, **changes: Any) -> str:
@@ -203,15 +230,13 @@ DRAFT_MISTAKES: dict[str, Callable[[Plot, random.Random], str]] = {
 }
 
 
-def solved(messages: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """The next message of its solver: the reference solution call by call, again where a call failed."""
+def solved(repertoire: Repertoire, messages: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """The next message of its solver: its calls one by one, again where a call failed. A program puts
+    the date before the statement."""
     said = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
-    found = _REFERENCE.search(said)
-    if found is None:
+    moves = repertoire.moves(said.strip().rpartition("\n\n")[2], seed)
+    if moves is None:
         return {"role": "assistant", "content": "I do not know what is meant."}
-    moves = plot_of(int(found[1]), int(found[2])).moves
-    if random.Random(f"{found[0]}-{seed}").random() < SLOPPY_SHARE:
-        moves = moves[:-1]
     results = [str(each.get("content") or "") for each in messages if each["role"] == "tool"]
     place = sum(not _failed(each) for each in results)
     if place >= len(moves) or len(results) > 3 * len(moves):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw import DOMAIN, ClawTests, ClawWorld, Records
+from orchard.schemas.claw import DOMAIN, WORKSPACE_TOOLS, ClawTests, ClawWorld, Records
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
 from orchard.schemas.synthesis import Move
@@ -34,6 +34,16 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
     """See SynthesisStep."""
 
 
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is proven: a world, its tests, and the calls that solve it."""
+
+    statement: str
+    world: ClawWorld
+    tests: ClawTests
+    solution: tuple[Move, ...] = ()
+    """Empty where none is known."""
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A task as its author wrote it."""
 
@@ -44,6 +54,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     solution: tuple[Move, ...]
     owner: str = "me@example.com"
     files: dict[str, str] = {}
+    tools: tuple[str, ...] = ()
+    """As in ClawWorld."""
+    workspace: tuple[str, ...] = WORKSPACE_TOOLS
+    """As in ClawWorld."""
     seeded_mistake: str | None = None
     """See SynthesisStep."""
 
@@ -55,11 +69,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             services=self.services,
             owner=self.owner,
             files=self.files,
+            tools=self.tools,
+            workspace=self.workspace,
         )
+
+    @property
+    def case(self) -> Case:
+        """What is to be proven of it."""
+        tests = ClawTests(script=self.script)
+        return Case(statement=self.statement, world=self.world, tests=tests, solution=self.solution)
 
 
 _IDEAS = msgspec.json.Decoder(Idea)
 _DRAFTS = msgspec.json.Decoder(Draft)
+_MOVES = msgspec.json.Decoder(tuple[Move, ...])
 
 
 def read_idea(answer: str) -> Idea:
@@ -89,7 +112,6 @@ def _read(decoder: Any, answer: str) -> Any:
 
 def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
     """The task that a draft makes. Its id hangs on what a solver meets and how it is judged."""
-    tests = ClawTests(script=draft.script)
     world = msgspec.to_builtins(draft.world)
     return Task(
         task_id=f"claw-{digest([draft.statement, world, draft.script], 12)}",
@@ -98,9 +120,31 @@ def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
         image="host",
         workdir="/workspace/home",
         statement=draft.statement,
-        grading=PluginGrading(grader=DOMAIN, settings=msgspec.to_builtins(tests)),
+        grading=PluginGrading(grader=DOMAIN, settings=msgspec.to_builtins(draft.case.tests)),
         world=WorldUse(kind=DOMAIN, settings=world),
         gold_patch=msgspec.json.encode(draft.solution).decode(),
         memory="512Mi",
         labels=labels or {},
     )
+
+
+def case_of(task: Task) -> Case | None:
+    """What is to be proven of a task that is graded by its bundle; None for any other. Raises ValueError for
+    settings or a solution that cannot be read."""
+    world, grading = task.world, task.grading
+    if world is msgspec.UNSET or world.kind != DOMAIN or not isinstance(grading, PluginGrading):
+        return None
+    if grading.grader != DOMAIN:
+        return None
+    solution = task.gold_patch.strip()
+    try:
+        return Case(
+            statement=task.statement,
+            world=msgspec.convert(world.settings, ClawWorld),
+            tests=msgspec.convert(grading.settings, ClawTests),
+            solution=decode(_MOVES, solution.encode()) if solution else (),
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings of its world or of its grader: {error}") from error
+    except Unreadable as error:
+        raise ValueError(f"gold_patch is no list of calls: {error}") from error

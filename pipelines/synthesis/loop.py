@@ -258,7 +258,7 @@ class Run:
         artefact = await self._tell(request, request.step, asked, answer, read=draft, seeded_mistake=label)
         try:
             async with self._machine(request) as machine:
-                caught = await prove(draft, machine, request.seed + request.slot)
+                caught = await prove(draft.case, machine, request.seed + request.slot)
         except Defect as defect:
             await self._publish(
                 request, Step.PROVE, check=defect.check, detail=defect.detail, seeded_mistake=label
@@ -333,7 +333,7 @@ class Run:
         if not bundles:
             raise Defect(Check.NO_VALID_RUN, "no rollout of the solver got as far as one call that succeeded")
         async with self._machine(request) as machine:
-            if await graded(draft.script, bundles, machine) != rewards:
+            if await graded(draft.case.tests, bundles, machine) != rewards:
                 raise Defect(Check.REPLAY_DIFFERS, "a rollout is graded differently when it is graded again")
 
     async def _defective(

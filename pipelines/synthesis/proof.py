@@ -1,7 +1,7 @@
-"""Proof of a draft without a model: its reference solution passes, nothing and wrong solutions do not.
+"""Proof of a task without a model: its reference solution passes, nothing and wrong solutions do not.
 
-Calls are played on the services as a rollout's are; bundles are graded by the test script in a sandbox. All
-bundles of a draft are graded in one process of the frame, and once more in another: what differs is no grade.
+Calls are played on the services as a rollout's are; bundles are graded by the test scripts in a sandbox. All
+bundles of a task are graded in one process of the frame, and once more in another: what differs is no grade.
 """
 
 import random
@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.synthesis.drafts import Draft
-from orchard.schemas.claw import Bundle
+from orchard.pipelines.synthesis.drafts import Case
+from orchard.schemas.claw import Bundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.synthesis import Check, Move
 from orchard.workers.claw.engine import BadWorld, Services
-from orchard.workers.claw.grading import Returned, combined, read_returned
+from orchard.workers.claw.grading import Returned, combined, read_returned, scripts_of
 from orchard.workers.claw.sandboxed import Limits, run_script
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import Machine
@@ -28,14 +28,19 @@ _ALL = """
 import __main__
 
 def grade(bundle):
-    script, bundles = bundle.raw["script"], bundle.raw["bundles"]
-    return {"messages": [[__main__.evaluate(script, each, {}) for _ in range(3)] for each in bundles]}
+    scripts, bundles = bundle.raw["scripts"], bundle.raw["bundles"]
+    return {
+        "messages": [
+            {name: [__main__.evaluate(text, each, {}) for _ in range(3)] for name, text in scripts.items()}
+            for each in bundles
+        ]
+    }
 """
-"""The frame's script: the draft's own, over many bundles, three times over each."""
+"""The frame's script: the task's own ones, over many bundles, three times over each."""
 
 
 class Defect(Exception):
-    """Why a draft is not proven."""
+    """Why a task is not proven."""
 
     def __init__(self, check: Check, detail: str) -> None:
         super().__init__(detail)
@@ -43,88 +48,105 @@ class Defect(Exception):
         self.detail = detail[:2000]
 
 
-async def prove(draft: Draft, machine: Machine, seed: int) -> int:
-    """The number of wrong solutions that were caught. Raises Defect, and what the machine raises."""
-    reference = played(draft, draft.solution)
+async def prove(case: Case, machine: Machine, seed: int) -> int:
+    """The number of wrong solutions that were caught. Without a known solution it is shown alone that nothing
+    does not pass. Raises Defect, and what the machine raises."""
+    if case.tests.rubric:
+        raise Defect(Check.SCRIPT_FAILED, "its rubric asks a judge, and a proof has none")
+    reference = played(case, case.solution)
     if refused := [entry for entry in reference.audit if entry.failed]:
         entry = refused[0]
         said = msgspec.json.encode(entry.response).decode()[:300]
         raise Defect(Check.REFERENCE_REFUSED, f"{entry.tool} of the solution answers {entry.status}: {said}")
-    if reference != played(draft, draft.solution):
+    if reference != played(case, case.solution):
         raise Defect(Check.REPLAY_DIFFERS, "the same calls leave other records")
-    mutants = list(mutated(draft, seed))
-    bundles = [reference, played(draft, ()), *(played(draft, moves) for _, moves in mutants)]
-    passed = await graded(draft.script, bundles, machine)
-    if not passed[0]:
+    mutants = list(mutated(case, seed))
+    known = [reference] if case.solution else []
+    bundles = [*known, played(case, ()), *(played(case, moves) for _, moves in mutants)]
+    passed = await graded(case.tests, bundles, machine)
+    if known and not passed.pop(0):
         raise Defect(Check.REFERENCE_FAILS, "the reference solution does not pass the test script")
-    if passed[1]:
+    if passed.pop(0):
         raise Defect(Check.EMPTY_PASSES, "the test script passes where nothing was done")
-    for (what, _), passes in zip(mutants, passed[2:], strict=True):
+    for (what, _), passes in zip(mutants, passed, strict=True):
         if passes:
             raise Defect(Check.MUTATION_SURVIVES, f"the test script passes all the same with {what}")
     return len(mutants)
 
 
-def played(draft: Draft, moves: Sequence[Move]) -> Bundle:
-    """What a rollout of these calls leaves. Raises Defect for a world that there cannot be."""
+def played(case: Case, moves: Sequence[Move]) -> Bundle:
+    """What a rollout of these calls leaves, where no error is injected. Raises Defect for a world that there
+    cannot be."""
+    world = msgspec.structs.replace(case.world, error_rate=0.0)
     try:
-        services = Services(draft.world, 0)
+        services = Services(world, 0)
     except BadWorld as error:
         raise Defect(Check.WORLD_INVALID, str(error)) from error
     for move in moves:
         services.call(move.tool, move.arguments)
     return Bundle(
-        messages=({"role": "user", "content": draft.statement}, {"role": "assistant", "content": "Done."}),
+        messages=({"role": "user", "content": case.statement}, {"role": "assistant", "content": "Done."}),
         audit=tuple(services.audit),
         state=services.state(),
         initial=services.initial,
-        snapshot={},
+        snapshot={
+            path: SnapshotFile(size=len(text.encode()), text=text) for path, text in world.files.items()
+        },
         answer="Done.",
-        now=draft.world.now.isoformat(),
+        now=world.now.isoformat(),
         exit_status=ExitStatus.FINISHED,
     )
 
 
-async def graded(script: str, bundles: Sequence[Bundle], machine: Machine) -> list[bool]:
-    """Whether each bundle passes. Raises Defect where the script fails, or grades differently again."""
-    raw = msgspec.json.encode({"script": script, "bundles": bundles})
-    first, again = [await _returned(raw, machine) for _ in range(2)]
-    if first != again or any(each != several[0] for several in first for each in several):
+async def graded(tests: ClawTests, bundles: Sequence[Bundle], machine: Machine) -> list[bool]:
+    """Whether each bundle passes. Raises Defect where a script fails, or grades differently again."""
+    raw = msgspec.json.encode({"scripts": scripts_of(tests), "bundles": bundles})
+    first, again = [await _returned(tests, raw, machine) for _ in range(2)]
+    if first != again or any(
+        each != several[0] for by_script in first for several in by_script.values() for each in several
+    ):
         raise Defect(Check.REPLAY_DIFFERS, "the test script grades the same bundle differently")
-    return [combined({"test": several[0]}, ()).passed for several in first]
+    return [
+        combined({name: several[0] for name, several in by_script.items()}, ()).passed for by_script in first
+    ]
 
 
-async def _returned(raw: bytes, machine: Machine) -> list[list[Returned]]:
-    """What the script says of each bundle, each time, in one process."""
+async def _returned(tests: ClawTests, raw: bytes, machine: Machine) -> list[dict[str, list[Returned]]]:
+    """What each script says of each bundle, each time, in one process."""
     try:
-        ran = await run_script(machine, "test", _ALL, raw, limits=Limits(seconds=_SECONDS), ask=_no_judge)
-        return [[_read(message) for message in several] for several in ran.result["messages"]]
+        ran = await run_script(
+            machine, "test", _ALL, raw, limits=Limits(seconds=_SECONDS), ask=_no_judge, files=tests.files
+        )
+        return [
+            {name: [_read(name, message) for message in several] for name, several in by_script.items()}
+            for by_script in ran.result["messages"]
+        ]
     except InfrastructureError as error:
         if error.cause is not AbortCause.GRADER_FAILED:
             raise
         raise Defect(Check.SCRIPT_FAILED, error.detail) from error
 
 
-def _read(message: dict[str, Any]) -> Returned:
+def _read(name: str, message: dict[str, Any]) -> Returned:
     if message["outcome"] != "graded":
         reason = message.get("reason", "it asks a judge")
-        raise Defect(Check.SCRIPT_FAILED, f"the test script fails: {reason}")
-    return read_returned("test", message["result"])
+        raise Defect(Check.SCRIPT_FAILED, f"the test script {name} fails: {reason}")
+    return read_returned(name, message["result"])
 
 
 async def _no_judge(_: Any) -> Any:
-    raise InfrastructureError(AbortCause.GRADER_FAILED, "a synthesized test script asks no judge")
+    raise InfrastructureError(AbortCause.GRADER_FAILED, "a script that is proven asks no judge")
 
 
-def mutated(draft: Draft, seed: int) -> Iterator[tuple[str, tuple[Move, ...]]]:
+def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[Move, ...]]]:
     """Wrong solutions, each with what is wrong with it: a call that changes something is left out, or has
     another record, address, time, number or choice. Free text stays: other words may be right too."""
-    services = Services(draft.world, 0)
-    moves = draft.solution
+    services = Services(case.world, 0)
+    moves = case.solution
     changing = [
         place
         for place, move in enumerate(moves)
-        if (offer := services.offers.get(move.tool)) and offer.operation.changes and _acts(draft, place)
+        if (offer := services.offers.get(move.tool)) and offer.operation.changes and _acts(case, place)
     ]
     found: list[tuple[str, tuple[Move, ...]]] = [
         (f"no {moves[at].tool}", (*moves[:at], *moves[at + 1 :])) for at in changing
@@ -143,11 +165,11 @@ def mutated(draft: Draft, seed: int) -> Iterator[tuple[str, tuple[Move, ...]]]:
     yield from others if len(others) <= room else dice.sample(others, room)
 
 
-def _acts(draft: Draft, place: int) -> bool:
+def _acts(case: Case, place: int) -> bool:
     """Whether the call does more than mark a record as read: without it, something else is left."""
-    moves = draft.solution
-    without = played(draft, (*moves[:place], *moves[place + 1 :]))
-    return bool(_essence(without) != _essence(played(draft, moves)))
+    moves = case.solution
+    without = played(case, (*moves[:place], *moves[place + 1 :]))
+    return bool(_essence(without) != _essence(played(case, moves)))
 
 
 def _essence(bundle: Bundle) -> Any:

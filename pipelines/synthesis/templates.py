@@ -2,15 +2,16 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orchard.pipelines.synthesis.drafts import Draft, Idea
+from orchard.schemas.claw import WORKSPACE_TOOLS
 from orchard.schemas.synthesis import Move
 
 OWNER = "me@example.com"
-_FIRST = [
+FIRST = [
     "Ada",
     "Bela",
     "Carl",
@@ -32,7 +33,7 @@ _FIRST = [
     "Tara",
     "Uwe",
 ]
-_LAST = [
+LAST = [
     "Adler",
     "Berg",
     "Conti",
@@ -50,7 +51,7 @@ _LAST = [
     "Olsen",
     "Petit",
 ]
-_THINGS = [
+THINGS = [
     "lamp",
     "desk",
     "chair",
@@ -64,7 +65,7 @@ _THINGS = [
     "shelf",
     "kettle",
 ]
-_WORKS = [
+WORKS = [
     "audit",
     "review",
     "workshop",
@@ -97,7 +98,8 @@ class Plot:
     """Makes the goal impossible in the services."""
     acting: str = ""
     """Tool of the call that matters."""
-    extra: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    """All that are offered; empty: those of the services, and the workspace's."""
 
     @property
     def idea(self) -> Idea:
@@ -130,6 +132,8 @@ class Plot:
             services=self.services,
             script=self.script,
             solution=tuple(self.moves),
+            tools=self.tools,
+            workspace=() if self.tools else WORKSPACE_TOOLS,
         )
 
 
@@ -142,7 +146,7 @@ def plot(dice: random.Random, reference: str) -> Plot:
 
 
 def _people(dice: random.Random, number: int) -> list[dict[str, str]]:
-    names = dice.sample([f"{first} {last}" for first in _FIRST for last in _LAST], number)
+    names = dice.sample([f"{first} {last}" for first in FIRST for last in LAST], number)
     return [
         {
             "contact_id": f"contact_{at:02d}",
@@ -171,7 +175,7 @@ def _inbox(
         _mail(
             dice, dice.choice(people), f"About the {thing}", f"The {thing} is fine, nothing to do.", 200 + at
         )
-        for at, thing in enumerate(dice.sample(_THINGS, 3))
+        for at, thing in enumerate(dice.sample(THINGS, 3))
     ]
     found = [first, *noise]
     dice.shuffle(found)
@@ -181,7 +185,7 @@ def _inbox(
 def _forward(dice: random.Random, now: datetime) -> Plot:
     people = _people(dice, 4)
     boss, other = people[0], people[1]
-    work = dice.choice(_WORKS)
+    work = dice.choice(WORKS)
     due = (now + timedelta(days=dice.randrange(5, 30))).date().isoformat()
     wrong = (now + timedelta(days=40)).date().isoformat()
     message = _mail(
@@ -222,7 +226,7 @@ def _forward(dice: random.Random, now: datetime) -> Plot:
 
 def _meeting(dice: random.Random, now: datetime) -> Plot:
     people = _people(dice, 3)
-    guest, work = people[0], dice.choice(_WORKS)
+    guest, work = people[0], dice.choice(WORKS)
     start = (now + timedelta(days=dice.randrange(2, 20))).replace(hour=dice.randrange(9, 16), minute=0)
     end = start + timedelta(minutes=dice.choice((30, 60, 90)))
     title = f"{work.capitalize()} with {guest['name'].split()[0]}"
@@ -275,14 +279,14 @@ def _meeting(dice: random.Random, now: datetime) -> Plot:
 
 
 def _restock(dice: random.Random, now: datetime) -> Plot:
-    things = dice.sample(_THINGS, 4)
+    things = dice.sample(THINGS, 4)
     products: list[dict[str, Any]] = [
         {
             "product_id": f"p-{at:02d}",
             "name": thing,
             "stock": dice.randrange(20, 40),
             "minimum": dice.randrange(5, 15),
-            "supplier": dice.choice(_LAST),
+            "supplier": dice.choice(LAST),
             "unit_cost": dice.randrange(5, 90),
         }
         for at, thing in enumerate(things, 1)
@@ -321,12 +325,12 @@ def _restock(dice: random.Random, now: datetime) -> Plot:
 
 def _ticket(dice: random.Random, now: datetime) -> Plot:
     people = _people(dice, 3)
-    customer, thing = people[0], dice.choice(_THINGS)
+    customer, thing = people[0], dice.choice(THINGS)
     day = (now + timedelta(days=dice.randrange(3, 12))).date().isoformat()
     tickets = [
         {
             "ticket_id": f"t-{at:02d}",
-            "subject": f"Broken {thing if at == 2 else dice.choice(_THINGS)} of {person['name']}",
+            "subject": f"Broken {thing if at == 2 else dice.choice(THINGS)} of {person['name']}",
             "description": f"It came broken. Ordered on {now.date().isoformat()}.",
             "customer": person["email"],
             "created": f"now-{at}d@10:00",
@@ -374,7 +378,7 @@ def _ticket(dice: random.Random, now: datetime) -> Plot:
 
 
 def _pay(dice: random.Random, now: datetime) -> Plot:
-    firms = dice.sample(_LAST, 3)
+    firms = dice.sample(LAST, 3)
     payees = [
         {"payee_id": f"payee_{at}", "name": f"{firm} GmbH", "iban": f"DE{at}"}
         for at, firm in enumerate(firms, 1)
@@ -432,7 +436,7 @@ def _pay(dice: random.Random, now: datetime) -> Plot:
 
 def _todo(dice: random.Random, now: datetime) -> Plot:
     people = _people(dice, 3)
-    work, thing = dice.choice(_WORKS), dice.choice(_THINGS)
+    work, thing = dice.choice(WORKS), dice.choice(THINGS)
     due = (now + timedelta(days=dice.randrange(3, 25))).replace(hour=12, minute=0).isoformat()
     done = {"task_id": "task_old", "title": f"Order a {thing}", "list": "office", "priority": "low"}
     keep = {"task_id": "task_keep", "title": "Water the plants", "list": "home"}

@@ -37,7 +37,7 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_rows(path: Path, read: Reader, *, skip_malformed: bool = False) -> RowFile:
-    """Look at every row of a `.parquet`, `.jsonl` or `.json` (one object a line) file.
+    """Look at every row of a `.parquet`, `.jsonl` or `.json` (one object a line, or one list) file.
 
     Raises MalformedRows when any row is not a task, unless `skip_malformed`; TaskError when the file cannot
     be read at all.
@@ -93,6 +93,10 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
     with path.open("rb") as file:
+        if path.suffix == ".json" and file.read(1) == b"[":
+            yield from _list_rows(path)
+            return
+        file.seek(0)
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -105,3 +109,13 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]
                 yield number, row
             else:
                 yield number, MalformedRow(number, "", "must be a JSON object")
+
+
+def _list_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
+    """The rows of a file that is one JSON list; their numbers are places in it."""
+    try:
+        rows = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read as a JSON list: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        yield number, row if isinstance(row, dict) else MalformedRow(number, "", "must be a JSON object")

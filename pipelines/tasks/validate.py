@@ -9,11 +9,16 @@ from functools import partial
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.synthesis.drafts import Case, case_of
+from orchard.pipelines.synthesis.gui_proof import by_playing, by_records, on_a_site
+from orchard.pipelines.synthesis.proof import Defect
+from orchard.pipelines.synthesis.proof import prove as bundles_proven
 from orchard.pipelines.tasks.history import OVER, look
 from orchard.pipelines.tasks.impossible import variants
 from orchard.pipelines.tasks.other_releases import LIST, newer_releases
 from orchard.pipelines.tasks.proof import Proven, prove
 from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
+from orchard.schemas.claw import DOMAIN
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task, graded_in_place, task_hash
@@ -67,13 +72,26 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """Dropped test to why."""
 
 
+def provable(task: Task) -> bool:
+    """Whether a verdict can be reached without a rollout: of worlds beside the sandbox only services and
+    generated sites are known here."""
+    return task.world is msgspec.UNSET or task.world.kind == DOMAIN or on_a_site(task)
+
+
 class Validator:
-    """Grades tasks in fresh sandboxes, exactly as a worker grades a rollout."""
+    """Grades tasks in fresh sandboxes, exactly as a worker grades a rollout. With `play`, tasks on generated
+    sites are played in Chromium, too."""
 
     def __init__(
-        self, client: AsyncSandboxClient, blobs: BlobStore, settings: ValidationSettings | None = None
+        self,
+        client: AsyncSandboxClient,
+        blobs: BlobStore,
+        settings: ValidationSettings | None = None,
+        *,
+        play: bool = False,
     ) -> None:
         self.settings = settings or ValidationSettings()
+        self._play_sites = play
         self._client = client
         self._blobs = blobs
 
@@ -90,8 +108,16 @@ class Validator:
         """
         started = time.monotonic()
         solution = task.gold_patch if task.gold_patch.strip() else ""
+        if on_a_site(task):
+            return await self._on_its_site(task)
         if isinstance(task.grading, SWETests) and not solution:
             return _rejected(task, "no_gold_patch", "without a known solution nothing can be proven")
+        try:
+            case = case_of(task)
+        except ValueError as error:
+            return _rejected(task, UNFIT[AbortCause.INVALID_REQUEST], str(error))
+        if case is not None:
+            return await self._by_its_bundle(task, case)
         try:
             seen = await self._solutions_in_reach(task)
         except InfrastructureError as error:
@@ -127,6 +153,40 @@ class Validator:
                 seconds=time.monotonic() - started,
                 without_canary=without_canary,
                 detail=verdict.detail,
+            ),
+        )
+
+    async def _on_its_site(self, task: Task) -> Validation:
+        """The verdict on a task on a generated site (`orchard.pipelines.synthesis.gui_proof`)."""
+        event = by_records(task)
+        if self._play_sites and isinstance(event, TaskValidated):
+            async with self._fresh(task) as machine:
+                event = await by_playing(task, machine, self._blobs)
+        return Validation(original=task, task=task, event=event)
+
+    async def _by_its_bundle(self, task: Task, case: Case) -> Validation:
+        """The verdict on a task of services: nothing is run but its test scripts, over bundles that are made
+        here (`orchard.pipelines.synthesis.proof`)."""
+        started = time.monotonic()
+        try:
+            for number in range(self.settings.runs):
+                async with self._fresh(task) as machine:
+                    await bundles_proven(case, machine, number)
+        except Defect as defect:
+            return _rejected(task, defect.check.value, defect.detail)
+        except InfrastructureError as error:
+            if error.cause not in UNFIT:
+                raise
+            return _rejected(task, UNFIT[error.cause], error.detail)
+        return Validation(
+            original=task,
+            task=task,
+            event=TaskValidated(
+                task_id=task.task_id,
+                task_hash=task_hash(task),
+                runs=self.settings.runs,
+                seconds=time.monotonic() - started,
+                detail=None if case.solution else "no solution is known; doing nothing does not pass",
             ),
         )
 

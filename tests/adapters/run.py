@@ -18,17 +18,18 @@ PYTEST = ("-q", "-rxX", "-p", "no:cacheprovider", "--noconftest", "--import-mode
 class Adapter(NamedTuple):
     """What is tested, and with what."""
 
-    requirement: str
+    requirements: tuple[str, ...]
     tests: tuple[str, ...]
     python: str = sys.executable
 
 
 ADAPTERS = {
-    "mini-swe-agent": Adapter("mini-swe-agent>=2.4,<3", ("mini.py",)),
-    "inspect": Adapter("inspect_ai>=0.3.285", ("inspect_suite.py",)),
-    "mcp": Adapter("mcp>=2.3,<3", ("mcp_stdio.py",)),
-    "mcp-http": Adapter("mcp>=2.3,<3", ("mcp_http.py",)),
-    "harbor": Adapter("harbor>=0.24,<1", ("harbor_trial.py", "harbor_atif.py"), "python3.12"),
+    "mini-swe-agent": Adapter(("mini-swe-agent>=2.4,<3",), ("mini.py",)),
+    "inspect": Adapter(("inspect_ai>=0.3.285",), ("inspect_suite.py",)),
+    "mcp": Adapter(("mcp>=2.3,<3",), ("mcp_stdio.py",)),
+    "mcp-http": Adapter(("mcp>=2.3,<3",), ("mcp_http.py",)),
+    "tracking": Adapter(("mlflow-skinny>=3,<4", "wandb>=0.20", str(ROOT)), ("tracking.py",)),
+    "harbor": Adapter(("harbor>=0.24,<1",), ("harbor_trial.py", "harbor_atif.py"), "python3.12"),
 }
 
 
@@ -61,7 +62,7 @@ def _python(name: str, adapter: Adapter) -> Path | None:
             return None
         subprocess.run([base, "-m", "venv", "--clear", made], check=True)
         tools = ("aiohttp", "msgspec", "pytest", "pytest-asyncio")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", adapter.requirement, *tools], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *adapter.requirements, *tools], check=True)
         (made / ".installed").touch()
     return python
 

@@ -13,6 +13,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -92,8 +93,8 @@ class Experiment(Demo):
         found = results.read_bytes() if results.exists() else b"[]"
         self.done = msgspec.json.decode(found, type=list[Result])
 
-    async def run_arms(self, seeds: Sequence[int]) -> None:
-        """What is missing of these seeds, all arms of one before the next."""
+    async def run_arms(self, seeds: Sequence[int], most: int | None = None) -> None:
+        """What is missing of these seeds, all arms of one before the next; at most so many of them."""
         async with pipeline(self.config) as session:
             train, held_out = await self._tasks(session)
             await self.campaign(session, self._oracle(train))
@@ -101,11 +102,11 @@ class Experiment(Demo):
             await self._dataset(session)
             whole = await asyncio.to_thread(self._with_every_step)
             rises = list(read_rows(self._source / "dataset"))
-            for seed in seeds:
-                for arm in self._missing(seed):
-                    rows = rows_of(arm, rises, whole, self._examples, seed)
-                    self.done.append(await self._arm(session, arm, seed, rows, held_out))
-                    self._results.write_bytes(msgspec.json.format(msgspec.json.encode(self.done), indent=1))
+            missing = ((seed, arm) for seed in seeds for arm in self._missing(seed))
+            for seed, arm in islice(missing, most):
+                rows = rows_of(arm, rises, whole, self._examples, seed)
+                self.done.append(await self._arm(session, arm, seed, rows, held_out))
+                self._results.write_bytes(msgspec.json.format(msgspec.json.encode(self.done), indent=1))
 
     def _with_every_step(self) -> dict[str, Row]:
         """The unresolved trajectories with all steps trained, by rollout."""
@@ -217,9 +218,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--examples", type=int, default=120, help="resolved ones, and those that are added")
     parser.add_argument("--results", type=Path, default=RESULTS / "credit-arms.json")
+    parser.add_argument("--most", type=int, help="arms of this run, so that long ones can be cut in slices")
     options = parser.parse_args()
     experiment = Experiment(options.store, options.results, options.examples)
-    asyncio.run(experiment.run_arms(range(options.seeds)))
+    asyncio.run(experiment.run_arms(range(options.seeds), options.most))
     sys.stdout.write(table(experiment.done))
 
 

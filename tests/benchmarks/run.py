@@ -28,8 +28,10 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "harness": (),
     "gateway": (),
     "claw": (),
+    "gui": (),
     "replay": ("--rollouts", "40"),
     "dataset": ("--trajectories", "10000"),  # its goals are for 107,000, and scaled to what is built
+    "funnel": (),
     "sft": (),
     "policy": (),
     "rl": (),

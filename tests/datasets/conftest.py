@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
 from orchard.schemas import events as e
@@ -14,6 +15,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.gui_log import SCREEN
 from tests.trajectory_log import Author
 
 
@@ -59,4 +61,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
         "Step 0.",
     ]
     train_tokenizer(texts * 5, 400, out)
+    return str(out)
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a tokenizer with tokens for pictures, and an image processor."""
+    out = tmp_path_factory.mktemp("seeing")
+    train_tokenizer(
+        ["You see a browser.", "<observation>\nscreen size", '{"point_2d": [1]}'] * 5, 400, out, pictures=True
+    )
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": SCREEN[0] * SCREEN[1]}
+    )
+    processor.save_pretrained(out)
     return str(out)

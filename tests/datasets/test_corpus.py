@@ -27,3 +27,18 @@ async def test_the_templates_own_words_are_tokens(keep, author, tmp_path: Path) 
         tokenizer = train_tokenizer(log_texts(tables, [], 100), 400, tmp_path)
     ids = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
     assert [tokenizer.decode([each]) for each in ids] == ["<|im_start|>", "assistant", "\n"]
+
+
+def test_a_tiny_model_can_be_told_the_names_of_its_tools_alone(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["look it up"] * 4, 400, tmp_path, schemas=False)
+    messages = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Go."}]
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "Long.", "parameters": {}}}
+        for name in ("mail_send", "todo_add")
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert text == (
+        "<|im_start|>system\nHelp.\n\nmail_send\ntodo_add\n<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n"
+    )
+    bare = tokenizer.apply_chat_template(messages[1:], tools=tools, tokenize=False)
+    assert bare.startswith("<|im_start|>system\nmail_send\ntodo_add\n<|im_end|>\n")

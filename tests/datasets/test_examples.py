@@ -82,6 +82,20 @@ def test_without_tools_the_text_is_the_action_and_the_user_says_its_result() -> 
     assert draft(a_candidate(), path[:-1], (), frozenset(), SETTINGS) is Dropped.UNPARSED_ACTION
 
 
+def test_calls_in_a_text_were_executed_where_the_user_says_what_tools_answered() -> None:
+    """As the harness `browser` has it for models whose endpoint does not read their calls."""
+    path = a_path(None, None)
+    said = [
+        msgspec.structs.replace(node, content="<tool_response>\nSucceed: `click`.\n</tool_response>")
+        if node.role is Role.USER and node.turn
+        else node
+        for node in path
+    ]
+    made = draft(a_candidate(), said, (BASH_TOOL,), {"bash"}, SETTINGS)
+    assert isinstance(made, Draft) and made.trained == (0, 1)
+    assert draft(a_candidate(), path, (BASH_TOOL,), {"bash"}, SETTINGS) is Dropped.UNPARSED_ACTION
+
+
 def test_an_unresolved_trajectory_ends_with_its_last_rising_turn() -> None:
     made = drafted(a_path(*[LS] * 5), resolved=False, base=0.4, curve=(0.4, 0.6, 0.3, 0.5, 0.1))
     assert isinstance(made, Draft)

@@ -81,6 +81,7 @@ def everything(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
+@pytest.mark.slow
 async def test_workers_and_a_coordinator_that_are_killed_change_no_byte(
     keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:

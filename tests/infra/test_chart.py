@@ -78,6 +78,14 @@ def test_a_queue_of_a_list_brings_all_that_it_needs() -> None:
     assert settings["ORCHARD_NATS__QUEUES"] == "rollout.claw.low", "the writer makes its consumer"
 
 
+def test_a_model_server_in_the_cluster_is_let_through_by_its_labels() -> None:
+    rule = {"to": [{"podSelector": {"matchLabels": {"app": "vllm"}}}], "ports": [{"port": 8000}]}
+    items = Manifests(rendered("--set-json", f"egress=[{json.dumps(rule)}]"))
+
+    _, *added = items.one("NetworkPolicy", "outside")["spec"]["egress"]
+    assert added == [rule]
+
+
 def test_another_namespace_is_another_everywhere() -> None:
     text = helm("template", "orchard", str(CHART), "--namespace", "elsewhere")
 

@@ -298,17 +298,41 @@ class TestNetwork:
         ]
 
     def test_the_clouds_metadata_service_is_out_of_reach(self, manifests: Manifests) -> None:
+        addresses = (
+            "169.254.169.254",
+            "192.0.0.192",
+            "168.63.129.16",
+            "198.18.0.1",
+            "fd00:ec2::254",
+            "fe80::1",
+        )
         for policy in manifests.of("NetworkPolicy"):
-            for block in references(policy, "ipBlock"):
-                closed = [ip_network(network) for network in block["except"]]
-                for address in ("169.254.169.254", "192.0.0.192", "168.63.129.16", "198.18.0.1"):
-                    assert any(ip_address(address) in network for network in closed), (policy, address)
+            for address in addresses:
+                assert not reached(policy, address), (policy, address)
 
-    def test_workers_reach_no_private_address_in_general(self, manifests: Manifests) -> None:
-        (block,) = references(manifests.one("NetworkPolicy", "outside"), "ipBlock")
-        closed = [ip_network(network) for network in block["except"]]
-        for address in ("10.1.2.3", "172.20.0.1", "192.168.1.1", "100.100.100.200"):
-            assert any(ip_address(address) in network for network in closed), address
+    def test_workers_reach_the_world_and_no_private_address(self, manifests: Manifests) -> None:
+        outside = manifests.one("NetworkPolicy", "outside")
+        for address in (
+            "10.1.2.3",
+            "172.20.0.1",
+            "192.168.1.1",
+            "100.100.100.200",
+            "fd12::1",
+            "2002:a00:1::1",
+        ):
+            assert not reached(outside, address), address
+        for address in ("93.184.216.34", "2606:2800:220:1::1"):
+            assert reached(outside, address), address
+
+
+def reached(policy: Manifest, address: str) -> bool:
+    """Whether a block of the policy has the address, whatever the port."""
+    there = ip_address(address)
+    return any(
+        there in ip_network(block["cidr"])
+        and not any(there in ip_network(network) for network in block["except"])
+        for block in references(policy, "ipBlock")
+    )
 
 
 class TestRights:

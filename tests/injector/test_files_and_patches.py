@@ -38,6 +38,14 @@ async def test_a_shorter_upload_replaces_the_whole_file(sandbox: AsyncSandbox) -
     assert (await sandbox.exec("cat f; stat -c ' %a' f")).stdout == "short 755\n"
 
 
+async def test_empty_files_can_be_written_one_after_another(sandbox: AsyncSandbox) -> None:
+    """aiohttp has one object for all bodies of no bytes; read a second time it once never ended."""
+    for name in ("a", "b", "c"):
+        async with asyncio.timeout(60.0):
+            await sandbox.upload_content(b"", f"/workspace/{name}")
+    assert (await sandbox.exec("cat a b c; ls")).stdout == "a\nb\nc\n"
+
+
 async def test_a_missing_file_is_a_file_not_found_error(sandbox: AsyncSandbox) -> None:
     for missing in (sandbox.download_content("/nope"), sandbox.list_files("/nope")):
         with pytest.raises(FileNotFoundError) as error:

@@ -100,6 +100,7 @@ def serving(root: Sequence[str], start: Sequence[str] = ()) -> Iterator[Served]:
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_two_builds_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
 

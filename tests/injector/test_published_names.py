@@ -125,6 +125,7 @@ async def awaited(client: AsyncSandboxClient) -> None:
 """
 
 
+@pytest.mark.slow
 def test_a_users_type_checker_knows_both_clients(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     options = ["--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]

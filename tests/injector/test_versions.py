@@ -14,7 +14,8 @@ from aiohttp.typedefs import Handler
 from orchard.injector.agent.version import VERSION, VERSION_HEADER
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxError
-from orchard.schemas.sandboxes import Health, SandboxInfo
+from orchard.injector.exchange import Exchange, Sized
+from orchard.schemas.sandboxes import FileWritten, Health, SandboxInfo
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -40,12 +41,18 @@ async def older(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             error.headers.update(headers)
             raise
 
+    async def written(request: web.Request) -> web.Response:
+        size = len(await request.read())
+        return web.json_response({"success": True, "path": "f", "size": size}, headers=headers)
+
     app = web.Application(middlewares=[told])
     app.add_routes([web.get("/health", health), web.get("/sandboxes/x", sandbox)])
+    app.add_routes([web.put("/sandboxes/x/files", written)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "agent.sock")).start()
-    line = AgentConnection(aiohttp.UnixConnector(str(tmp_path / "agent.sock")))
+    path = str(tmp_path / "agent.sock")
+    line = AgentConnection(aiohttp.UnixConnector(path), exchange=Exchange(path))
     yield line, version or "unknown"
     await line.close()
     await runner.cleanup()
@@ -54,6 +61,19 @@ async def older(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_what_both_know_works(older: tuple[AgentConnection, str]) -> None:
     line, _ = older
     assert (await line.call(Health, "GET", "/health")).status == "healthy"
+
+
+async def test_a_content_whose_size_is_known_goes_to_an_agent_that_takes_pieces_only(
+    older: tuple[AgentConnection, str],
+) -> None:
+    line, _ = older
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"1234567"
+
+    written = await line.call(FileWritten, "PUT", "/sandboxes/x/files", body=Sized(pieces(), 21))
+    assert written.size == 21
 
 
 async def test_what_one_does_not_know_is_a_sentence_with_both_versions_and_the_remedy(

@@ -60,6 +60,7 @@ async def endpoint() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
+@pytest.mark.slow
 async def test_the_guide_works_word_by_word(tmp_path: Path, endpoint: str) -> None:
     text = GUIDE.read_text(encoding="utf-8")
     for name, content in FILE.findall(text):

@@ -102,6 +102,7 @@ async def test_rows_of_any_repository_are_imported(
     assert "AKIAQWERTYUIOPASDFGH" not in page.stdout, "keys are masked"
 
 
+@pytest.mark.slow
 async def test_of_a_file_with_a_bad_line_nothing_is_imported(
     running: Running, command_line: Command, tmp_path: Path
 ) -> None:

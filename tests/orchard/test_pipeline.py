@@ -64,6 +64,7 @@ async def test_a_campaign_ends_with_one_graded_outcome_for_each_rollout(
     assert "plain" in orchard("status", store=running.store).stdout
 
 
+@pytest.mark.slow
 async def test_an_evaluation_goes_on_and_is_reported_from_the_log_alone(
     running: Running, orchard: Command, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ async def test_an_evaluation_goes_on_and_is_reported_from_the_log_alone(
     ]
 
 
+@pytest.mark.slow
 async def test_an_evaluation_at_its_cap_goes_on_when_its_file_has_a_higher_one(
     running: Running, orchard: Command, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ async def test_a_paused_campaign_waits_and_goes_on(running: Running, orchard: Co
     assert {status for status, _ in outcomes} <= {"completed", "truncated"}
 
 
+@pytest.mark.slow
 async def test_a_cancelled_campaign_stops_and_resume_brings_it_back(
     running: Running, orchard: Command
 ) -> None:
@@ -198,6 +201,7 @@ async def test_a_cancelled_campaign_stops_and_resume_brings_it_back(
     )
 
 
+@pytest.mark.slow
 async def test_a_campaign_that_has_cost_its_cap_is_paused_and_goes_on_when_it_is_raised(
     running: Running, orchard: Command
 ) -> None:
@@ -238,6 +242,7 @@ async def test_a_missing_image_aborts_at_once_with_its_cause(running: Running) -
     assert "nowhere/nothing:1" in str(detail)
 
 
+@pytest.mark.slow
 async def test_a_sandbox_killed_for_memory_is_tried_again_with_more(running: Running) -> None:
     task = msgspec.json.decode(running.session.blobs.get(running.refs[0].blob), type=Task)
     assert isinstance(task.grading, SWETests)

@@ -78,6 +78,22 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
     assert "5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
 
 
+def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:
+    outcomes = {"resolved": 2, "aborted: blocked": 3, "aborted: llm_unavailable": 1}
+    view = CampaignView("web", 6, State.FINISHED, outcomes)
+    plain = CampaignView("lab", 1, State.FINISHED, {"resolved": 1})
+    assert (view.done, view.aborted, view.blocked) == (6, 1, 3)
+    assert any("3 rollouts were kept out by their sites" in hint for hint in hints(view, PipelineView()))
+    assert any("1 rollouts aborted without a grade" in hint for hint in hints(view, PipelineView()))
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([view, plain], PipelineView()), campaign_table(view, PipelineView()))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "blocked" in shown and "aborted: blocked" not in shown
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([plain], PipelineView()))
+    assert "blocked" not in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_hints_name_the_command_that_mends() -> None:
     over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2})
     assert any("orchard resume c" in hint for hint in hints(over, PipelineView()))

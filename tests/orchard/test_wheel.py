@@ -101,6 +101,7 @@ def test_a_command_that_needs_more_names_what_to_install(folder: Folder, words: 
     assert said.endswith(f": install it with {TRAIN}")
 
 
+@pytest.mark.slow
 async def test_a_campaign_runs_in_that_folder(folder: Folder) -> None:
     store = folder.place / "store"
     process = folder.start("orchard", "--store", "store", "up", "--workers", "1")

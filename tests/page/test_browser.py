@@ -14,6 +14,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
+from tests.gui_log import GuiAuthor
 from tests.page.conftest import served, stored
 from tests.page.hostile import hostile_events, payloads
 from tests.page.test_page import talk_of
@@ -159,10 +160,12 @@ async def test_axe_finds_nothing_serious(tmp_path: Path) -> None:
             events += Author(name).rollout(
                 n, ["ls"], resolved=n % 2 == 0, task=f"t{n}", tests={"a": "FAILED"}
             )
-    store = await stored(tmp_path, events)
+    seen = GuiAuthor(BlobStore(tmp_path / "store")).played("g1", 4)
+    store = await stored(tmp_path, [*events, *seen])
     with open_tables(str(store)) as tables:
         (one,) = tables.execute("select rollout_id from rollouts where campaign = 'axe'").fetchone() or ("",)
     paths = ["/", "/rollouts", f"/rollouts/{one}", f"/rollouts/{one}/events", "/tasks", "/tasks/t1"]
+    paths.append(f"/rollouts/{seen[0].rollout_id}")
     paths += ["/compare", "/failures", "/runs", "/status", "/do/pause?of=one", "/nothing"]
     found = []
     async with chromium() as browser, served(store) as url:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ import duckdb
 import pytest
 import pytest_asyncio
 
+from orchard.config import Config
 from orchard.page import rollout as one_rollout
+from orchard.page import server
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import SORTS, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import rows
 from orchard.schemas import events as e
 from orchard.schemas.llm_calls import CallKind, Usage
 from orchard.schemas.messages import MessageNode, Role, node_id
+from orchard.session import Session
 from orchard.standing import recorded
 from orchard.storage.reader import open_tables, position, refresh
 from tests.benchmarks.million import Plan, fill_store
@@ -304,3 +308,23 @@ async def test_without_a_store_the_page_says_so(tmp_path: Path, serve: Serve) ->
     async with serve(tmp_path / "nothing") as url, aiohttp.ClientSession(url) as http, http.get("/") as reply:
         assert reply.status == 503
         assert "there is no store" in await reply.text()
+
+
+async def test_who_asks_before_the_page_runs_is_answered_when_it_does(history: Path) -> None:
+    """`orchard up` listens for the page, so its port is its own while the page is started again."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/health"
+        async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+            early = asyncio.ensure_future(http.get(url))
+            running = server.serve(
+                Session(Config(store=str(history))),
+                port=listening.dup(),
+                told=lambda *_: ready.set(),
+                stop=stop,
+            )
+            tasks.create_task(running)
+            await ready.wait()
+            async with await early as reply:
+                assert reply.status == 200
+            stop.set()

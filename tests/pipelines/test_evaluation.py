@@ -44,7 +44,7 @@ models = [{ name = "m" }]
 
 
 def ended(request: object, outcome: str, patch: str = "", blob: BlobRef | None = None) -> e.Event:
-    """How a requested rollout ended: `resolved`, `unresolved`, `malformed` or `aborted`."""
+    """How a requested rollout ended: `resolved`, `unresolved`, `malformed`, `aborted` or `blocked`."""
     assert isinstance(request, msgspec.Struct)
     facts = {
         "task_id": request.task.task_id,
@@ -63,8 +63,9 @@ def ended(request: object, outcome: str, patch: str = "", blob: BlobRef | None =
         "cost_usd": 0.5,
     }
     data: msgspec.Struct
-    if outcome == "aborted":
-        data = e.RolloutAborted(cause=AbortCause.LLM_UNAVAILABLE, **facts)
+    if outcome in ("aborted", "blocked"):
+        cause = AbortCause.BLOCKED if outcome == "blocked" else AbortCause.LLM_UNAVAILABLE
+        data = e.RolloutAborted(cause=cause, **facts)
     else:
         solved = outcome == "resolved"
         data = e.RolloutFinished(
@@ -108,7 +109,8 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
     )
     requests = list(rollout_requests(campaign_of(suite, tasks)))
     outcomes = [
-        dice.choice(["resolved", "resolved", "unresolved", "malformed", "aborted", "open"]) for _ in requests
+        dice.choice(["resolved", "resolved", "unresolved", "malformed", "aborted", "blocked", "open"])
+        for _ in requests
     ]
     planned = EvaluationPlanned(
         suite=BlobRef(sha256="1" * 64, size=1), task_sets={"easy": "Easy", "hard": "hard"}, k=suite.reported
@@ -123,10 +125,11 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
     ) as tables:
         results = read_results(tables, "small")
         rows = tables.sql(
-            "select task_set, harness, model, requested, aborted, pass_at_1 from evaluation_cells"
+            "select task_set, harness, model, requested, aborted, blocked, pass_at_1 from evaluation_cells"
         )
         shown = {tuple(row[:3]): row[3:] for row in rows.fetchall()}
     found = {(cell.task_set, cell.harness, cell.model): cell for cell in results.cells}
+    ungraded = ("aborted", "blocked", "open")
     assert results.k == (2,)
     assert set(found) == set(product(("Easy", "hard"), ("h1", "h2"), ("m1", "m2")))
     for (title, harness, model), cell in found.items():
@@ -137,13 +140,14 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
             == (title.lower(), harness, model)
         ]
         by_task = {
-            task: [outcome for name, outcome in mine if name == task and outcome not in ("aborted", "open")]
+            task: [outcome for name, outcome in mine if name == task and outcome not in ungraded]
             for task, _ in mine
         }
-        assert (cell.requested, cell.malformed, cell.aborted, cell.open) == (
+        assert (cell.requested, cell.malformed, cell.aborted, cell.blocked, cell.open) == (
             len(mine),
             sum(outcome == "malformed" for _, outcome in mine),
             sum(outcome == "aborted" for _, outcome in mine),
+            sum(outcome == "blocked" for _, outcome in mine),
             sum(outcome == "open" for _, outcome in mine),
         )
         assert cell.graded == sum(map(len, by_task.values()))
@@ -151,7 +155,10 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
         first = cell.pass_at(1)
         assert first is not None
         assert first.value == pytest.approx(sum(rates) / len(rates))
-        assert shown[title, harness, model] == (cell.requested, cell.aborted, pytest.approx(first.value))
+        assert shown[title, harness, model] == (
+            *(cell.requested, cell.aborted, cell.blocked),
+            pytest.approx(first.value),
+        )
         assert cell.any_resolved == sum("resolved" in graded for graded in by_task.values())
         assert cell.all_resolved == sum(set(graded) == {"resolved"} for graded in by_task.values())
 
@@ -299,7 +306,8 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Connection, committed) -> None:
     """And what ran before says what they will cost."""
     suites = {name: read_suite(file) for name, file in published().items()}
-    assert set(suites) == {"swe-bench-verified", "swe-bench-multilingual", "terminal-bench-2"}
+    swe = {"swe-bench-verified", "swe-bench-multilingual", "terminal-bench-2"}
+    assert set(suites) == swe | {"webvoyager", "online-mind2web", "deepshop"}
     store = await committed()
     suite = suites["swe-bench-verified"]
     with pytest.raises(EvaluationError, match=r"no task of source 'swe-bench-verified': .*tasks import"):

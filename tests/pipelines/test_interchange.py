@@ -17,6 +17,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from tests.gui_log import GuiAuthor, screen
 from tests.trajectory_log import Author
 
 ROW: dict[str, Any] = {
@@ -235,3 +236,42 @@ def test_what_is_no_trajectory_is_named(tmp_path: Path, change: dict[str, Any], 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"has no trajectory\.json"):
         trajectory_files([tmp_path / "empty"])
+
+
+async def test_pictures_go_out_as_files_and_come_back_as_blobs(
+    connection: Connection, committed, tmp_path: Path
+) -> None:
+    """What is no picture beside the file is left out, and nothing of this machine is read."""
+    blobs = BlobStore(tmp_path / "store")
+    await Publisher(connection).events(GuiAuthor(blobs).played("g1", 3, role=Role.TOOL))
+    store = await committed()
+    with open_tables(store) as tables:
+        (file,) = write_trajectories(tables, blobs, "gui", tmp_path / "out")
+        asked = "select list_transform(images, lambda i: [i.sha256, i.caption, i.at::text]) from messages"
+        before = tables.execute(f"{asked} where images is not null order by sequence").fetchall()
+    found = json.loads(file.read_text())
+    follows_the_rules(found)
+    parts = found["steps"][1]["message"]
+    assert [part["type"] for part in parts] == ["text", "image", "text"]
+    assert (file.parent / parts[1]["source"]["path"]).read_bytes() == blobs.read(before[0][0][0][0])
+    other = BlobStore(tmp_path / "other")
+    (back,) = read_trajectories([file], other)
+    shown = [
+        ([[image.blob.sha256, image.caption, str(image.at)] for image in node.images],)
+        for node in back.nodes
+        if node.images
+    ]
+    assert shown == before and back.flags == ()
+    assert all(other.has(image.blob) for node in back.nodes for image in node.images)
+
+    for path in (
+        "../secret.png",
+        str(tmp_path / "secret.png"),
+        "https://example.org/a.png",
+        "images/none.png",
+    ):
+        (tmp_path / "secret.png").write_bytes(screen(9))
+        parts[1]["source"]["path"] = path
+        file.write_text(json.dumps(found))
+        (left,) = read_trajectories([file], other)
+        assert left.flags == ("pictures_left_out",) and "[image: not shown]" in left.nodes[1].content

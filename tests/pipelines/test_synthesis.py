@@ -12,19 +12,22 @@ from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.synthesis.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
 from orchard.pipelines.synthesis.loop import Run, Wanted, queue_of
 from orchard.pipelines.synthesis.report import Report, table
-from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.events import payload
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.synthesis import Check, Step, SynthesisStep
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.claims import Claims
 from orchard.streams.publisher import Publisher
+from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.topology import declare
+from orchard.synthesizing import SEEDED
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
-from tests.attempts_world import SETTINGS, World, world
+from tests.attempts_world import SECONDS, SETTINGS, World, world
 from tests.datasets.conftest import tokenizer as tokenizer
 from tests.injector.conftest import Service
 
@@ -59,20 +62,15 @@ async def pipeline(nats_server: EmbeddedServer, service: Service, tmp_path: Path
         yield made
 
 
-async def synthesized(
-    pipeline: World, run: str, *, stop_at: Step | None = None, **wanted: object
-) -> tuple[list[Task], Report]:
-    """What a run makes; it breaks off, as by an error, at the first step of the kind `stop_at`."""
-
-    def told(step: SynthesisStep) -> None:
-        if step.step is stop_at:
-            raise RuntimeError("broken off")
-
+async def synthesized(pipeline: World, run: str, **wanted: object) -> tuple[list[Task], Report]:
+    """What a run makes."""
     await declare(pipeline.connection, SETTINGS, [queue_of(run)])
     price = Price(prompt=1.0, completion=2.0)
     async with (
         Author() as author,
-        ModelClient({"seeded": EndpointSettings(base_url=author.url, prices={MODEL: price})}) as models,
+        ModelClient(
+            {SEEDED.endpoint: EndpointSettings(base_url=author.url, prices={MODEL: price})}
+        ) as models,
         Claims(pipeline.connection, queue_of(run)) as claims,
     ):
         dependencies = AttemptDependencies(
@@ -83,10 +81,9 @@ async def synthesized(
             sandbox_settings=SandboxSettings(),
             models=models,
         )
-        spec = ModelSpec(name=MODEL, endpoint="seeded", kind=ModelKind.ORACLE)
-        settings = {"author": spec, "solver": spec, "rollouts": 1, **wanted}
+        settings = {"author": SEEDED, "solver": SEEDED, "rollouts": 1, **wanted}
         wish = Wanted(run=run, **settings)  # type: ignore[arg-type]
-        made = Run(pipeline.connection, dependencies, wish, told)
+        made = Run(pipeline.connection, dependencies, wish)
         return await made.make(claims), made.report
 
 
@@ -132,10 +129,32 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
 
     again, _ = await synthesized(pipeline, "first", tasks=2, seed=seed)
     assert again == tasks, "the same command again finds all done"
-    with pytest.raises(BaseExceptionGroup):
-        await synthesized(pipeline, "second", tasks=2, seed=seed, stop_at=Step.SOLVE)
-    other, _ = await synthesized(pipeline, "second", tasks=2, seed=seed)
-    assert other == tasks, "the same seed gives the same tasks, also to a run that was broken off"
+
+    line = ("--limit", "2", "--seed", str(seed), "--run", "killed", "--rollouts", "1")
+    process = pipeline.process("tasks", "synthesize", "claw", *line)
+    await stepped(pipeline, "killed", Step.PROVE)
+    process.kill()
+    process.wait()
+    other, after = await synthesized(pipeline, "killed", tasks=2, seed=seed)
+    assert other == tasks, "the same seed gives the same tasks, also to a run that was killed"
+    assert after.caught == report.caught and after.proposals == report.proposals
+    ends = await pipeline.rows(
+        "select slot, count(*) from synthesis where campaign = 'killed' and step in ('accept', 'reject') "
+        "group by 1 order by 1"
+    )
+    assert ends == [(slot, 1) for slot in range(report.proposals)], (
+        "nothing is lost, and nothing is there twice"
+    )
+
+
+async def stepped(pipeline: World, run: str, wanted: Step) -> None:
+    """Wait until a run has done such a step."""
+    async with asyncio.timeout(SECONDS):
+        subjects = f"{EVENTS_PREFIX}.{run}.*.synthesis.step"
+        async for stored in replay(pipeline.connection, subjects=subjects, follow=True):
+            step = payload(stored.event) if stored.event else None
+            if isinstance(step, SynthesisStep) and step.step is wanted:
+                return
 
 
 def test_the_author_makes_at_least_eight_kinds_of_mistakes_in_three_of_ten_proposals() -> None:
@@ -155,5 +174,9 @@ async def test_192_tasks_are_proven_and_every_seeded_mistake_is_caught(pipeline:
         assert mistake == "(not seeded)" or check in EXPECTED[mistake]
     for row in table(report):
         print(f"{row.mistake:20} {row.check:20} {row.times}")  # noqa: T201
+    print(f"{report.proposals} proposals, {len(report.mistaken)} mistaken, {len(report.rejected)} rejected")  # noqa: T201
+    assert 0.25 < len(report.mistaken) / report.proposals < 0.35
+    again, _ = await synthesized(pipeline, "again", tasks=40, seed=1, slots=2)
+    assert again == tasks[:40], "the same seed gives the same tasks, however steps overlap"
     ended = {one.slot for one in [*report.accepted, *report.rejected]}
     assert len(ended) == report.proposals and Step.ACCEPT in {one.step for one in report.accepted}

@@ -62,6 +62,7 @@ def repository(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_commit_becomes_a_task_that_proves_itself(
     repository: Path,
     sandboxes: AsyncSandboxClient,

@@ -79,6 +79,7 @@ def _newer_release(environment: Path) -> None:
         (environment / path).write_text(text)
 
 
+@pytest.mark.slow
 async def test_two_releases_become_a_task_that_proves_itself(
     sandboxes: AsyncSandboxClient, averages: PackageCache, settings: SynthesisSettings, tmp_path: Path
 ) -> None:

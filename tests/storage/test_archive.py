@@ -165,6 +165,7 @@ async def test_a_segment_holds_messages_byte_for_byte(
     } | {f"{EVENTS_PREFIX}.done.*": 1, f"{EVENTS_PREFIX}.started.*": 1}
 
 
+@pytest.mark.slow
 async def test_an_archive_may_be_on_s3(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, monkeypatch
 ) -> None:
@@ -217,6 +218,7 @@ async def test_what_comes_after_archiving_goes_into_another_part(
     assert store_digests(store) == live
 
 
+@pytest.mark.slow
 async def test_a_large_campaign_is_archived_in_parts_and_segments(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, archiving, monkeypatch
 ) -> None:
@@ -294,6 +296,7 @@ async def test_an_archived_campaign_is_resumed_only_after_restore(
         ]
 
 
+@pytest.mark.slow
 async def test_any_flipped_byte_is_found(
     publisher: Publisher, store: str, write: Write, log, archiving
 ) -> None:

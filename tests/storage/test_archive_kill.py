@@ -76,6 +76,7 @@ async def _everything(connection: Connection, shelf: Shelf) -> dict[int, bytes]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_kill_at_any_effect_loses_nothing(
     connection: Connection,
     publisher: Publisher,

@@ -92,6 +92,7 @@ async def test_blobs_on_s3_are_verified(s3_store: str) -> None:
     assert blobs.put(large) == blobs.put(large)
 
 
+@pytest.mark.slow
 async def test_of_two_writers_on_s3_one_is_refused(
     connection: Connection, publisher: Publisher, s3_store: str, store: str, log
 ) -> None:

@@ -10,11 +10,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from orchard.cli.reading import show_rollout
+from orchard.config import Config
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.claw import Bundle
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.session import Session
 from orchard.streams.server import EmbeddedServer
 from orchard.workers import retries
 from orchard.workers.claw import injection
@@ -63,7 +66,9 @@ async def _bundle(place: World, data: RolloutFinished) -> Bundle:
     return msgspec.json.decode(text, type=Bundle)
 
 
-async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(place: World) -> None:
+async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(
+    place: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = await _outcome(place)
     assert isinstance(data, RolloutFinished), data
     assert (data.exit_status, data.reward, data.turns) == (ExitStatus.FINISHED, 1.0, 4)
@@ -88,6 +93,10 @@ async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(p
     [(tools,)] = await place.rows("select distinct tools_sha256 from llm_calls")
     offered = msgspec.json.decode(place.blobs.get(BlobRef(sha256=tools, size=0)))
     assert {"mail_send_message", "Bash"} <= {tool["function"]["name"] for tool in offered}
+    show_rollout(Session(Config(store=str(place.store))), "", full=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "claw: resolved, 4 of 4 tests passed" in said and "task_score: 1" in said
+    assert "services used" in said and '"initial"' not in said, "a table in place of the bundle"
 
 
 async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: World) -> None:

@@ -1,6 +1,7 @@
 """The recording gateway end to end: official clients, a scripted upstream, real HTTP, and the record."""
 
 import asyncio
+import base64
 import gzip
 import json
 import random
@@ -35,6 +36,8 @@ TOOL = {"name": "bash", "description": "Run.", "parameters": {"type": "object", 
 FUNCTION = {"type": "function", "function": {**TOOL, "strict": True}}
 HELLO = [{"role": "user", "content": "hi"}]
 PICTURE = "data:image/png;base64,aGVsbG8="
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel."""
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Clients read the certificates of all authorities otherwise, each its own copy."""
 KEY = "ghp_" + "a1B2" * 9
@@ -874,7 +877,33 @@ async def test_arguments_that_are_no_object_go_up_as_one(program, endpoint):
     assert json.loads(sent) == {UNPARSED: bad}
 
 
-async def test_images_go_upstream_and_stand_in_the_record_as_marks(program, endpoint):
+async def test_pictures_of_a_program_are_blobs_of_the_record(program, endpoint, blobs):
+    """They go upstream as they came, those of a result after it; each is stored once, however often it is
+    sent, and an answer says which it was shown."""
+    endpoint.says("", "look")
+    endpoint.says("ok")
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    ask = [{"role": "user", "content": [{"type": "text", "text": "see "}, image]}]
+    async with program() as mine:
+        said = (await mine.chat(ask, tools=[FUNCTION])).choices[0].message
+        shown = [{"type": "text", "text": "here: "}, image]
+        result = {"role": "tool", "tool_call_id": "call-0", "content": shown}
+        await mine.says([*ask, said.model_dump(include={"role", "content", "tool_calls"}), result])
+    first, *_, told, seen = endpoint.requests[1]["messages"]
+    assert first == {"role": "user", "content": [{"type": "text", "text": "see "}, image]}
+    assert (told["role"], told["content"]) == ("tool", "here: [picture 1]")
+    assert seen == {"role": "user", "content": [{"type": "text", "text": "[picture 1]"}, image]}
+    opened, _, result = mine.nodes[:3]
+    assert (opened.content, opened.images[0].at) == ("see ", 4)
+    assert blobs.get(opened.images[0].blob) == base64.b64decode(PIXEL)
+    assert result.images[0].blob == opened.images[0].blob
+    calls = [data for data in mine.published if isinstance(data, LLMCall)]
+    sha256 = opened.images[0].blob.sha256
+    assert [call.images_shown for call in calls] == [(sha256,), (sha256, sha256)]
+    assert PIXEL not in repr(mine.published)
+
+
+async def test_what_is_no_picture_goes_upstream_and_stands_in_the_record_as_a_mark(program, endpoint):
     """Those of a result follow it, since endpoints take texts as results."""
     endpoint.says("", "look")
     endpoint.says("ok")

@@ -1,5 +1,6 @@
 """Wires of the recording gateway: what official clients send and read over real HTTP is what was meant."""
 
+import base64
 import json
 from collections.abc import Iterator
 
@@ -510,6 +511,13 @@ def test_text_that_is_no_unicode_is_read_with_a_mark_in_its_place():
 def test_tokens_are_counted_about():
     body = {"system": "s" * 400, "messages": [{"role": "user", "content": "u" * 400}]}
     assert 200 <= counted(json.dumps(body).encode())["input_tokens"] <= 210
+
+
+def test_pictures_count_by_their_size_and_never_as_text():
+    data = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4) + (1000).to_bytes(4) + bytes(60_000)
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    assert 1700 <= counted(json.dumps(body).encode())["input_tokens"] <= 1730
 
 
 HELLO = [{"role": "user", "content": "hi"}]

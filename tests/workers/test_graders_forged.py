@@ -131,10 +131,10 @@ def judged(machine, blobs, shop):
     ("code", "cause"),
     [
         (EQUAL, "forged"),
-        (READS_THE_TEST, "forged"),
+        pytest.param(READS_THE_TEST, "forged", marks=pytest.mark.slow),
         pytest.param(RUNS_NO_TEST, "forged", marks=pytest.mark.slow),
         (BY_THE_TESTS_NAME, "forged"),
-        (SPEAKS_FOR_OTHERS, "forged"),
+        pytest.param(SPEAKS_FOR_OTHERS, "forged", marks=pytest.mark.slow),
         (FORGES_WHAT_STAYS, "forged"),
         (EXPECTED_TO_FAIL, "unproven"),
         pytest.param(ENDS_WELL, None, marks=pytest.mark.slow),
@@ -166,6 +166,7 @@ async def test_a_repair_is_asked_once_and_believed(judged, task):
     assert reward.without_canary == ()
 
 
+@pytest.mark.slow
 async def test_an_expected_failure_counts_where_the_gold_patch_has_it_too(judged, task, shop):
     """Marked in the task's own test; the same mark on a test that the gold patch passes is the case above."""
     marked = shop.NEW_TEST.replace("def test_total", "import pytest\n@pytest.mark.xfail\ndef test_total")
@@ -191,6 +192,7 @@ async def test_what_a_submission_leaves_in_the_tests_is_not_there(judged, task, 
     assert not (shop.directory / "tests/__init__.py").exists()
 
 
+@pytest.mark.slow
 async def test_files_of_the_submission_come_and_go(judged, task, shop):
     """A module more, one that goes, one that is renamed: by git's tree, written as git would."""
     shop.write({"shop/old.py": "VALUE = 1\n", "shop/gone/away.py": ""})

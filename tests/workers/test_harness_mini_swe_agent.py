@@ -7,6 +7,7 @@ the same, word for word.
 import asyncio
 import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from orchard.workers.harnesses import UnknownHarness, fingerprint, get_harness, 
 from orchard.workers.harnesses.bash_loop import Action, FormatError
 from orchard.workers.harnesses.interface import Episode, text_action
 from orchard.workers.harnesses.mini_swe_agent import TextWords, ToolCallWords
+from orchard.workers.harnesses.programs.catalog import MINI_SWE_AGENT
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.message_tree import MessageTree
@@ -366,6 +368,23 @@ async def test_message_for_message_it_is_the_real_agent(
             assert result.exit_status is ENDS[ended["exit_status"]], name
             if result.exit_status is ExitStatus.SUBMITTED:
                 assert result.submission == ended["submission"] == "diff\n", name
+
+
+@pytest.mark.usefixtures("world")
+def test_the_program_asks_once_where_the_gateway_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it would ask nine times more after a budget ran out, for four minutes."""
+    from minisweagent.models.utils.retry import retry
+
+    for name, value in MINI_SWE_AGENT.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=id))
+    asked = 0
+    with pytest.raises(RuntimeError, match="403"):
+        for attempt in retry(logger=logging.getLogger("mini"), abort_exceptions=[]):
+            with attempt:
+                asked += 1
+                raise RuntimeError("403: a budget of the task has run out")
+    assert asked == 1
 
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,18 @@ async def test_a_refusal_says_whether_it_is_for_what_was_asked(endpoint, call, s
     assert isinstance(caught.value, RequestRefused) is of_the_request
 
 
+async def test_a_refusal_that_repeats_a_picture_is_quoted_without_it(endpoint, call):
+    """As vLLM quotes the input that it does not take: an error is an event, and has no pictures."""
+    picture = "data:image/png;base64," + "QUJD" * 50
+    endpoint.answer(error(f"1 validation error: [{{'url': '{picture}'}}] is no image"), 400)
+    with pytest.raises(InfrastructureError) as caught:
+        await call()
+    assert (
+        "data:image/png;base64,...'}] is no image" in caught.value.detail
+        and "QUJD" not in caught.value.detail
+    )
+
+
 async def test_an_oracle_is_labelled_whatever_the_spec_says(endpoint, call):
     endpoint.says("x", system_fingerprint="orchard-oracle/resolves")
     assert (await call()).model_kind is ModelKind.ORACLE

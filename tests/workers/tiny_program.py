@@ -1,6 +1,7 @@
 """A harness that is a program of a few lines: it asks for commands in chat completions, and runs them."""
 
 from pathlib import Path
+from typing import Any
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.workers.harnesses.programs.archive import packed
@@ -48,14 +49,18 @@ def tiny_archive(place: Path) -> tuple[Layer, Path]:
     (files / "bin").mkdir(parents=True)
     (files / "bin/tiny").write_text(SCRIPT)
     (files / "bin/tiny").chmod(0o755)
+    return archived(PROGRAM, place, version="1.0", supplied=files)
+
+
+def archived(program: Program, place: Path, **supplied: Any) -> tuple[Layer, Path]:
+    """A program's layer, and the image of it."""
     archives: list[Path] = []
     layer = install(
-        PROGRAM,
+        program,
         place / "harnesses",
         lambda image, _: archives.append(packed(image, place / "image.tar")),
         lambda _: None,
-        version="1.0",
-        supplied=files,
+        **supplied,
     )
     return layer, archives[0]
 

@@ -25,6 +25,7 @@ from orchard.workers.gateway.words import (
     sse,
     word,
 )
+from orchard.workers.pictures import picture_of_url
 
 BILLING = "x-anthropic-billing-header:"
 """How the block of the system prompt begins that Claude Code changes with each call; it is no prompt."""
@@ -36,6 +37,8 @@ _EMPTY: dict[str, dict[str, Any]] = {
 }
 """What of a block comes with its deltas."""
 _TOKEN_BYTES = 4
+_TOKEN_PIXELS = 750
+"""As Anthropic's documents have it."""
 
 
 def read(raw: bytes) -> Ask:
@@ -219,7 +222,9 @@ def counted(raw: bytes) -> dict[str, int]:
     ask = read(raw)
     texts = [each.text + as_json(each.tool_calls) for each in ask.messages]
     size = sum(len(text.encode()) for text in [*texts, as_json(ask.tools)])
-    return {"input_tokens": -(-size // _TOKEN_BYTES)}
+    pictures = (picture_of_url(url) for each in ask.messages for url in each.images)
+    pixels = sum(picture.width * picture.height for picture in pictures if picture)
+    return {"input_tokens": -(-size // _TOKEN_BYTES) + -(-pixels // _TOKEN_PIXELS)}
 
 
 def error(trouble: Trouble, message: str) -> tuple[int, dict[str, Any]]:

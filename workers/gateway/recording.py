@@ -20,10 +20,12 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.budgets import spent
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, root_of
+from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
 from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient, RequestRefused
 from orchard.workers.message_tree import MessageTree
+from orchard.workers.prompts import Prompt
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class _Question(NamedTuple):
     """A call, recorded, that waits for its answer."""
 
     node: str
-    path: list[MessageNode]
+    prompt: Prompt
     kind: CallKind
     derived_from: str | None
     tools: Sequence[dict[str, Any]]
@@ -96,6 +98,7 @@ class Recording:
         self._replies: dict[str, _Reply] = {}
         """By node, in the order in which they came first."""
         self._images: dict[str, str] = {}
+        """URLs of images that are no pictures of the record, by their marks."""
         self._offered: set[bytes] = set()
         """Sets of tools that are in the record."""
         self._main: Root | None = None
@@ -164,11 +167,10 @@ class Recording:
             trunk = self._trace.path(node) if node is not None else []
             self._make_room(ask.messages[known:], ask.tools)
             for said in ask.messages[known:]:
-                self._images |= {image_mark(url): url for url in said.images}
                 parent, node = node, await self._said(node, said)
                 self._forest.add(parent, said, node)
             assert node is not None  # an Ask has messages
-            return self._question(ask, headers, node, trunk)
+            return await self._question(ask, headers, node, trunk)
 
     def _make_room(self, messages: Sequence[Said], tools: Sequence[dict[str, Any]]) -> None:
         """Raises Refused where so much more is too much for a record."""
@@ -183,16 +185,19 @@ class Recording:
         self._offered.add(offered)
 
     async def _said(self, parent: str | None, said: Said) -> str:
+        text, pictures, others = pictured(said)
+        self._images |= {image_mark(url): url for url in others}
         return await self._trace.said(
             parent,
             said.role,
-            said.text,
+            text,
             reasoning=said.reasoning,
             tool_calls=said.tool_calls,
             tool_call_id=said.tool_call_id,
+            pictures=pictures,
         )
 
-    def _question(
+    async def _question(
         self, ask: Ask, headers: Mapping[str, str], node: str, trunk: list[MessageNode]
     ) -> _Question:
         before = [reply for each in trunk if (reply := self._replies.get(each.node_id))]
@@ -206,7 +211,7 @@ class Recording:
         )
         if kind is CallKind.MAIN and self._main is None:
             self._main = root_of(ask)
-        return _Question(node, self._trace.path(node), kind, source, ask.tools)
+        return _Question(node, await self._trace.prompt(node), kind, source, ask.tools)
 
     def _source(self, messages: tuple[Said, ...]) -> tuple[str | None, bool]:
         """The newest reply that new messages begin from, and whether they quote its text."""
@@ -224,7 +229,7 @@ class Recording:
         try:
             return await self._model.complete(
                 spec,
-                messages_of(question.path, self._images),
+                messages_of(question.prompt.messages, self._images),
                 list(ask.tools),
                 seed=self._seed,
                 timeout=self._timeout,
@@ -245,6 +250,7 @@ class Recording:
                 call_kind=question.kind,
                 derived_from=question.derived_from,
                 tools=question.tools,
+                images_shown=question.prompt.images,
             )
             said = Said(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
             self._forest.add(question.node, said, node)

@@ -5,38 +5,47 @@ and prompts begin alike. Only what no endpoint takes is mended: arguments must b
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
-from orchard.schemas.messages import MessageNode
 from orchard.workers.gateway.words import UNPARSED, Ask, as_json, as_object
-from orchard.workers.message_tree import chat_messages
+from orchard.workers.prompts import text_part, url_part
 
 _MARK = re.compile(r"\[image [0-9a-f]+\]")
 
 
-def messages_of(path: list[MessageNode], images: Mapping[str, str]) -> list[dict[str, Any]]:
-    """OpenAI chat messages of whole nodes in order. `images` has the URLs of the marks that stand for them:
-    those of a tool's result follow in a message of the user, since a result is a text."""
+def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Chat messages as they go upstream. `images` has the URLs, of pictures that are not in the record, by
+    the marks that stand for them: those of a tool's result follow in a message of the user, since a result is
+    a text."""
     sent: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
-    for message in chat_messages(path):
+    for message in messages:
         if message["role"] != "tool" and shown:
             sent.append({"role": "user", "content": shown})
             shown = []
-        found = [mark for mark in _MARK.findall(message["content"]) if mark in images] if images else []
+        content = message["content"]
+        parts = [text_part(content)] if isinstance(content, str) else content
+        found = _found(parts, images) if images else []
         if message["role"] == "tool":
-            shown += [part for mark in found for part in (_text(mark), _image(images[mark]))]
+            shown += [part for mark in found for part in (text_part(mark), url_part(images[mark]))]
         elif message["role"] == "user" and found:
-            message["content"] = _parts(message["content"], images)
+            split = (_parts(part["text"], images) if "text" in part else [part] for part in parts)
+            message = message | {"content": [*chain.from_iterable(split)]}
         for call in message.get("tool_calls", ()):
             function = call["function"]
             function["arguments"] = _readable(function["arguments"])
         sent.append(message)
     return [*sent, {"role": "user", "content": shown}] if shown else sent
+
+
+def _found(parts: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[str]:
+    """The marks in the texts of a message that stand for images."""
+    return [mark for part in parts for mark in _MARK.findall(part.get("text", "")) if mark in images]
 
 
 def _readable(arguments: str) -> str:
@@ -50,18 +59,10 @@ def _parts(text: str, images: Mapping[str, str]) -> list[dict[str, Any]]:
     for mark in _MARK.finditer(text):
         if (url := images.get(mark[0])) is None:
             continue
-        parts += [_text(before)] if (before := text[at : mark.start()]) else []
-        parts.append(_image(url))
+        parts += [text_part(before)] if (before := text[at : mark.start()]) else []
+        parts.append(url_part(url))
         at = mark.end()
-    return parts + ([_text(text[at:])] if text[at:] else [])
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _image(url: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url}}
+    return parts + ([text_part(text[at:])] if text[at:] else [])
 
 
 def sampling_of(ask: Ask, spec: ModelSpec) -> tuple[ModelSpec, dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from orchard.workers.graders.lines import Parser, lines_of
 
+_PYTEST = ("PASSED", "FAILED", "SKIPPED", "ERROR")
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*m?s\s*\)?\s*$", re.IGNORECASE)
 
 
@@ -106,7 +107,56 @@ def _surefire(log: str) -> dict[str, str]:
     return found
 
 
+_SUITE = re.compile(r"[A-Z][A-Za-z0-9_]*")
+_IN_SUITE = re.compile(r"(test[^A-Z]+?)\s+(PASS|FAIL|ERROR|SKIP)(?:ED|URE|PED)?\b(?:\s*\([\d.]+s\))?")
+_SUITE_WORDS = {"PASS": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "SKIP": "SKIPPED"}
+
+
+def _minitest_suites(log: str) -> dict[str, str]:
+    """Minitest's progress reporters: a line with the suite's name, then its tests; ids are `suite::test`."""
+    found: dict[str, str] = {}
+    suite = ""
+    for line in lines_of(log):
+        if _SUITE.fullmatch(line):
+            suite = line
+        elif match := _IN_SUITE.fullmatch(line):
+            name, status = f"{suite}::{match[1]}" if suite else match[1], _SUITE_WORDS[match[2]]
+            if status in ("FAILED", "ERROR") or name not in found:
+                found[name] = status
+    return found
+
+
+_NO_TEST = r"(?!.*(?:Test suite |Linking |Building |Running  ))"
+
+
 REBENCH_PARSERS: Mapping[str, Parser] = {
+    "pytest-workers": _by_forms(
+        *((word, rf"\[gw\d+\]\s+\[[^\]]*\]\s+{word}\s+(.*?)(?: in .*)?") for word in _PYTEST),
+        *((word, rf"(.+?)\s+{word}\s+\[[^\]]*\]\s+in\s+[\d.]+s") for word in _PYTEST),
+        *((word, rf"{word}\s+(.*?)(?: in .*)?") for word in _PYTEST),
+    ),
+    "pest": _by_forms(
+        ("FAILED", r"FAIL(?:ED)?\s+(\S.+)"),
+        ("FAILED", r"[⨯xX]\s+(.+)"),
+        ("SKIPPED", r"-\s+(.+)"),
+        ("PASSED", r"[✓✔]\s+(.+)"),
+        durations=True,
+    ),
+    "tasty-or-hspec": _by_forms(
+        ("PASSED", _NO_TEST + r"(.+?)\s*:\s*(?:OK|PASS)\b.*"),
+        ("FAILED", _NO_TEST + r"(.+?)\s*:\s*FAIL\b.*"),
+        ("ERROR", _NO_TEST + r"(.+?)\s*:\s*ERROR\b.*"),
+        ("SKIPPED", _NO_TEST + r"(.+?)\s*:\s*(?:SKIP|PENDING)\b.*"),
+        ("PASSED", _NO_TEST + r"(.+?)\s+\[[✓✔]\]"),
+        ("FAILED", _NO_TEST + r"(.+?)\s+\[[✗✘]\]"),
+        ("PASSED", _NO_TEST + r"[✓✔]\s+(.+?)(?:\s+\(.*?\))?"),
+        ("FAILED", _NO_TEST + r"[✗✘]\s+(.+)"),
+        ("FAILED", _NO_TEST + r"\d+\)\s+(.+)"),
+        ("FAILED", _NO_TEST + r"###\s+Failure\s+in:\s+(.+)"),
+        ("ERROR", _NO_TEST + r"###\s+Error\s+in:\s+(.+)"),
+    ),
+    "minitest-suites": _minitest_suites,
+    "junit-owner": _junit_named("{owner}::{name}"),
     "mocha-marks": _by_forms(
         ("SKIPPED", r"-\s+(.*)"),
         ("FAILED", r"\d+\)\s+(.*):"),

@@ -20,7 +20,7 @@ from orchard.workers.harnesses.programs.runner import ProgramHarness
 DEFAULT = "orchard-bash"
 """Needs no package beside Orchard."""
 
-DEFAULTS = {"claw": "claw-react"}
+DEFAULTS = {"claw": "claw-react", "gui": "browser"}
 """Harness of a domain where none is named; DEFAULT for others."""
 
 _HARNESSES: dict[str, Callable[[], Harness]] = {

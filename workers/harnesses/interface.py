@@ -40,8 +40,11 @@ class Episode:
     world: OpenWorld | None = None
     """What the task has beside its sandbox. What is graded is then the world's to say."""
 
-    async def ask(self, leaf: str, tools: Sequence[dict[str, Any]]) -> tuple[str, Completion]:
-        """The model's answer to the path that ends at `leaf`: the node that was added, and what it says.
+    async def ask(
+        self, leaf: str, tools: Sequence[dict[str, Any]], *, pictures: int | None = None
+    ) -> tuple[str, Completion]:
+        """The model's answer to the path that ends at `leaf`: the node that was added, and what it says. It
+        is shown the last `pictures` of the path, or all.
 
         An answer that the trace recalls from a dead attempt is not asked for again. Raises as
         ModelClient.complete does.
@@ -49,16 +52,19 @@ class Episode:
         if (known := await self.trace.recalled(leaf)) is not None:
             self.model.recall(self.spec, known[1])
             return known
+        prompt = await self.trace.prompt(leaf, pictures)
         completion = await self.model.complete(
             self.spec,
-            self.trace.messages(leaf),
+            prompt.messages,
             list(tools),
             seed=self.seed,
             timeout=self.timeouts.model_call,
         )
         if self.world is None:
-            return await self.trace.answered(leaf, completion), completion
-        node = await self.trace.answered(leaf, completion, call_kind=CallKind.MAIN, tools=tools)
+            return await self.trace.answered(leaf, completion, images_shown=prompt.images), completion
+        node = await self.trace.answered(
+            leaf, completion, call_kind=CallKind.MAIN, tools=tools, images_shown=prompt.images
+        )
         return node, completion
 
     def door(self) -> AbstractAsyncContextManager[Door]:

@@ -5,14 +5,21 @@ or a plug-in (entry points `orchard.judges`). The model is any at an endpoint of
 """
 
 from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.workers.judges.browsing import DEEPSHOP, ORCHARD, WEBJUDGE, WEBVOYAGER
 from orchard.workers.judges.interface import Protocol
 from orchard.workers.judges.rubric import RUBRIC, SUCCESS
 
-BUILT_IN: dict[str, Protocol] = {one.version: one for one in (RUBRIC, SUCCESS)}
+BROWSING: dict[str, Protocol] = {one.version: one for one in (ORCHARD, WEBVOYAGER, WEBJUDGE, DEEPSHOP)}
+"""Protocols for browser agents."""
+BUILT_IN: dict[str, Protocol] = {one.version: one for one in (RUBRIC, SUCCESS)} | BROWSING
+NEWEST = {version.rpartition("-")[0]: version for version in BUILT_IN}
+"""Name without a version to the newest version."""
 
 
 def get_protocol(version: str) -> Protocol:
-    """The protocol of that name and version. Raises PluginError, also for a judge of values."""
+    """The protocol of that name and version, or the newest of that name. Raises PluginError, also for a
+    judge of values."""
+    version = NEWEST.get(version, version)
     if version in BUILT_IN:
         return BUILT_IN[version]
     found: Protocol = need(Kind.JUDGE, version, BUILT_IN)

@@ -10,6 +10,8 @@ from orchard.schemas.judging import Verdict
 
 Messages = Sequence[dict[str, Any]]
 """OpenAI chat messages; a content may be a list of parts, with pictures among them."""
+Content = str | list[dict[str, Any]]
+"""Of one message."""
 Ask = Callable[[Messages], Awaitable[str]]
 """One question to the judging model; its answer. Recorded as an event by whoever gives it."""
 
@@ -56,7 +58,7 @@ class Protocol(typing.Protocol):
         """The verdict. Raises BadVerdict when the answers are none; what `ask` raises passes."""
 
 
-def content(text: str, pictures: Sequence[Picture]) -> str | list[dict[str, Any]]:
+def content(text: str, pictures: Sequence[Picture]) -> Content:
     """The content of a message: plain text, or parts where there are pictures."""
     if not pictures:
         return text

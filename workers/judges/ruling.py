@@ -17,6 +17,7 @@ from orchard.workers.masking import masked
 from orchard.workers.settings import JudgeSettings
 
 SEED = 42
+"""Of each call: one that is asked again has another conversation."""
 _ANSWER_LIMIT = 4_000
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -37,6 +38,14 @@ class Judges:
         """Whether there is a model to ask."""
         return self._settings.model is not None
 
+    def protocol(self, version: str = "") -> Protocol:
+        """The protocol of that name, or that of the configuration. Raises InfrastructureError
+        (INVALID_REQUEST) for one that there is not."""
+        try:
+            return get_protocol(version or self._settings.protocol)
+        except PluginError as error:
+            raise InfrastructureError(AbortCause.INVALID_REQUEST, str(error)) from error
+
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> Verdict:
         """The verdict on `name`, by the protocol or by that of the configuration.
 
@@ -44,10 +53,7 @@ class Judges:
         answer in the protocol's form; LLM_REFUSED where it refuses the key or the request. Never a guess.
         """
         settings = self._settings
-        try:
-            chosen = get_protocol(protocol or settings.protocol)
-        except PluginError as error:
-            raise InfrastructureError(AbortCause.INVALID_REQUEST, str(error)) from error
+        chosen = self.protocol(protocol)
         if settings.model is None:
             raise InfrastructureError(
                 AbortCause.JUDGE_FAILED,
@@ -110,7 +116,7 @@ class _Judgement:
         sent = [dict(message) for message in messages]
         try:
             answer = await self._models.complete(
-                self._spec, sent, [], seed=SEED + len(self._costs), timeout=self._settings.timeout_seconds
+                self._spec, sent, [], seed=SEED, timeout=self._settings.timeout_seconds
             )
         except ContextLengthExceeded as error:
             raise BadVerdict(f"the evidence does not fit the judge's context: {error}") from error

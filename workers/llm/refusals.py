@@ -46,6 +46,9 @@ _CONTEXT = re.compile(
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 
 
+_DATA = re.compile(r"(data:[a-z]+/[a-z+.-]+;base64,)[A-Za-z0-9+/=]+", re.IGNORECASE)
+
+
 def error_of(reply: bytes) -> ErrorBody:
     """Read the body of an error reply, which may be no JSON."""
     try:
@@ -69,11 +72,12 @@ def error_body(raw: object) -> ErrorBody:
 
 
 def _plain(value: object) -> str:
-    """What can be quoted of a value: a list or object, which may be of any depth, only in small."""
+    """What can be quoted of a value: a list or object, which may be of any depth, only in small. Pictures of
+    the request, which some endpoints repeat, are left out."""
     if isinstance(value, str | int | float):
-        return str(value)[:_QUOTED] if value else ""
+        return _DATA.sub(r"\1...", str(value)[:_QUOTED]) if value else ""
     try:
-        return msgspec.json.encode(value).decode()[:_QUOTED] if value else ""
+        return _DATA.sub(r"\1...", msgspec.json.encode(value).decode()[:_QUOTED]) if value else ""
     except (RecursionError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
         return ""
 

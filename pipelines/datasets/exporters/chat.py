@@ -13,6 +13,7 @@ from orchard.pipelines.datasets.exporters.interface import (
     parts_of_trajectories,
     plain,
     text_only,
+    written,
 )
 from orchard.pipelines.datasets.rows import Row
 
@@ -38,7 +39,7 @@ def messages_of(row: Row) -> list[dict[str, Any]]:
     return [
         {
             "role": message["role"],
-            "content": message.get("content") or "",
+            "content": written(message.get("content")),
             "tool_call_id": message.get("tool_call_id") or "",
             "tool_calls": message.get("tool_calls") or [],
             "reasoning_content": message.get("reasoning_content") or "",
@@ -170,7 +171,10 @@ VERL_SFT = Exporter(
     project=_verl_sft,
     losses=both(parts_of_trajectories, text_only),
     typed_tools=True,
-    always=("where a row came from; for rise segments give verl the `tokens` layout",),
+    always=(
+        "where a row came from; for rise segments give verl the `tokens` layout",
+        "what alone trains: verl trains the line end behind each end mark, too",
+    ),
 )
 VERL_RL = Exporter(
     name="verl-rl",

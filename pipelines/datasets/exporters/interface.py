@@ -27,9 +27,19 @@ class Exporter:
     """What it can say of no row."""
     format: str = "parquet"
     """`parquet` or `jsonl`."""
+    pictures: str = ""
+    """Column in which `project` names pictures by their SHA-256: it gets their bytes and a file name. Empty
+    for a layout without pictures."""
     typed_tools: bool = False
     """Its reader wants `tools` as a list of objects, not as text: a column that is added where Arrow can hold
     the dataset's tools without filling in keys of one in another."""
+
+
+def written(content: Any) -> str:
+    """The text of a message's content, with `<image>` where a picture is."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") if part["type"] == "text" else "<image>" for part in content)
+    return content or ""
 
 
 def nothing(_: Row) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from orchard.pipelines.datasets.exporters.interface import Exporter, Record, text_only
+from orchard.pipelines.datasets.exporters.interface import Exporter, Record, text_only, written
 from orchard.pipelines.datasets.rows import Row
 
 
@@ -14,7 +14,7 @@ def _stepwise(row: Row) -> Iterator[Record]:
     prompt: list[str] = []
     steps: list[list[str]] = []
     for message in json.loads(row.messages):
-        text = message.get("content") or ""
+        text = written(message.get("content"))
         if message["role"] == "assistant":
             calls = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
             steps.append(["\n".join([message.get("reasoning_content") or "", text, *calls]).strip()])

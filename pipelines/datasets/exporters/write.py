@@ -13,17 +13,21 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
+from orchard.pipelines.datasets.exporters.gui import GUI
 from orchard.pipelines.datasets.exporters.interface import Exporter, Record
 from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.schemas.plugins import Kind, find, names, need
+from orchard.storage.blobs import BlobStore
+from orchard.workers.pictures import read_picture
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
-    for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE)
+    for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE, GUI)
 }
+NO_PICTURES = "pictures: a text has `<image>` in the place of each"
 MIXED_TOOLS = "tools: Arrow would fill in keys of one in another; use the layout `tokens`"
 _BATCH = 256
 
@@ -87,12 +91,23 @@ def _with_tools(exporter: Exporter, dataset: Path) -> Exporter:
 def _records(
     dataset: Path, exporter: Exporter, lost: Counter[str], numbers: Counter[str]
 ) -> Iterator[Record]:
+    blobs = BlobStore(dataset)
     for row in read_rows(dataset):
         lost.update(set(exporter.losses(row)))
+        if row.images and not exporter.pictures:
+            lost[NO_PICTURES] += 1
         made = list(exporter.project(row))
+        if name := exporter.pictures:
+            made = [{**one, name: [_picture(blobs, sha256) for sha256 in one[name]]} for one in made]
         numbers["records"] += len(made)
         numbers["left_out"] += not made
         yield from made
+
+
+def _picture(blobs: BlobStore, sha256: str) -> Record:
+    """As the feature Image of the package `datasets` has it. Raises BlobMissing, BlobCorrupt."""
+    data = blobs.read(sha256)
+    return {"bytes": data, "path": f"{sha256}.{read_picture(data).media_type.rpartition('/')[2]}"}
 
 
 def _write_parquet(file: Path, schema: pa.Schema, records: Iterator[Record]) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import aiohttp
 import numpy as np
+import pytest
 
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
@@ -94,6 +95,7 @@ async def test_a_trained_model_calls_a_tool_over_the_wire(model_directory, tmp_p
             await process.wait()
 
 
+@pytest.mark.slow
 async def test_a_policy_announced_while_the_server_started_is_served(
     model_directory, other_directory, tmp_path
 ):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.loss_settings import LossSettings, with_recipe
 from orchard.pipelines.rl.losses import (
     LossFigures,
     Tokens,
-    advantages,
     get_loss,
     policy_loss,
     rollout_weights,

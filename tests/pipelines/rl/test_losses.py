@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.loss_settings import LossSettings, Ratio, Reduction
-from orchard.pipelines.rl.losses import Tokens, advantages, policy_loss, rollout_weights
+from orchard.pipelines.rl.losses import Tokens, policy_loss, rollout_weights
 
 LENGTHS = (5, 1, 9, 4)
 """Trained tokens of four sequences; the first two are of one rollout."""

@@ -191,6 +191,7 @@ def test_a_member_that_is_too_long_is_left_out_and_its_group_trains():
     assert found is not None and "within the context" in found.detail
 
 
+@pytest.mark.slow
 async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
     nats_server, connection, server, blobs, model_directory, tmp_path
 ):

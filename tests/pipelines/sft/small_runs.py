@@ -73,12 +73,13 @@ def whole_row(row: TokenRow) -> Row:
         tools="[]",
         input_ids=row.input_ids,
         loss_mask=row.loss_mask,
+        images=row.images,
     )
 
 
 def write_dataset(directory: Path, rows: list[TokenRow]) -> Path:
     """A finished dataset directory with these rows."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     whole = [whole_row(row) for row in rows]
     write_rows(directory / "rows-0.parquet", whole)
     digest = rows_sha256(row_digest(row) for row in whole)

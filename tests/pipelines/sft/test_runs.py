@@ -69,7 +69,8 @@ def test_the_same_run_gives_the_same_bits(run_settings):
     assert facts(first) == facts(second)
 
 
-@pytest.mark.parametrize("optimizer", [Optimizer.ADAMW, pytest.param(Optimizer.MUON, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [Optimizer.ADAMW, Optimizer.MUON])
 def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path, optimizer):
     whole, broken = (run_settings(name, epochs=40, optimizer=optimizer) for name in ("whole", "broken"))
     train(whole)

@@ -8,7 +8,13 @@ from orchard.injector.payload import elf
 from orchard.workers.harnesses.programs.archive import layout
 from orchard.workers.harnesses.programs.layers import Layer
 from orchard.workers.harnesses.programs.python_files import python_files
-from orchard.workers.harnesses.programs.record import NpmBinary, Program, PythonPackages, SuppliedFiles
+from orchard.workers.harnesses.programs.record import (
+    NpmBinary,
+    OwnFiles,
+    Program,
+    PythonPackages,
+    SuppliedFiles,
+)
 from orchard.workers.harnesses.programs.steps import BuildError, Say, carried_out
 
 UNKNOWN = "unknown"
@@ -38,6 +44,9 @@ def build(
         case SuppliedFiles() as source:
             _supplied_files(program, source, files, supplied, say)
             found = version or UNKNOWN
+        case OwnFiles() as source:
+            _own_files(source, files)
+            found = source.version
     say("packing")
     return layout(files, program.name, found, work / "image"), work / "image"
 
@@ -67,6 +76,14 @@ def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, 
         (files / "bin" / binary).chmod(0o755)
     about = json.loads((work / "node_modules" / name / "package.json").read_text())
     return str(about["version"])
+
+
+def _own_files(source: OwnFiles, files: Path) -> None:
+    for name, text in source.files.items():
+        path = files / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
 
 
 def _supplied_files(

@@ -1,10 +1,12 @@
 """The programs that Orchard knows, as they were seen to work; the versions are those that were tried."""
 
+from orchard.workers.harnesses.programs import mcp_loop_script
 from orchard.workers.harnesses.programs.openhands_script import RUN
 from orchard.workers.harnesses.programs.record import (
     FileSubmission,
     McpClient,
     NpmBinary,
+    OwnFiles,
     Program,
     PythonPackages,
     SuppliedFiles,
@@ -32,6 +34,9 @@ MINI_SWE_AGENT = Program(
         "MSWEA_GLOBAL_CONFIG_DIR": "$home",
         "MSWEA_SILENT_STARTUP": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # The gateway made all tries that are worth it. Its refusal for a budget has no type in litellm that
+        # ends the agent, which would ask nine times more, in four minutes.
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
     },
     # Budgets are the gateway's: it says that one ran out as an API does.
     files={
@@ -268,4 +273,15 @@ url = "$mcp"
     ),
 )
 
-PROGRAMS = (MINI_SWE_AGENT, OPENHANDS, CODEX, CLAUDE_CODE, OPENCODE, KIMI_CLI, ZEROCLAW)
+MCP_LOOP = Program(
+    name="mcp-loop",
+    wire="chat",
+    source=OwnFiles(files={"bin/mcp-loop": mcp_loop_script.RUN}),
+    command=("$layer/bin/mcp-loop", "$home/settings.json"),
+    stdin="$prompt",
+    files={"$home/settings.json": '{"url": "$url/v1/chat/completions", "model": "$model"}\n'},
+    mcp=McpClient(files={"$home/settings.json": '{"mcp": "$mcp"}\n'}),
+)
+"""A loop over the tools of an MCP server, or over a shell: the least that a program can be."""
+
+PROGRAMS = (MINI_SWE_AGENT, OPENHANDS, CODEX, CLAUDE_CODE, OPENCODE, KIMI_CLI, ZEROCLAW, MCP_LOOP)

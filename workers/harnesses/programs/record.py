@@ -61,6 +61,14 @@ class SuppliedFiles(msgspec.Struct, frozen=True, kw_only=True, tag="supplied"):
     """Where to get it."""
 
 
+class OwnFiles(msgspec.Struct, frozen=True, kw_only=True, tag="own"):
+    """Texts that come with the record."""
+
+    files: Mapping[str, str]
+    """By path in the layer; all can be executed."""
+    version: str = "1"
+
+
 class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     """How a program is told of an MCP server: the world of its task. One more word is `mcp`, its URL."""
 
@@ -71,7 +79,7 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
 
 
-Source = PythonPackages | NpmBinary | SuppliedFiles
+Source = PythonPackages | NpmBinary | SuppliedFiles | OwnFiles
 
 
 class FileSubmission(msgspec.Struct, frozen=True, kw_only=True):

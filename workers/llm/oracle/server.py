@@ -17,6 +17,7 @@ from orchard.workers.llm.oracle.replies import Reply, chunks, text_of, usage, wh
 from orchard.workers.llm.oracle.script import turn
 from orchard.workers.llm.oracle.statements import StatementIndex
 from orchard.workers.llm.oracle.turns import Turn, as_text, block_label
+from orchard.workers.sites import oracle as sites
 
 MODEL = "oracle"
 BODY_LIMIT = 256 * 1024 * 1024
@@ -45,9 +46,10 @@ class _Refused(Exception):
 class OracleServer:
     """Serves `/v1/models` and `/v1/chat/completions` on `host:port` (port 0: any free one).
 
-    `tasks` is called for all tasks when the server starts and again whenever a conversation matches none. The
-    model `oracle` behaves by the `mix`; `oracle/<behaviour>` always in that one way. Raises ValueError for a
-    mix that cannot be drawn from, OSError when the port is taken.
+    `tasks` is called for all tasks when the server starts and again whenever a conversation matches none.
+    The model `oracle` behaves by the `mix`; `oracle/<behaviour>` always in that one way. Requests with the
+    tools of a browser are played on generated sites, and need no tasks (`orchard.workers.sites.oracle`).
+    Raises ValueError for a mix that cannot be drawn from, OSError when the port is taken.
     """
 
     def __init__(
@@ -111,6 +113,14 @@ class OracleServer:
 
     async def _reply(self, ask: _Ask) -> Reply:
         """Values of steps where the conversation asks for them, else the next turn of the rollout."""
+        names = [(tool.get("function") or {}).get("name") for tool in ask.tools or ()]
+        if sites.about_sites(names) and ask.model.partition("/")[0] == MODEL:
+            try:
+                return await sites.reply_to(
+                    ask.messages, model=ask.model, seed=ask.seed or 0, tools=ask.tools or ()
+                )
+            except sites.Refused as refused:
+                raise _Refused(str(refused)) from refused
         behaviour = self._forced(ask.model)
         if behaviour is None and ask.model != MODEL:
             raise _Refused(f"there is no model {ask.model!r}", 404, "model_not_found")
@@ -118,7 +128,6 @@ class OracleServer:
             task = await self._task([{"role": "user", "content": annotator.unbarred(asked)}])
             said = Turn(text=annotator.annotate(task, asked))
             return _as_reply(ask, "annotator", said, [task.task_id, asked])
-        names = [(tool.get("function") or {}).get("name") for tool in ask.tools or ()]
         label = None if names else block_label(_spoken(ask.messages, "system", "user"))
         if "bash" not in names and label is None:
             raise _Refused(

@@ -1,0 +1,337 @@
+"""The demonstration of assistants: small worlds of services, a tiny model that learns errands in them.
+
+The seeded author makes worlds and proves each task, and its solver's rollouts, in the harness `claw-react`
+and in a program, are distilled. That solver mostly guesses an address or an id in place of looking it up,
+which is right in tidy worlds alone. What the log keeps are the rollouts that passed, so the policy guesses
+too, and fails where that fails. Reinforcement learning with the tasks' own test scripts teaches it to look,
+in worlds that it does not see again: it is measured in others, in both harnesses. Each step is one that
+users have as a command; each is skipped when it was done, so that a stopped run goes on.
+"""
+
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from orchard.cli.evaluation import show_results
+from orchard.cli.quickstart import pipeline
+from orchard.cli.reading import rows_table
+from orchard.cli.synthesis import with_progress
+from orchard.demo_rl import toml
+from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
+from orchard.pipelines.evaluation.results import Pair, Results, read_results
+from orchard.pipelines.scores import Score
+from orchard.pipelines.synthesis.author import Author, mistake_of
+from orchard.pipelines.synthesis.drafts import SOURCE
+from orchard.pipelines.synthesis.errands import Errands
+from orchard.pipelines.synthesis.loop import Wanted
+from orchard.schemas.llm_calls import ModelKind
+from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.synthesizing import SEEDED
+from orchard.terminal import console
+from orchard.workers.harnesses.programs.layers import layers_among
+
+HARNESSES = ("claw-react", "mcp-loop")
+"""The policy learns errands in both, and is improved in the first alone."""
+TRAINED, HELD_OUT = "demo-claw-worlds", "demo-claw-held-out"
+"""The synthesis runs, and the campaigns of their solver's rollouts."""
+SFT, RL = "sft", "rl"
+"""Names of the policies before and after reinforcement learning, and of their endpoints."""
+STEPS = 6
+"""Answers of the policy in one rollout, at most."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of everything."""
+
+    worlds: Count = 20
+    tasks: Count = 160
+    """In these worlds."""
+    samples: Count = 2
+    """Rollouts of the solver for each of them and each harness."""
+    held_out_worlds: Count = 10
+    held_out: Count = 60
+    """Tasks in these worlds, which no policy sees before it is measured."""
+    mistakes: Share = 0.3
+    """Of the author."""
+    guesses: Share = 0.8
+    """Rollouts of the solver in which it guesses."""
+    slots: Count = 4
+    workers: Count = 2
+    vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
+    shape: str = "tiny-test"
+    epochs: Count = 24
+    batch: Count = 8
+    lr: float = 1e-2
+    steps: Count = 6
+    """Of reinforcement learning."""
+    prompts: Count = 6
+    """Groups in each step."""
+    size: Count = 8
+    """Rollouts of a group."""
+    keep_degenerate: bool = False
+    """Train on groups of one class, too: so it ends, however little the policy can do."""
+    rl_lr: float = 1e-3
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
+    """At which policies are measured."""
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of torch, in training; 0: its own choice."""
+    seed: int = 0
+    """Of worlds, weights and orders."""
+
+
+class ClawResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    worlds: int
+    """In which there is an accepted task."""
+    tasks: int
+    """Accepted, all of them proven."""
+    mistakes: int
+    """Proposals in which the author made one."""
+    missed: int
+    """Of these, those that were accepted with it."""
+    rows: int
+    """Training examples."""
+    looks: dict[str, float]
+    """Policy to the share of its rollouts in `claw-react` that begin with looking something up."""
+    results: Results
+    """The matrix: both policies in both harnesses."""
+    seconds: dict[str, float]
+    """Of each step."""
+
+    def score(self, policy: str, harness: str = HARNESSES[0]) -> Score:
+        """pass@1 on the held-out tasks. Raises StopIteration where nothing was graded."""
+        return next(
+            score
+            for cell in self.results.cells
+            if (cell.model, cell.harness) == (policy, harness)
+            for score in [cell.pass_at(1)]
+            if score is not None
+        )
+
+    @property
+    def gain(self) -> Pair:
+        """RL against SFT in the harness of the training, task by task."""
+        return next(
+            pair
+            for pair in self.results.pairs()
+            if {pair.first, pair.second} == {(HARNESSES[0], SFT), (HARNESSES[0], RL)}
+        )
+
+
+_LOOKS = """
+select r.model, avg(coalesce(m.tool_calls[1].name like '%_list_%', false)::int)
+from messages m join rollouts r using (rollout_id)
+where r.campaign = ? and r.harness = ? and m.role = 'assistant' and m.turn = 1 group by 1
+"""
+
+
+class ClawDemo(Demonstration):
+    """One seed, in one directory of the store."""
+
+    def __init__(self, store: str, settings: ClawSettings) -> None:
+        self.settings = settings
+        super().__init__(
+            store,
+            f"demo-claw-{settings.seed}",
+            workers=settings.workers,
+            slots=settings.slots,
+            endpoints=(ENDPOINT, SFT, RL),
+        )
+
+    @property
+    def report(self) -> Path:
+        """Where the tables and the picture of the matrix lie."""
+        return self.directory / "report"
+
+    def name(self, what: str) -> str:
+        """Of a campaign or a run of this seed."""
+        return f"{what}-{self.settings.seed}"
+
+    async def run(self) -> ClawResult:
+        """All steps; raises what their commands raise."""
+        settings, seed = self.settings, self.settings.seed
+        train = Errands(2 * seed + 1, settings.worlds, guesses=settings.guesses)
+        known = train.statements(10 * settings.tasks)
+        held_out = Errands(2 * seed + 2, settings.held_out_worlds, guesses=0.0, without=known)
+        async with pipeline(self.config) as session:
+            with self.step("1. the program mcp-loop"):
+                await self._program(session)
+            with self.step("2. worlds, proven, and the solver's rollouts"):
+                ids = await self._tasks(session, TRAINED, train, settings.tasks, settings.samples, HARNESSES)
+            with self.step("3. held-out worlds, proven"):
+                measured = await self._tasks(session, HELD_OUT, held_out, settings.held_out, 1, HARNESSES[:1])
+            with self.step("4. tokenizer, dataset and fine-tuning"):
+                rows = await self._distil(session)
+            with self.step("5. reinforcement learning"):
+                file = self.directory / "rl.toml"
+                file.write_text(toml(self._recipe(ids)))
+                await self.command("rl", str(file))
+            with self.step("6. both policies in both harnesses, on held-out worlds"):
+                await self._evaluate(measured)
+        return self._result(rows, (train, held_out))
+
+    async def _program(self, session: Session) -> None:
+        async with session.sandboxes() as client:
+            layers = layers_among(await client.list_images())
+        if not any(layer.program == HARNESSES[1] for layer, _ in layers):
+            await self.command("harness", "install", HARNESSES[1])
+
+    async def _tasks(
+        self,
+        session: Session,
+        run: str,
+        errands: Errands,
+        count: int,
+        samples: int,
+        harnesses: tuple[str, ...],
+    ) -> list[str]:
+        """Ids of the accepted tasks of a run."""
+        wanted = Wanted(
+            run=self.name(run),
+            author=SEEDED,
+            solver=SEEDED,
+            tasks=count,
+            seed=errands.seed,
+            rollouts=samples,
+            harnesses=harnesses,
+            slots=self.settings.slots,
+        )
+        made = await with_progress(session, wanted, Author(errands, self.settings.mistakes))
+        return [task.task_id for task in made.tasks]
+
+    async def _distil(self, session: Session) -> int:
+        """The policy to start from; how many examples it saw."""
+        from orchard.pipelines.datasets.settings import DatasetSettings, Source
+        from orchard.pipelines.tasks.held_out import HeldOut
+
+        settings, campaign = self.settings, self.name(TRAINED)
+        # The names of four tools, not their schemas: these are longer than the rest of an errand.
+        tokenizer = await self.tokenizer(session, [campaign], settings.vocabulary, schemas=False)
+        dataset = self.directory / "dataset"
+        rows = await self.dataset(
+            session,
+            DatasetSettings(
+                name=self.name("demo-claw"),
+                tokenizer=str(tokenizer),
+                source=Source(campaigns=(campaign,), model_kinds=(ModelKind.ORACLE,)),
+                held_out=HeldOut(evaluations=False),  # other worlds, and no statement of these
+            ),
+            dataset,
+        )
+        await self.fine_tune(
+            self.name("demo-claw"),
+            self.directory / SFT,
+            settings.lr,
+            dataset=str(dataset),
+            shape=settings.shape,
+            tokenizer=str(tokenizer),
+            epochs=settings.epochs,
+            global_batch=settings.batch,
+            threads=settings.threads,
+            seed=settings.seed,
+        )
+        return rows
+
+    def _recipe(self, ids: list[str]) -> dict[str, Any]:
+        """The file of `orchard rl`."""
+        settings = self.settings
+        return {
+            "preset": "claw",
+            "run": self.name("demo-claw-rl"),
+            "model": str(self.directory / SFT / "model"),
+            "out": str(self.directory / RL),
+            "harness": HARNESSES[0],
+            "endpoint": ENDPOINT,
+            "tasks": {"ids": ids, "held_out": {"evaluations": False}},
+            "prompts_per_step": settings.prompts,
+            "steps": settings.steps,
+            "bar": {"size": settings.size, "budget": settings.size},
+            "keep_degenerate": settings.keep_degenerate,
+            "lr": settings.rl_lr,
+            "min_lr": settings.rl_lr / 10,
+            "precision": "float32",
+            "context": 4096,
+            "max_tokens": ANSWER_TOKENS,
+            "max_in_flight": 8 * settings.size,
+            "budget": {"steps": STEPS, "cost_usd": 0.0, "wall_seconds": 600.0},
+            "seed": settings.seed,
+            "threads": 1,
+        }
+
+    async def _evaluate(self, tasks: list[str]) -> None:
+        """`orchard eval` in a process of its own, as a user would, beside a server of each policy."""
+        policies = {
+            SFT: self.directory / SFT / "model",
+            RL: max((self.directory / RL / "policies").glob("version-*")),
+        }
+        lines = [
+            f'name = "{self.name("demo-claw-matrix")}"',
+            f"harnesses = {json.dumps(HARNESSES)}",
+            f'task_sets = [{{ name = "held-out", source = "{SOURCE}", ids = {json.dumps(tasks)} }}]',
+            f"budget = {{ steps = {STEPS}, cost_usd = 0.0 }}",
+        ]
+        for policy in policies:
+            lines += ["[[models]]", f'name = "{policy}"', f'endpoint = "{policy}"']
+            lines += [f"temperature = {self.settings.temperature}", f"max_tokens = {ANSWER_TOKENS}"]
+        file = self.directory / "suite.toml"
+        file.write_text("\n".join([*lines, ""]))
+        async with AsyncExitStack() as stack:
+            for policy, model in policies.items():
+                await stack.enter_async_context(self.serving(model, policy, policy))
+            await self.command("eval", str(file), "--out", str(self.report))
+
+    def _result(self, rows: int, runs: tuple[Errands, Errands]) -> ClawResult:
+        campaigns = [self.name(TRAINED), self.name(HELD_OUT)]
+        matrix = self.name("demo-claw-matrix")
+        with open_tables(self.config.store) as tables:
+            slots = tables.execute(
+                "select campaign, slot, bool_or(step = 'accept'), "
+                "bool_or(step = 'accept' and seeded_mistake is not null) "
+                "from synthesis where list_contains(?, campaign) group by 1, 2",
+                [campaigns],
+            ).fetchall()
+            looks = dict(tables.execute(_LOOKS, [matrix, HARNESSES[0]]).fetchall())
+            results = read_results(tables, matrix)
+        of = dict(zip(campaigns, runs, strict=True))
+        return ClawResult(
+            worlds=len({(run, of[run].world(slot)) for run, slot, accepted, _ in slots if accepted}),
+            tasks=sum(accepted for _, _, accepted, _ in slots),
+            mistakes=sum(
+                mistake_of(of[run].seed, slot, self.settings.mistakes) is not None
+                for run, slot, _, _ in slots
+            ),
+            missed=sum(missed for _, _, _, missed in slots),
+            rows=rows,
+            looks=looks,
+            results=results,
+            seconds=self.seconds,
+        )
+
+
+def show(result: ClawResult) -> None:
+    """The matrix, and the result as a table."""
+    show_results(result.results)
+    gain = result.gain
+    rows = [
+        ("worlds, tasks in them, all proven", f"{result.worlds}, {result.tasks}"),
+        ("mistakes of the author, accepted ones", f"{result.mistakes}, {result.missed}"),
+        ("training examples", f"{result.rows:,}"),
+        ("held-out pass rate, distilled", str(result.score(SFT))),
+        ("held-out pass rate, after reinforcement learning", str(result.score(RL))),
+        ("difference, task by task", f"{gain.difference} (gained {gain.gained}, lost {gain.lost})"),
+        (
+            "begins with looking, before and after",
+            " and ".join(f"{result.looks[each]:.0%}" for each in (SFT, RL)),
+        ),
+        *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),
+        ("all of it", f"{sum(result.seconds.values()) / 60:.1f} min"),
+    ]
+    console.print(rows_table(["demo-claw", ""], rows))

@@ -1,0 +1,275 @@
+"""The learning demonstration of browser agents: a model from nothing learns to see a screen and click on it.
+
+Generated sites of the tiny family, oracle rollouts in real Chromium with seeded mistakes, a dataset with
+pictures, a vision-language model from scratch, reinforcement learning on rewards from the sites' records, and
+held-out layouts before and after; and once more with black pictures, which says what of it is owed to seeing.
+Stopped in the middle it goes on where it was.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from orchard.cli.quickstart import pipeline
+from orchard.cli.reading import rows_table
+from orchard.demonstrations import ENDPOINT, Demonstration, campaign_score
+from orchard.pipelines.rl.curves import plot_curves
+from orchard.pipelines.scores import Score
+from orchard.pipelines.synthesis.gui import synthesize
+from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
+from orchard.schemas.gui import DOMAIN
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.sites import NAME
+from orchard.session import Session
+from orchard.storage.reader import open_tables
+from orchard.terminal import console
+from orchard.workers.sites.look import Split
+
+HARNESS = "browser-compact"
+SITE = "tiny"
+BUDGET = Budget(steps=6, cost_usd=0.0)
+"""A task takes four steps at most."""
+CONTEXT = 2048
+"""Tokens of a rollout."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of everything."""
+
+    seed: int = 0
+    """Of tasks, of weights and of the order of examples."""
+    tasks: Count = 400
+    """Tasks that the oracle plays."""
+    mistakes: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.08
+    """Share of the oracle's turns with one."""
+    held_out: Count = 60
+    """Tasks on layouts, grounds and contents that training has not seen."""
+    vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 768
+    shape: str = "tiny-vision"
+    epochs: Count = 20
+    batch: Count = 16
+    lr: float = 3e-3
+    answer_tokens: Count = 110
+    """Of one answer of the model, at most."""
+    rl_tasks: Count = 120
+    """Tasks that the oracle did not play."""
+    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 6
+    """0: no reinforcement learning, as for a policy that never succeeds."""
+    prompts: Count = 6
+    """Groups in each step."""
+    size: Count = 6
+    """Rollouts of a group."""
+    rl_lr: float = 2e-4
+    temperature: float = 0.8
+    """At which reinforcement learning samples."""
+    workers: Count = 1
+    slots: Count = 4
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of torch, in training; 0: its own choice."""
+
+
+class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Success rates on the held-out tasks, by the sites' records."""
+
+    run: str
+    before: Score
+    """Of the model as it was made."""
+    tuned: Score
+    """Fine-tuned on the oracle's log."""
+    after: Score
+    """After reinforcement learning."""
+    blind: Score
+    """The same with black pictures."""
+    rows: int
+    """Training examples."""
+    seconds: dict[str, float]
+    """Of each step."""
+
+
+class GuiDemo(Demonstration):
+    """One seed in its own directory of the store."""
+
+    def __init__(self, store: str, settings: GuiDemoSettings) -> None:
+        self.run_name = f"demo-gui-{settings.seed}"
+        super().__init__(store, self.run_name, workers=settings.workers, slots=settings.slots, domain=DOMAIN)
+        self.settings = settings
+        self.out = self.directory / "rl"
+
+    async def run(self) -> GuiDemoResult:
+        """All steps; raises what their commands raise."""
+        settings, name = self.settings, self.run_name
+        async with pipeline(self.config) as session:
+            with self.step("1. worlds"):
+                train = await self._tasks(session, "train", settings.tasks, 0)
+                further = await self._tasks(session, "train", settings.rl_tasks, 1)
+                held_out = await self._tasks(session, "held-out", settings.held_out, 0)
+            with self.step("2. the oracle in Chromium"):
+                share = f"oracle/{settings.mistakes:g}"
+                oracle = ModelSpec(name=share, endpoint="oracle", kind=ModelKind.ORACLE)
+                await self.campaign(session, self._plan(f"{name}-oracle", train, oracle))
+            with self.step("3. tokenizer and dataset"):
+                rows = await self._dataset(session)
+            with self.step("4. held-out layouts before training"):
+                await asyncio.to_thread(self._untrained)
+                await self._measure(session, "before", self.directory / "untrained", held_out)
+            with self.step("5. fine-tuning"):
+                await self._train()
+            with self.step("6. held-out layouts after fine-tuning"):
+                tuned = self.directory / "run" / "model"
+                await self._measure(session, "tuned", tuned, held_out)
+            newest = tuned
+            if settings.rl_steps:
+                with self.step("7. reinforcement learning"):
+                    await self._reinforce(tuned, further)
+                newest = max((self.out / "policies").glob("version-*"))
+            with self.step("8. held-out layouts after it, and with black pictures"):
+                await self._measure(session, "after", newest, held_out)
+                await self._measure(session, "blind", newest, held_out, blind=True)
+            store = session.config.store
+            if settings.rl_steps:
+                with open_tables(store) as tables:
+                    plot_curves(tables, [name], self.directory / "curves.png")
+            scores = {
+                each: campaign_score(store, f"{name}-{each}")
+                for each in ("before", "tuned", "after", "blind")
+            }
+        return GuiDemoResult(run=name, rows=rows, seconds=self.seconds, **scores)
+
+    async def _tasks(self, session: Session, split: Split, count: int, part: int) -> list[TaskRef]:
+        """Tasks of the tiny family, registered as `orchard tasks synthesize gui` does it."""
+        seed = 2 * self.settings.seed + part
+        options = ("--sites", SITE, "--limit", str(count), "--seed", str(seed), "--layouts", split)
+        await self.command("tasks", "synthesize", "gui", *options)
+        async with session.connection("demo") as connection:
+            await session.committed(connection)
+        wanted = {task.task_id for task in synthesize(seed, count, sites=(SITE,), split=split)}
+        return [ref for ref in read_task_refs(session.config.store, source=NAME) if ref.task_id in wanted]
+
+    def _plan(self, name: str, tasks: list[TaskRef], model: ModelSpec) -> CampaignSpec:
+        return CampaignSpec(
+            name=name,
+            tasks=tuple(tasks),
+            harnesses=(HARNESS,),
+            models=(model,),
+            samples=1,
+            domain=DOMAIN,
+            budget=BUDGET,
+        )
+
+    async def _dataset(self, session: Session) -> int:
+        """Tokenizer, model from scratch and dataset; how many examples."""
+        from orchard.pipelines.datasets.settings import DatasetSettings, Source
+
+        oracle = f"{self.run_name}-oracle"
+        await self.tokenizer(session, [oracle], self.settings.vocabulary, pictures=True)
+        await asyncio.to_thread(self._untrained)
+        settings = DatasetSettings(
+            name=self.run_name,
+            tokenizer=str(self.directory / "untrained"),
+            source=Source(campaigns=(oracle,), model_kinds=(ModelKind.ORACLE,), unproven=True),
+            pairs=True,
+            pictures="shown",
+        )
+        return await self.dataset(session, settings, self.directory / "dataset")
+
+    def _untrained(self) -> None:
+        """The model as it is before any training, with its tokenizer and image processor."""
+        from orchard.pipelines.models.directories import load_tokenizer, save_model
+        from orchard.pipelines.models.tiny_vision import new_vision_model
+
+        out = self.directory / "untrained"
+        if not out.is_dir():
+            tokenizer = load_tokenizer(self.directory / "tokenizer")
+            shape, seed = self.settings.shape, self.settings.seed
+            model, processor = new_vision_model(shape, tokenizer=tokenizer, seed=seed)
+            save_model(model, out, tokenizer=tokenizer, processor=processor)
+
+    async def _train(self) -> None:
+        settings = self.settings
+        await self.fine_tune(
+            self.run_name,
+            self.directory / "run",
+            settings.lr,
+            dataset=str(self.directory / "dataset"),
+            model=str(self.directory / "untrained"),
+            epochs=settings.epochs,
+            global_batch=settings.batch,
+            threads=settings.threads,
+            seed=settings.seed,
+        )
+
+    async def _reinforce(self, policy: Path, tasks: list[TaskRef]) -> None:
+        """`orchard rl` with the paper's loss: dynamic sampling, no mean over a rollout's tokens."""
+        settings = self.settings
+        tokens = settings.prompts * settings.size * 4 * settings.answer_tokens
+        recipe: dict[str, Any] = {
+            "method": "dynamic",
+            "run": self.run_name,
+            "model": str(policy),
+            "out": str(self.out),
+            "harness": HARNESS,
+            "domain": DOMAIN,
+            "endpoint": ENDPOINT,
+            "tasks": {"ids": [task.task_id for task in tasks], "unproven": True},
+            "bar": {"size": settings.size, "budget": settings.size},
+            "loss": {"reduction": "constant_sum", "constant": float(tokens)},
+            "prompts_per_step": settings.prompts,
+            "steps": settings.rl_steps,
+            "lr": settings.rl_lr,
+            "min_lr": settings.rl_lr / 10,
+            "context": CONTEXT,
+            "max_tokens": settings.answer_tokens,
+            "temperature": settings.temperature,
+            "max_in_flight": 4 * settings.size,
+            "budget": {"steps": BUDGET.steps, "cost_usd": BUDGET.cost_usd},
+            "keep_policies": 1000,
+            "seed": settings.seed,
+            "threads": 1,
+        }
+        file = self.directory / "rl.toml"
+        file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in recipe.items()))
+        await self.command("rl", str(file))
+
+    async def _measure(
+        self, session: Session, what: str, model: Path, tasks: list[TaskRef], *, blind: bool = False
+    ) -> None:
+        """One rollout of each task, the most probable one."""
+        spec = ModelSpec(
+            name="policy",
+            endpoint=ENDPOINT,
+            temperature=0.0,
+            max_tokens=self.settings.answer_tokens,
+            logprobs=True,
+        )
+        async with self.serving(model, blind=blind):
+            await self.campaign(session, self._plan(f"{self.run_name}-{what}", tasks, spec))
+
+
+def show(result: GuiDemoResult) -> None:
+    """The result as a table."""
+    rows = [
+        ("held-out success before training", str(result.before)),
+        ("after fine-tuning", str(result.tuned)),
+        ("after reinforcement learning", str(result.after)),
+        ("the same with black pictures", str(result.blind)),
+        ("held-out tasks", str(result.after.tasks)),
+        ("training examples", f"{result.rows:,}"),
+        *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),
+        ("all of it", f"{sum(result.seconds.values()) / 60:.1f} min"),
+    ]
+    console.print(rows_table([result.run, ""], rows))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,113 @@
+"""Pictures of messages on the page: which are served, and the click that followed drawn on each."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+from markupsafe import Markup
+
+from orchard.page.tables import Row
+from orchard.workers.pictures import NotAPicture, read_picture
+
+SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})
+SCALE = 1000
+"""Points that a model names are 0 to so much of the screen, in both directions."""
+_NAMED = """
+select 1 from tables.messages_all where rollout_id = ?
+and list_contains(list_transform(images, lambda i: i.sha256), ?) limit 1
+"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture of a message."""
+
+    rollout: str
+    node: str
+    turn: int
+    sha256: str
+    width: int
+    height: int
+    calls: tuple[Row, ...] = ()
+    """Name and arguments of what the model did next, where this is the newest picture before it."""
+
+    @property
+    def address(self) -> str:
+        """Of its bytes."""
+        return f"/rollouts/{self.rollout}/pictures/{self.sha256}"
+
+    @property
+    def overlay(self) -> Markup:
+        """What the calls point at, as SVG over the picture; nothing where they point at nothing."""
+        pointed = [points(call["arguments"]) for call in self.calls]
+        marks = [_mark(each, self.width, self.height) for each in pointed if each]
+        if not marks:
+            return Markup("")
+        return Markup('<svg class="aim" viewBox="0 0 {} {}" aria-hidden="true">{}</svg>').format(
+            self.width, self.height, Markup("").join(marks)
+        )
+
+
+def points(arguments: str) -> list[tuple[float, float]]:
+    """The points among the arguments of a call, in their order: pairs of numbers from 0 to SCALE."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return []
+    values = found.values() if isinstance(found, dict) else ()
+    return [(float(value[0]), float(value[1])) for value in values if _is_point(value)]
+
+
+def _is_point(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(each) in (int, float) and 0 <= each <= SCALE for each in value)
+    )
+
+
+def _mark(found: Sequence[tuple[float, float]], width: int, height: int) -> Markup:
+    """A ring at each point, and a line from one to the next."""
+    at = [(round(x * width / SCALE, 1), round(y * height / SCALE, 1)) for x, y in found]
+    size = max(width, height) / 60
+    line = " ".join(f"{x},{y}" for x, y in at)
+    rings = Markup("").join(
+        Markup('<circle cx="{}" cy="{}" r="{:.1f}"/><circle class="dot" cx="{}" cy="{}" r="{:.1f}"/>').format(
+            x, y, size, x, y, size / 4
+        )
+        for x, y in at
+    )
+    path = Markup('<polyline points="{}"/>').format(line) if len(at) > 1 else Markup("")
+    return path + rings
+
+
+def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[Shown]:
+    """The pictures of a path of messages, each with what was done next where it was looked at last."""
+    found: list[Shown] = []
+    since: list[int] = []
+    for node in path:
+        row = nodes[node]
+        if row["role"] == "assistant" and since:
+            newest = found[since[-1]]
+            found[since[-1]] = Shown(**{**newest.__dict__, "calls": tuple(row["asked"] or ())})
+            since = []
+        for image in row["images"] or ():
+            since.append(len(found))
+            found.append(Shown(rollout, node, row["turn"], image["sha256"], image["width"], image["height"]))
+    return found
+
+
+def is_named(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) -> bool:
+    """Whether a message of the rollout has this picture."""
+    return tables.execute(_NAMED, [rollout, sha256]).fetchone() is not None
+
+
+def served_type(data: bytes) -> str | None:
+    """The media type that the bytes themselves say; None for what is not served."""
+    try:
+        found = read_picture(data).media_type
+    except NotAPicture:
+        return None
+    return found if found in SERVED else None

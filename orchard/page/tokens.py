@@ -1,0 +1,275 @@
+"""Tokens of a rollout as the policy sampled them: one answer at a time, a part of it on a page.
+
+What trains is what the trainer takes: of a group that was trained on, the answers that `forests.training`
+counts, each sampled token of them once. Advantages are those of the default baseline among the group's
+members: which baseline a run chose is in its settings, and not in the log.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import msgspec
+
+from orchard.config import ConfigError
+from orchard.page.tables import Row, one, rows
+from orchard.pipelines.forests import training
+from orchard.pipelines.rl.baselines import advantages
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.llm_calls import CallKind
+from orchard.schemas.messages import NodeRest, TokenRecord, VersionRun
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import BlobCorrupt, BlobMissing
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PART = 2_000
+"""Tokens on one page."""
+COLOURS = ("logprob", "version", "loss", "advantage")
+"""What a token's colour can tell."""
+_LIKELY = [math.log(p) for p in (0.9, 0.5, 0.1, 0.01, 0.001)]
+"""A log-probability below each of them is one class further."""
+
+_PLACE = """
+select first.sequence as first, o.attempt, coalesce(o.sequence, 9223372036854775807) as last
+from page.asked first left join page.ended o using (rollout_id) where first.rollout_id = $id
+"""
+_NEWEST = "select max(attempt) as attempt from page.attempts where rollout_id = $id"
+_NODES = """
+select node_id, any_value(parent) as parent, any_value(role) as role, any_value(turn) as turn,
+       any_value(len(token_ids)) as sampled, any_value(rest_sha256) as rest_sha256
+from tables.messages_all where rollout_id = $id and attempt = $attempt and sequence between $first and $last
+group by node_id order by min(sequence)
+"""
+_RECORD = """
+select token_ids, logprobs, prompt_ids, versions, rest_sha256 from tables.messages_all
+where rollout_id = $id and attempt = $attempt and sequence between $first and $last and node_id = $node
+limit 1
+"""
+_KINDS = """
+select node, call_kind from tables.llm_calls_all
+where rollout_id = $id and attempt = $attempt and sequence between $first and $last and call_kind is not null
+order by sequence
+"""
+_GROUP = """
+select g.run, g.group_id, g.members, g.trained_version, g.dropped, p.left_out
+from groups g left join tables.policies_all p on p.run = g.run and list_contains(p.groups, g.group_id)
+where g.campaign = $campaign
+and list_contains(list_transform(g.members, lambda m: m.rollout_id), $id) order by g.sequence limit 1
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A message that the policy sampled."""
+
+    node: str
+    turn: int
+    trains: bool
+    """Whether its tokens are in the loss where the rollout is trained on."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What became of the rollout in its group."""
+
+    run: str
+    version: int | None
+    """Policy version that was trained on it; None: none was."""
+    why_not: str
+    """Empty where one was."""
+    advantage: float | None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token. What the policy read has neither log-probability nor version."""
+
+    place: int
+    id: int
+    text: str | None
+    """None without a tokenizer."""
+    logprob: float | None
+    version: int | None
+    in_loss: bool
+    advantage: float | None
+    kind: str
+    """Class of its colour."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A part of one answer's tokens: what the policy read since the answer before, then what it sampled."""
+
+    rollout: str
+    attempt: int | None
+    answers: list[Answer]
+    at: int
+    """Index of the answer that is shown."""
+    tokens: list[Token]
+    start: int
+    """Place of the first of them, of `total`."""
+    total: int
+    read: int
+    """Tokens read anew; those before them are on the pages of earlier answers."""
+    context: int
+    """Tokens that the answer before had already read or said, in common with this prompt."""
+    training: Training | None
+
+
+def open_tokenizer(directory: Path) -> "Tokenizer":
+    """The tokenizer of a model's directory. Raises ConfigError."""
+    from tokenizers import Tokenizer  # of the extra `train`; the page does without
+
+    file = directory / "tokenizer.json" if directory.is_dir() else directory
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ConfigError(f"{file} is no tokenizer.json that can be read: {error}") from error
+
+
+def read(
+    tables: duckdb.DuckDBPyConnection,
+    blobs: BlobStore,
+    tokenizer: "Tokenizer | None",
+    rollout: str,
+    attempt: int | None,
+    node: str | None,
+    start: int,
+    by: str,
+) -> Tokens:
+    """A part of an answer's tokens from `start` on; of the first answer where `node` is None or unknown."""
+    place = one(tables, _PLACE, {"id": rollout}) or {"first": 0, "attempt": None, "last": 2**62}
+    accepted = place["attempt"] if place["attempt"] is not None else _newest(tables, rollout)
+    shown = attempt if attempt is not None else accepted
+    last = place["last"] if shown == accepted else 2**62
+    asked = {"id": rollout, "attempt": shown, "first": place["first"], "last": last}
+    answers = _answers(tables, asked)
+    at = next((i for i, answer in enumerate(answers) if answer.node == node), 0)
+    if not answers:
+        return Tokens(rollout, shown, [], 0, [], 0, 0, 0, 0, None)
+    record = _record(tables, blobs, asked, answers[at].node)
+    earlier = _record(tables, blobs, asked, answers[at - 1].node) if at else TokenRecord(ids=())
+    context = _common(record.prompt_ids, (*earlier.prompt_ids, *earlier.ids))
+    trained = _training(tables, rollout) if shown == accepted else None
+    fresh = record.prompt_ids[context:]
+    total = len(fresh) + len(record.ids)
+    start = min(start, max(total - 1, 0)) // PART * PART
+    made = [
+        _token(record, fresh, place, tokenizer, answers[at], trained, by)
+        for place in range(start, min(start + PART, total))
+    ]
+    return Tokens(rollout, shown, answers, at, made, start, total, len(fresh), context, trained)
+
+
+def _newest(tables: duckdb.DuckDBPyConnection, rollout: str) -> int | None:
+    found = one(tables, _NEWEST, {"id": rollout})
+    return found["attempt"] if found else None
+
+
+def _answers(tables: duckdb.DuckDBPyConnection, asked: Row) -> list[Answer]:
+    nodes = rows(tables, _NODES, asked)
+    kinds: dict[str, CallKind] = {}
+    for row in rows(tables, _KINDS, asked):
+        kinds.setdefault(row["node"], CallKind(row["call_kind"]))
+    counted = training({row["node_id"]: row["parent"] for row in nodes}, kinds) if kinds else None
+    return [
+        Answer(row["node_id"], row["turn"], counted is None or row["node_id"] in counted)
+        for row in nodes
+        if row["role"] == "assistant" and (row["sampled"] or row["rest_sha256"])
+    ]
+
+
+def _record(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, asked: Row, node: str) -> TokenRecord:
+    """Empty where it cannot be read, or the endpoint told none."""
+    row = one(tables, _RECORD, asked | {"node": node}) or {}
+    if row.get("rest_sha256"):
+        try:
+            rest = msgspec.json.decode(blobs.get(BlobRef(sha256=row["rest_sha256"], size=0)), type=NodeRest)
+        except (BlobMissing, BlobCorrupt, msgspec.DecodeError):
+            return TokenRecord(ids=())
+        return rest.tokens or TokenRecord(ids=())
+    return TokenRecord(
+        ids=tuple(row.get("token_ids") or ()),
+        logprobs=tuple(row.get("logprobs") or ()),
+        prompt_ids=tuple(row.get("prompt_ids") or ()),
+        versions=tuple(VersionRun(**run) for run in row.get("versions") or ()),
+    )
+
+
+def _common(prompt: Sequence[int], known: Sequence[int]) -> int:
+    """Length of the beginning that both share."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(prompt, known, strict=False)) if a != b),
+        min(len(prompt), len(known)),
+    )
+
+
+def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | None:
+    """None where no group has the rollout."""
+    whose = one(tables, "select campaign from page.asked where rollout_id = $id", {"id": rollout})
+    group = one(tables, _GROUP, {"id": rollout, **whose}) if whose else None
+    if group is None:
+        return None
+    left_out = set(group["left_out"] or ())
+    members = [member for member in group["members"] if member["rollout_id"] not in left_out]
+    advantage = None
+    if rollout not in left_out and len(members) > 1:
+        found = advantages([m["reward"] for m in members], [""] * len(members), [True] * len(members))
+        advantage = next(a for m, a in zip(members, found, strict=True) if m["rollout_id"] == rollout)
+    why_not = ""
+    if rollout in left_out:
+        why_not = "too long for the trainer's context"
+    elif group["dropped"]:
+        why_not = f"its group was dropped: {group['dropped']}"
+    elif group["trained_version"] is None:
+        why_not = "its group is not trained on yet"
+    return Training(group["run"], None if why_not else group["trained_version"], why_not, advantage)
+
+
+def _token(
+    record: TokenRecord,
+    fresh: Sequence[int],
+    place: int,
+    tokenizer: "Tokenizer | None",
+    answer: Answer,
+    trained: Training | None,
+    by: str,
+) -> Token:
+    at = place - len(fresh)
+    token = record.ids[at] if at >= 0 else fresh[place]
+    text = _text(tokenizer, token) if tokenizer is not None else None
+    if at < 0:
+        return Token(place, token, text, None, None, False, None, "read")
+    logprob = record.logprobs[at] if at < len(record.logprobs) else None
+    version = next((run.version for run in reversed(record.versions) if run.start <= at), None)
+    in_loss = answer.trains and trained is not None and trained.version is not None
+    advantage = trained.advantage if trained is not None and answer.trains else None
+    kind = _kind(by, logprob, version, in_loss, advantage)
+    return Token(place, token, text, logprob, version, in_loss, advantage, kind)
+
+
+def _text(tokenizer: "Tokenizer", token: int) -> str:
+    """What the token stands for; its name in the vocabulary where it is a part of a character."""
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    if "\ufffd" in text or not text:
+        return str(tokenizer.id_to_token(token) or f"?{token}")
+    return text
+
+
+def _kind(by: str, logprob: float | None, version: int | None, in_loss: bool, advantage: float | None) -> str:
+    if by == "loss":
+        return "in" if in_loss else "out"
+    if by == "version":
+        return f"v{version % 6}" if version is not None else "none"
+    if by == "advantage":
+        return (
+            "none" if advantage is None else "flat" if advantage == 0 else "up" if advantage > 0 else "down"
+        )
+    if logprob is None or math.isnan(logprob):
+        return "none"
+    return f"p{sum(logprob < limit for limit in _LIKELY)}"

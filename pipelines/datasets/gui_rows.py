@@ -1,0 +1,218 @@
+"""Rows of the released Orchard GUI layout as trajectories: the steps of one become one path of messages.
+
+Texts stay as they are, calls and results of tools included: no form of them is certain. Only reasoning before
+the text is taken apart. A picture that a step no longer shows is known from the step that did.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.exporters.gui import LAYOUT, MARK
+from orchard.pipelines.datasets.importing import Foreign, thought
+from orchard.schemas.images import Image
+from orchard.schemas.messages import MessageNode, Role, node_id
+from orchard.schemas.outcomes import ExitStatus
+from orchard.storage.blobs import BlobStore
+from orchard.workers.pictures import NotAPicture, read_picture
+
+COLUMNS = ("messages", "images", "reward", "status", "metadata")
+SOURCE = "orchard-gui"
+_READ_ROWS = 16
+
+
+class _Own(msgspec.Struct, frozen=True):
+    """What Orchard's own export says beside the format."""
+
+    places: list[tuple[int, int]] | None = None
+    """Message and offset of each picture's mark."""
+    exit_status: ExitStatus = ExitStatus.FINISHED
+    resolved: bool | None = None
+    harness: str = ""
+    rollout_id: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    task_id: str = ""
+    website: str = ""
+    source: str = SOURCE
+    model: str = ""
+    sample_idx: int = 0
+    orchard: _Own = _Own()
+
+
+@dataclass
+class _Step:
+    """One row, its texts apart from its pictures."""
+
+    number: int
+    roles: list[Role]
+    pieces: list[list[str]]
+    """Of each message its text, cut where pictures stand."""
+    images: list[list[bytes]]
+    """Of each message."""
+    reward: float | None
+    status: str
+    metadata: str
+    known: _Metadata = field(default_factory=_Metadata)
+
+    def begins(self, other: "_Step") -> bool:
+        """Whether `other` may be a later step of the same trajectory."""
+        ours, theirs = self.known.orchard.rollout_id, other.known.orchard.rollout_id
+        if ours or theirs:
+            return ours == theirs
+        said = len(self.roles)
+        same = (self.known.task_id, self.known.sample_idx) == (other.known.task_id, other.known.sample_idx)
+        assistants = [place for place, role in enumerate(self.roles) if role is Role.ASSISTANT]
+        return (
+            same
+            and said < len(other.roles)
+            and self.roles == other.roles[:said]
+            and all(self.pieces[place] == other.pieces[place] for place in assistants)
+        )
+
+
+def read_gui_rows(files: Sequence[Path], blobs: BlobStore, harness: str) -> Iterator[Foreign]:
+    """The trajectories of Parquet files in the released layout; their pictures become blobs. Raises
+    DatasetError for a file or a row that is not in it."""
+    steps: list[_Step] = []
+    for step in _steps(files):
+        if steps and not steps[-1].begins(step):
+            yield _trajectory(steps, blobs, harness)
+            steps = []
+        steps.append(step)
+    if steps:
+        yield _trajectory(steps, blobs, harness)
+
+
+def _steps(files: Sequence[Path]) -> Iterator[_Step]:
+    for number, row in read_released(files, COLUMNS):
+        yield _step(number, row)
+
+
+def _step(number: int, row: dict[str, Any]) -> _Step:
+    try:
+        known = msgspec.json.decode(row["metadata"] or "{}", type=_Metadata)
+        roles = [Role(message["role"]) for message in row["messages"] or ()]
+        texts = [message["content"] or "" for message in row["messages"] or ()]
+        pictures = [bytes(image["bytes"]) for image in row["images"] or ()]
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
+        raise DatasetError(f"row {number} is not in the released GUI layout: {error}") from error
+    if Role.ASSISTANT not in roles:
+        raise DatasetError(f"row {number} has no assistant message")
+    places = known.orchard.places
+    if places is None:
+        places = [(place, at) for place, text in enumerate(texts) for at in _found(text)]
+    if len(places) != len(pictures):
+        raise DatasetError(f"row {number} has {len(pictures)} pictures and {len(places)} marks {MARK}")
+    pieces, images = [], []
+    for place, text in enumerate(texts):
+        cuts = [at for index, at in places if index == place]
+        starts = [0, *(at + len(MARK) for at in cuts)]
+        pieces.append([text[a:b] for a, b in zip(starts, [*cuts, len(text)], strict=True)])
+        images.append([pictures[n] for n, (index, _) in enumerate(places) if index == place])
+    return _Step(
+        number, roles, pieces, images, row["reward"], row["status"] or "", row["metadata"] or "{}", known
+    )
+
+
+def _found(text: str) -> Iterator[int]:
+    at = text.find(MARK)
+    while at >= 0:
+        yield at
+        at = text.find(MARK, at + len(MARK))
+
+
+def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Foreign:
+    last = steps[-1]
+    shown: dict[int, tuple[list[str], list[bytes]]] = {}
+    plain: dict[int, str] = {}
+    """Texts of messages where a step does not show their pictures any more."""
+    for step in steps:
+        for place, found in enumerate(zip(step.pieces, step.images, strict=True)):
+            if found[1]:
+                shown[place] = found
+            else:
+                plain[place] = found[0][0]
+    captions = {place: _caption(shown[place][0], plain[place]) for place in shown if place in plain}
+    usual = Counter(filter(None, captions.values())).most_common(1)
+    nodes: list[MessageNode] = []
+    for place, role in enumerate(last.roles):
+        pieces, pictures = shown.get(place, (last.pieces[place], []))
+        caption = captions.get(place, usual[0][0] if usual else "")
+        text, images = _placed(last.number, pieces, pictures, caption, blobs)
+        reasoning, text = thought(text) if role is Role.ASSISTANT else ("", text)
+        parent = nodes[-1].node_id if nodes else None
+        turn = last.roles[: place + 1].count(Role.ASSISTANT)
+        nodes.append(
+            MessageNode(
+                node_id=node_id(parent, role, text, images=images),
+                parent=parent,
+                role=role,
+                turn=turn,
+                content=text,
+                reasoning=reasoning,
+                images=images,
+            )
+        )
+    known, own = last.known, last.known.orchard
+    resolved = own.resolved
+    if resolved is None and last.reward is not None:
+        resolved = last.reward > 0
+    return Foreign(
+        task_id=known.task_id or f"{SOURCE}-{steps[0].number}",
+        source=known.source or SOURCE,
+        repo=known.website,
+        harness=own.harness or harness,
+        model=known.model,
+        sample=known.sample_idx if known.task_id else steps[0].number,
+        nodes=nodes,
+        exit_status=own.exit_status,
+        resolved=resolved,
+        reward=last.reward,
+        layout=LAYOUT,
+        tools="[]",
+        metadata=json.dumps({**json.loads(last.metadata), "status": last.status}, ensure_ascii=False),
+        flags=("steps_left_out",) if len(steps) < last.roles.count(Role.ASSISTANT) else (),
+    )
+
+
+def _caption(pieces: Sequence[str], plain: str) -> str:
+    """What stands before the first picture and is left out with it; empty where that cannot be told."""
+    rest = "".join(pieces[1:])
+    kept = plain.removesuffix(rest)
+    if len(pieces) != 2 or kept + rest != plain or not pieces[0].startswith(kept):
+        return ""
+    return pieces[0][len(kept) :]
+
+
+def _placed(
+    number: int, pieces: Sequence[str], pictures: Iterable[bytes], caption: str, blobs: BlobStore
+) -> tuple[str, tuple[Image, ...]]:
+    """The text of a message without marks and captions, and its pictures at their places in it."""
+    own = [*(piece.removesuffix(caption) for piece in pieces[:-1]), pieces[-1]]
+    images = []
+    for data, at, piece, kept in zip(pictures, accumulate(map(len, own)), pieces, own, strict=False):
+        try:
+            found = read_picture(data)
+        except NotAPicture as error:
+            raise DatasetError(f"row {number} has a picture that is none: {error}") from error
+        images.append(
+            Image(
+                blob=blobs.put(data, found.media_type),
+                media_type=found.media_type,
+                width=found.width,
+                height=found.height,
+                at=at,
+                caption=piece[len(kept) :],
+            )
+        )
+    return "".join(own), tuple(images)

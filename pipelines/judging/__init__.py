@@ -1,0 +1,1 @@
+"""Judging finished campaigns again, and how far judges agree with graders that know the truth."""

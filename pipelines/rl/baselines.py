@@ -1,0 +1,46 @@
+"""How rewards of a group become advantages. No torch."""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from orchard.pipelines.rl.loss_settings import Baseline
+
+STD_EPSILON = 1e-6
+
+
+def advantages(
+    rewards: Sequence[float],
+    groups: Sequence[str],
+    counted: Sequence[bool],
+    baseline: Baseline = Baseline.NORMALIZED,
+) -> list[float]:
+    """What `baseline` makes of rewards within each group; by default (r - mean) / (std + 1e-6), std with
+    N - 1. 0 for members that are not `counted`.
+
+    Groups are told apart by their id alone. Members that are not counted, such as padding, stay out of mean
+    and std. Raises ValueError for a group with fewer than two that count.
+    """
+    members: dict[str, list[float]] = {}
+    for reward, group, counts in zip(rewards, groups, counted, strict=True):
+        known = members.setdefault(group, [])
+        if counts:
+            known.append(reward)
+    if small := [group for group, known in members.items() if len(known) < 2]:
+        raise ValueError(f"group {small[0]} has fewer than two rollouts that count: filter it out first")
+    moments = {group: (fmean(known), _scale(known, baseline)) for group, known in members.items()}
+    found = []
+    for reward, group, counts in zip(rewards, groups, counted, strict=True):
+        mean, scale = moments[group]
+        found.append((reward - mean) / scale if counts else 0.0)
+    return found
+
+
+def _scale(rewards: Sequence[float], baseline: Baseline) -> float:
+    """What r - mean of a group is divided by."""
+    match baseline:
+        case Baseline.NORMALIZED:
+            return stdev(rewards) + STD_EPSILON
+        case Baseline.MEAN:
+            return 1.0
+        case Baseline.LEAVE_ONE_OUT:  # r - mean of the others = (r - mean) N / (N - 1)
+            return 1 - 1 / len(rewards)

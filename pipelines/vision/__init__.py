@@ -1,0 +1,1 @@
+"""Pictures for vision-language models: decoded and cut into patches, placed in tokens, in packs."""

@@ -1,0 +1,142 @@
+"""The released GUI layout: out, as the package `datasets` reads it, and in, so that it goes out equal."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets as hf
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image as Canvas
+
+from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.exporters.gui import GUI
+from orchard.pipelines.datasets.exporters.write import NO_PICTURES, export
+from orchard.pipelines.datasets.gui_rows import read_gui_rows
+from orchard.pipelines.datasets.importing import import_trajectories
+from orchard.pipelines.datasets.rows import read_rows
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from tests.datasets.test_pictured import settings
+from tests.gui_log import CAPTION, CLOSED, OPENED, SCREEN, GuiAuthor, screen
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return pq.read_table(file).to_pylist()
+
+
+async def test_rows_go_out_come_in_and_go_out_equal(keep, connection, tmp_path: Path, seeing: str) -> None:
+    author = GuiAuthor(BlobStore(tmp_path / "store"))
+    store = await keep(
+        [
+            *author.played("g1", 3, last=2, words="A text with <image> in it, as pages have."),
+            *author.played("g2", 2, last=2, site="map"),
+            *author.played("g3", 2, last=2, resolved=False),
+        ]
+    )
+    build(store, settings(seeing, tmp_path), tmp_path / "first")
+    done = export(tmp_path / "first", GUI.name, tmp_path / "out")
+    assert (done.records, done.left_out) == (5, 0)
+    found = hf.load_dataset(
+        "parquet", data_files=str(done.file), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert found.column_names == ["messages", "images", "reward", "status", "metadata"]
+    assert [len(row["images"]) for row in found] == [1, 2, 2, 1, 2]
+    first = found[0]["images"][0]
+    assert first.size == SCREEN and first.tobytes() == Canvas.open(io.BytesIO(screen(1))).tobytes()
+    assert [message["role"] for message in found[1]["messages"]][:4] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert found[0]["messages"][1]["content"].startswith(OPENED + CAPTION + "<image>" + CLOSED)
+    assert '<tool_call>\n{"name": "click"' in found[0]["messages"][2]["content"]
+
+    files = [done.file]
+    trajectories = list(read_gui_rows(files, BlobStore(store), "browser"))
+    assert [(one.task_id, len(one.nodes), one.flags) for one in trajectories] == [
+        ("g1", 9, ()),
+        ("g2", 6, ()),
+    ]
+    for _ in range(2):  # the second time adds nothing
+        again = read_gui_rows(files, BlobStore(store), "browser")
+        made = await import_trajectories(
+            Publisher(connection), BlobStore(store), again, campaign="brought", dataset="orchard-gui"
+        )
+    assert (made.rollouts, made.there_already) == (0, 2)
+    store = await keep()
+    with open_tables(store) as tables:
+        asked = "select count(*), count(distinct sha256) from images where campaign = $campaign"
+        assert tables.execute(asked, {"campaign": "brought"}).fetchall() == [(5, 5)]
+    chosen = settings(seeing, tmp_path, "pictures = 2\n", campaigns=["brought"])
+    build(store, chosen, tmp_path / "second")
+    back = export(tmp_path / "second", GUI.name, tmp_path / "back")
+    before, after = rows_of(done.file), rows_of(back.file)
+    same = ("messages", "images", "reward", "status")
+    assert [{name: row[name] for name in same} for row in after] == [
+        {name: row[name] for name in same} for row in before
+    ]
+    ours, theirs = (json.loads(rows[4]["metadata"]) for rows in (before, after))
+    assert [ours[name] for name in ("task_id", "website", "step")] == ["g2", "map", 1]
+    assert [theirs[name] for name in ("task_id", "website", "step")] == ["g2", "map", 1]
+    assert list(read_rows(tmp_path / "first"))[1].images == list(read_rows(tmp_path / "second"))[1].images
+
+    told = export(tmp_path / "first", "messages", tmp_path / "texts")
+    assert told.lost[NO_PICTURES] == 5
+    assert "<image>" in rows_of(told.file)[0]["messages"][1]["content"]
+
+
+def written(place: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows, schema=GUI.schema), place)
+    return place
+
+
+def row(step: int, last: int = 1, **more: Any) -> dict[str, Any]:
+    """A step as others write it: without our key, the newest pictures alone."""
+    messages = [{"role": "system", "content": "see"}]
+    for turn in range(step + 1):
+        shown = "\nscreenshot:\n<image>" if turn > step - last else ""
+        messages.append({"role": "user", "content": f"look {turn}{shown}\nnow"})
+        messages.append(
+            {"role": "assistant", "content": f"<think>\nt{turn}\n</think>\n<tool_call>x</tool_call>"}
+        )
+    images = [{"bytes": screen(turn), "path": None} for turn in range(step + 1)][-last:]
+    made = {"messages": messages, "images": images, "reward": 1.0, "status": "success"}
+    return made | {"metadata": json.dumps({"task_id": "t"})} | more
+
+
+def test_rows_of_others_become_trajectories_with_all_pictures(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path / "store")
+    other = row(0, metadata=json.dumps({"task_id": "u"}), reward=-1.0)
+    file = written(tmp_path / "a.parquet", [row(0), row(1), row(2), other])
+    first, second = read_gui_rows([file], blobs, "browser")
+    shown = [(node.content, *(image.caption for image in node.images)) for node in first.nodes if node.images]
+    assert shown == [(f"look {turn}\nnow", "\nscreenshot:\n") for turn in range(3)]
+    assert [blobs.get(node.images[0].blob) for node in first.nodes if node.images] == [
+        screen(turn) for turn in range(3)
+    ]
+    assert [node.reasoning for node in first.nodes if node.turn][::2] == ["t0", "t1", "t2"]
+    assert (first.resolved, second.resolved, second.reward) == (True, False, -1.0)
+    assert json.loads(first.metadata)["status"] == "success"
+    (late,) = read_gui_rows([written(tmp_path / "b.parquet", [row(2)])], blobs, "browser")
+    assert late.flags == ("steps_left_out",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (row(0, images=[]), "0 pictures and 1 marks"),
+        (row(0, images=[{"bytes": b"<svg/>", "path": None}]), "a picture that is none"),
+        (row(0, metadata="["), "not in the released GUI layout"),
+        (row(0, messages=[{"role": "robot", "content": ""}]), "not in the released GUI layout"),
+        (row(0, messages=[{"role": "user", "content": ""}], images=[]), "no assistant message"),
+    ],
+)
+def test_a_row_that_is_not_in_the_layout_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        list(read_gui_rows([written(tmp_path / "a.parquet", [wrong])], BlobStore(tmp_path / "s"), "browser"))

@@ -1,0 +1,58 @@
+"""`orchard demo-gui`, small: worlds, an oracle in real Chromium, a dataset with pictures, a model that sees.
+
+That it then clicks on the right shape takes more examples than a test has time for: see docs/gui.md.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchard.demo_gui import GuiDemo, GuiDemoResult, GuiDemoSettings
+from orchard.pipelines.datasets.rows import read_rows
+from orchard.pipelines.sft.metrics import read_steps
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+SMALL = GuiDemoSettings(
+    tasks=8, mistakes=0.0, held_out=3, epochs=2, rl_tasks=1, rl_steps=0, slots=2, threads=1, answer_tokens=40
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gui")
+
+
+@pytest.fixture(scope="module")
+def taught(store: Path) -> GuiDemoResult:
+    return asyncio.run(GuiDemo(str(store), SMALL).run())
+
+
+def test_the_log_of_the_oracle_becomes_rows_with_the_pictures_that_it_was_shown(
+    store: Path, taught: GuiDemoResult
+) -> None:
+    with open_tables(str(store)) as tables:
+        played = tables.execute(
+            "select count(*), count(*) filter (resolved) from rollouts where campaign = 'demo-gui-0-oracle'"
+        ).fetchone()
+        shown = tables.execute(
+            "select images_shown from llm_calls where campaign = 'demo-gui-0-oracle' order by all"
+        ).fetchall()
+    assert played == (SMALL.tasks, SMALL.tasks)
+    dataset = store / "demo-gui-0" / "dataset"
+    rows = list(read_rows(dataset))
+    assert len(rows) == taught.rows == len(shown)
+    assert sorted(row.images for row in rows) == sorted(tuple(images) for (images,) in shown)
+    for row in rows:
+        assert [len(BlobStore(dataset).read(image)) > 100 for image in row.images] == [True] * len(row.images)
+
+
+def test_it_trains_and_is_measured_before_after_and_blind(store: Path, taught: GuiDemoResult) -> None:
+    steps = read_steps(store / "demo-gui-0" / "run" / "metrics.jsonl")
+    assert steps[-1].loss < steps[0].loss
+    for score in (taught.before, taught.tuned, taught.after, taught.blind):
+        assert score.tasks == SMALL.held_out
+    assert taught.before.value == 0.0

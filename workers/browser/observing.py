@@ -1,0 +1,156 @@
+"""What the agent sees: the screen's size, the tabs, a screenshot; and whether a wall is in the way."""
+
+import base64
+from dataclasses import dataclass
+
+import msgspec
+
+from orchard.schemas.gui import BrowserSettings
+from orchard.workers.browser import page_scripts
+from orchard.workers.browser.actions import shown_url
+from orchard.workers.browser.tabs import CRASHED, Tab, Tabs, Unresponsive
+from orchard.workers.pictures import NotAPicture, Picture, read_picture
+
+TITLE = 50
+"""Characters of a tab's title."""
+SCREENSHOT_SECONDS = 10.0
+CAPTION = "\nscreenshot:\n"
+"""Before the picture, and left out with it."""
+OPENED, CLOSED = "<observation>\n", "\n</observation>"
+MARKS = (
+    *(
+        "<observation>",
+        "</observation>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+    ),
+    *("<user_request>", "</user_request>", "<think>", "</think>", "<|im_start|>", "<|im_end|>"),
+)
+"""Of the prompt. A page that shows them wants to be read as one who may speak there."""
+_SHORT = 2000
+"""Characters of a page that is a wall and nothing else."""
+_WALL_TITLES = ("just a moment", "attention required!", "verify you are human", "unusual traffic", "captcha")
+"""How titles of walls begin."""
+_WALL_ADDRESSES = (
+    "recaptcha",
+    "hcaptcha",
+    "px-captcha",
+    "cf-challenge",
+    "/cdn-cgi/challenge",
+    "google.com/sorry",
+)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at the browser."""
+
+    text: str
+    """With its frame. The picture stands before the frame's end."""
+    picture: Picture | None
+    """None where the page gave none, and none was seen before."""
+    blocked: str
+    """What asks whether the visitor is human; empty where nothing does."""
+    injections: int
+    """Texts of the page in it that hold marks of the prompt."""
+
+    def placed(self, before: str = "") -> tuple[str, tuple[Picture, ...]]:
+        """A message that ends with the observation, and its pictures at their places in it."""
+        text = before + self.text
+        if self.picture is None:
+            return text, ()
+        at = len(text) - len(CLOSED)
+        return text, (msgspec.structs.replace(self.picture, at=at, caption=CAPTION),)
+
+
+class Eyes:
+    """Looks at one browser."""
+
+    def __init__(self, tabs: Tabs, settings: BrowserSettings) -> None:
+        self._tabs = tabs
+        self._settings = settings
+        self._last: Picture | None = None
+
+    async def look(self) -> Observation:
+        """The active tab as it is. Raises InfrastructureError where the browser is gone."""
+        tabs = self._tabs
+        await tabs.attached()
+        dialogs, tabs.dialogs[:] = tabs.dialogs[:], []
+        notes = [f"Dialog accepted: {kind} {_line(text)!r}" for kind, text in dialogs]
+        try:
+            self._last = await self._screenshot(tabs.active)
+        except Unresponsive as error:
+            notes.append(f"Note: {error}; the screenshot is older.")
+        blocked = await self._wall(tabs.active)
+        for tab in tabs.open:
+            await self._read_title(tab)
+        lines = [
+            f"screen size: {self._settings.width} x {self._settings.height}",
+            f"Current tab: {tabs.index}",
+            "Available tabs:",
+            *(self._tab(index, tab) for index, tab in enumerate(tabs.open)),
+            *notes,
+        ]
+        said = [*(tab.title for tab in tabs.open), *(text for _, text in dialogs)]
+        return Observation(
+            text=OPENED + "\n".join(lines) + CLOSED,
+            picture=self._last,
+            blocked=blocked,
+            injections=sum(holds_marks(text) for text in said),
+        )
+
+    def _tab(self, index: int, tab: Tab) -> str:
+        active = " (active)" if tab is self._tabs.active else ""
+        title = f" - {tab.title[:TITLE]}" if tab.title else ""
+        return f"- Tab {index}{active}: {shown_url(tab.page.url)}{title}"
+
+    async def _read_title(self, tab: Tab) -> None:
+        from playwright.async_api import Error
+
+        if tab.crashed:
+            return
+        seconds = 2.0 if tab is self._tabs.active else 1.0
+        try:
+            tab.title = _line(await self._tabs.asked(tab.page.title(), seconds))
+        except (Unresponsive, Error):
+            return  # as it was
+
+    async def _screenshot(self, tab: Tab) -> Picture:
+        from playwright.async_api import Error
+
+        if tab.crashed:
+            raise Unresponsive(CRASHED)
+        asked = {"format": "jpeg", "quality": self._settings.quality}
+        try:
+            taken = await self._tabs.asked(
+                tab.session.send("Page.captureScreenshot", asked), SCREENSHOT_SECONDS
+            )
+            return read_picture(base64.b64decode(taken["data"]))
+        except (Error, NotAPicture) as error:
+            raise Unresponsive("the page could not be drawn") from error
+
+    async def _wall(self, tab: Tab) -> str:
+        from playwright.async_api import Error
+
+        address = tab.page.url.partition("?")[0].lower()
+        if (found := next((each for each in _WALL_ADDRESSES if each in address), None)) is not None:
+            return found
+        try:
+            seen = await self._tabs.asked(tab.page.evaluate(page_scripts.BLOCKED, _SHORT))
+            title = (await self._tabs.asked(tab.page.title())).lower()
+        except (Unresponsive, Error):
+            return ""
+        if isinstance(seen, str) and seen:
+            return seen[:100]
+        return next((each for each in _WALL_TITLES if title.startswith(each)), "")
+
+
+def holds_marks(text: str) -> bool:
+    """Whether a text of a page holds marks of the prompt."""
+    return any(mark in text.lower() for mark in MARKS)
+
+
+def _line(text: str) -> str:
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())

@@ -1,0 +1,180 @@
+"""What is evaluated in pages. Pages are hostile: nothing that comes back is trusted to have its type or an
+end."""
+
+LABEL = 30
+"""Characters of an element's label; a longer one ends with three dots."""
+
+_DESCRIBE = """
+const described = (element) => {
+  if (!element) return null;
+  const tag = element.tagName.toLowerCase();
+  const cut = (text) => {
+    const line = String(text || '').replace(/\\s+/g, ' ').trim();
+    const letters = Array.from(line);
+    return letters.length > LIMIT ? letters.slice(0, LIMIT).join('') + '...' : line;
+  };
+  const field = ['input', 'textarea', 'select'].includes(tag);
+  const kind = ['input', 'button'].includes(tag) ? element.type : element.getAttribute('type');
+  const pressed = ['submit', 'button', 'reset'].includes(kind) && tag === 'input';
+  const label = [
+    element.getAttribute('aria-label'),
+    pressed ? element.value : '',
+    element.getAttribute('placeholder'),
+    field && element.labels && element.labels.length ? element.labels[0].innerText : '',
+    field || ['html', 'body', 'iframe'].includes(tag) ? '' : element.innerText || element.textContent,
+    element.getAttribute('alt'),
+    element.getAttribute('title'),
+  ].map(cut).find((text) => text) || '';
+  let checked = null;
+  if (tag === 'input' && ['checkbox', 'radio'].includes(kind)) checked = String(element.checked);
+  else if (element.hasAttribute('aria-checked')) checked = element.getAttribute('aria-checked');
+  const short = (text) => (text ? String(text).slice(0, 40) : '');
+  return [tag, short(kind), short(element.getAttribute('role')), short(checked), label];
+};
+""".replace("LIMIT", str(LABEL))
+
+AT_POINT = f"""([x, y]) => {{
+  {_DESCRIBE}
+  let root = document, element = null;
+  for (;;) {{
+    const found = root.elementFromPoint(x, y);
+    if (!found || found === element) break;
+    element = found;
+    if (element.shadowRoot) {{ root = element.shadowRoot; continue; }}
+    if (element.tagName !== 'IFRAME') break;
+    const box = element.getBoundingClientRect();
+    const [left, top] = [box.left + element.clientLeft, box.top + element.clientTop];
+    let inner = null;
+    try {{ inner = element.contentDocument; }} catch (error) {{}}
+    if (!inner) return {{ element: described(element), frame: [x - left, y - top] }};
+    [x, y, root] = [x - left, y - top, inner];
+  }}
+  return {{ element: described(element), frame: null }};
+}}"""
+"""The innermost element at a point: its description; and where the point is in a frame that cannot be looked
+into."""
+
+FOCUSED = f"""() => {{
+  {_DESCRIBE}
+  let element = document.activeElement;
+  for (;;) {{
+    let inner = null;
+    if (element && element.shadowRoot) inner = element.shadowRoot.activeElement;
+    else if (element && element.tagName === 'IFRAME') {{
+      try {{ inner = element.contentDocument && element.contentDocument.activeElement; }} catch (error) {{}}
+      if (!inner) return {{ element: described(element), frame: true }};
+    }}
+    if (!inner) break;
+    element = inner;
+  }}
+  if (!element) return {{ element: null, frame: false }};
+  const plain = ['checkbox', 'radio', 'button', 'submit', 'reset', 'file', 'image', 'hidden'];
+  const tag = element.tagName;
+  const kind = element.getAttribute('type') || '';
+  const given = tag === 'INPUT' && ['date', 'time', 'month', 'week', 'datetime-local', 'color', 'range']
+    .includes(element.type);
+  const typed = tag === 'TEXTAREA' || element.isContentEditable || element.ownerDocument.designMode === 'on'
+    || (tag === 'INPUT' && !plain.includes(element.type) && !given);
+  const open = !element.disabled && !element.readOnly;
+  const way = tag === 'SELECT' ? 'choose' : given ? 'give' : typed ? 'type' : '';
+  return {{ element: described(element), frame: false, way: open ? way : '' }};
+}}"""
+"""What has the focus, and how it is written into: typed, given as a value, chosen from a list."""
+
+_INNERMOST = """
+let element = document.activeElement;
+for (;;) {
+  let inner = null;
+  if (element.shadowRoot) inner = element.shadowRoot.activeElement;
+  else if (element.tagName === 'IFRAME') {
+    try { inner = element.contentDocument && element.contentDocument.activeElement; } catch (error) {}
+  }
+  if (!inner) break;
+  element = inner;
+}
+"""
+
+GIVE = f"""(text) => {{
+  {_INNERMOST}
+  const before = element.value;
+  if (element.tagName === 'SELECT') {{
+    const plain = (text) => text.replace(/\\s+/g, ' ').trim().toLowerCase();
+    const options = Array.from(element.options);
+    const found = options.find((option) => plain(option.text) === plain(text))
+      || options.find((option) => plain(option.value) === plain(text));
+    if (!found || found.disabled) return options.slice(0, 20).map((option) => option.text);
+    element.value = found.value;
+    found.selected = true;
+  }} else {{
+    const proto = element.ownerDocument.defaultView.HTMLInputElement.prototype;
+    Object.getOwnPropertyDescriptor(proto, 'value').set.call(element, text.trim());
+    if (element.value !== text.trim()) {{ element.value = before; return []; }}
+  }}
+  element.dispatchEvent(new Event('input', {{ bubbles: true, composed: true }}));
+  element.dispatchEvent(new Event('change', {{ bubbles: true }}));
+  return null;
+}}"""
+"""Give the focused field a value, as its own picker would. The options, or nothing, where it takes no such
+value."""
+
+SCROLL = """([dx, dy]) => {
+  const page = document.scrollingElement;
+  if (!page) return false;
+  const before = [page.scrollLeft, page.scrollTop];
+  const room = dy ? page.scrollHeight > page.clientHeight : page.scrollWidth > page.clientWidth;
+  page.scrollBy({ left: dx, top: dy, behavior: 'instant' });
+  return room || before[0] !== page.scrollLeft || before[1] !== page.scrollTop;
+}"""
+"""Scroll the page; false where the page itself is no longer than the screen."""
+
+FRAMES = """() => new Promise((resolve) => {
+  requestAnimationFrame(() => requestAnimationFrame(() => resolve(true)));
+  setTimeout(() => resolve(true), 100);
+})"""
+"""Two frames, in which what an event has begun is under way; hidden pages have none, so a tenth of a
+second."""
+
+CALM = """([quiet, longest]) => new Promise((resolve) => {
+  let timer = 0;
+  const moving = () => document.getAnimations().some((each) => {
+    const timing = each.effect && each.effect.getComputedTiming();
+    return each.playState === 'running' && timing && timing.endTime !== Infinity;
+  });
+  const end = () => { watcher.disconnect(); resolve(true); };
+  const later = () => { clearTimeout(timer); timer = setTimeout(() => (moving() ? later() : end()), quiet); };
+  const watcher = new MutationObserver(later);
+  watcher.observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
+  setTimeout(end, longest);
+  later();
+})"""
+"""Until the page has not changed for `quiet` milliseconds and no animation that ends runs; `longest` at
+most."""
+
+BLOCKED = """(short) => {
+  const walls = [
+    'iframe[src*="recaptcha"]', '.g-recaptcha', 'iframe[src*="hcaptcha"]', '.h-captcha', '#px-captcha',
+    '#cf-challenge', '.cf-challenge', '#challenge-form', '#challenge-stage', '.cf-turnstile',
+    'iframe[src*="challenges.cloudflare.com"]',
+  ];
+  for (const wall of walls) for (const element of document.querySelectorAll(wall)) {
+    if (element.closest('.grecaptcha-badge')) continue;
+    const box = element.getBoundingClientRect();
+    const style = getComputedStyle(element);
+    const seen = style.visibility !== 'hidden' && style.opacity !== '0';
+    if (seen && box.width >= 60 && box.height >= 20) return wall;
+  }
+  const text = document.body ? document.body.innerText : '';
+  if (text.length > short) return '';
+  const said = text.toLowerCase();
+  return ['verify you are human', 'unusual traffic'].find((phrase) => said.includes(phrase)) || '';
+}"""
+"""What on the page asks whether its visitor is human. A badge that asks nothing is none, and neither are
+words in a long text."""
+
+PICKERS = """() => {
+  const own = 'select:not([multiple]):not([size])';
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(own + ', ' + own + '::picker(select) { appearance: base-select; }');
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+}"""
+"""Lists of options open on the page, where the screenshot shows them, instead of in a window of their own."""

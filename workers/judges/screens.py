@@ -1,0 +1,79 @@
+"""What a judge is shown of a browser agent's work: the evidence in what a rollout hands in."""
+
+import asyncio
+import base64
+from collections.abc import Iterator
+
+import msgspec
+
+from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.gui import GuiOutcome
+from orchard.schemas.images import Image
+from orchard.schemas.judging import Verdict
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.judges.interface import Evidence, Picture
+from orchard.workers.judges.ruling import Judges
+
+OUTCOME = "outcome"
+"""Name of the judgement on a whole rollout."""
+_OUTCOMES = msgspec.json.Decoder(GuiOutcome)
+_RESULT, _THOUGHT = 500, 2000
+"""Characters of one result and of one thought that a judge is shown."""
+
+
+class NoOutcome(ValueError):
+    """A submission that no browser agent handed in."""
+
+
+def read_outcome(submission: bytes) -> GuiOutcome:
+    """What a rollout handed in. Raises NoOutcome."""
+    try:
+        return decode_whole(_OUTCOMES, submission)
+    except Unreadable as error:
+        raise NoOutcome(f"the submission is not that of a browser agent: {error}") from error
+
+
+async def rule_outcome(
+    judges: Judges, statement: str, outcome: GuiOutcome, blobs: BlobStore, protocol: str
+) -> Verdict:
+    """The verdict on a rollout, by the protocol of that name. Raises InfrastructureError as `Judges.rule`,
+    and with STORE_FAILED where a screenshot cannot be read."""
+    images = list(enumerate(outcome.screenshots))
+    wanted: int | None = getattr(judges.protocol(protocol), "pictures", None)
+    if wanted is not None:
+        images = images[-wanted:]
+    try:
+        pictures = [await asyncio.to_thread(_picture, blobs, step, image) for step, image in images]
+    except StorageError as error:
+        raise InfrastructureError(AbortCause.STORE_FAILED, f"a screenshot: {error}") from error
+    evidence = Evidence(
+        task=statement,
+        transcript="\n".join(_thoughts(outcome)),
+        actions="\n".join(_actions(outcome)),
+        answer=outcome.answer or "",
+        pictures=tuple(pictures),
+    )
+    return await judges.rule(OUTCOME, evidence, protocol)
+
+
+def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
+    data = base64.b64encode(blobs.get(image.blob)).decode()
+    return Picture(base64=data, media_type=image.media_type, label=f"screenshot {number}")
+
+
+def _thoughts(outcome: GuiOutcome) -> Iterator[str]:
+    for number, step in enumerate(outcome.steps, 1):
+        if step.thought:
+            yield f"[step {number}] {step.thought[:_THOUGHT]}"
+
+
+def _actions(outcome: GuiOutcome) -> Iterator[str]:
+    for number, step in enumerate(outcome.steps, 1):
+        if not step.calls:
+            yield f"{number}. (an answer without an action that could be read)"
+        for place, (tool, arguments) in enumerate(step.calls):
+            result = step.results[place] if place < len(step.results) else "(not executed)"
+            yield f"{number}. {tool} {arguments[:_RESULT]} -> {result[:_RESULT]}"

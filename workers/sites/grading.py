@@ -1,0 +1,149 @@
+"""The grader `sites`: what a site's records say, or the exact answer. No model judges, and no sandbox is
+looked at."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.sites import NAME, Answer, Expected, Records
+from orchard.schemas.tasks import PluginGrading, Task
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.plugin import Judgement
+
+_NUMBER = re.compile(r"-?\d+(?:[.,:]\d+)*")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_WORDS = re.compile(r"[\w.,:-]+")
+
+
+class Handed(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the submission of a browser rollout that is looked at."""
+
+    records: Records | None
+    """None: no site of the task was open."""
+    ended: str
+    """An ExitStatus."""
+    answer: str | None = None
+    """Of `done`."""
+    parsed: bool = True
+    """Whether every turn of the model had a valid call."""
+
+
+def expected_of(task: Task) -> Expected:
+    """How a task is graded by its site. Raises ValueError for a task that is not."""
+    if not isinstance(task.grading, PluginGrading) or task.grading.grader != NAME:
+        raise ValueError(f"{task.task_id} is no task on a generated site")
+    return msgspec.convert(task.grading.settings, Expected)
+
+
+_HANDED = msgspec.json.Decoder(Handed)
+
+
+LONGEST = 4000
+"""Characters of an answer; a longer one is no exact answer."""
+
+
+class SitesGrader:
+    """+1 where the task is done and every turn was parsed, -1 for a format failure, else 0."""
+
+    name = NAME
+    in_place = True
+    """So that no sandbox is opened for it: it looks at none."""
+    settings = Expected
+
+    async def grade(self, settings: Expected, judgement: Judgement) -> Reward:
+        """See Grader. Raises GRADER_FAILED for what is no record of this site."""
+        return graded(settings, read_handed(judgement.submission))
+
+
+def read_handed(submission: str) -> Handed:
+    """What a rollout handed in. Raises GRADER_FAILED for what is no record of a site."""
+    try:
+        return decode_whole(_HANDED, submission.encode())
+    except (Unreadable, UnicodeEncodeError) as error:
+        raise _failed(f"the submission is no record of a site: {error}") from error
+
+
+def graded(expected: Expected, handed: Handed) -> Reward:
+    """The reward. Raises GRADER_FAILED as SitesGrader."""
+    if handed.records is None or handed.records.keys() != expected.records.keys():
+        raise _failed(f"the records are none of the site {expected.site.name}")
+    wrong = differences(expected.records, handed.records)
+    checks = {f"records: {key}": key not in wrong for key in expected.records}
+    if expected.answer is not None:
+        checks["answer"] = answered(expected.answer, handed.answer or "")
+    solved = all(checks.values())
+    finished = handed.ended == ExitStatus.FINISHED
+    value = 1.0 if solved and finished and handed.parsed else 0.0
+    if handed.ended == ExitStatus.FORMAT_FAILURE:
+        value = -1.0
+    return Reward(
+        value=value,
+        resolved=solved and finished,
+        grader=NAME,
+        parts={"records": float(not wrong), "parsed": float(handed.parsed)},
+        tests={name: "PASSED" if held else "FAILED" for name, held in checks.items()},
+        detail="; ".join(f"{key}: {said}" for key, said in wrong.items())[:2000],
+    )
+
+
+def differences(expected: Records, found: Records) -> dict[str, str]:
+    """Where the records differ, a sentence each. What was done beside the task is a difference."""
+    return {
+        key: f"should be {_short(value)}, is {_short(found[key])}"
+        for key, value in expected.items()
+        if found[key] != value
+    }
+
+
+def answered(answer: Answer, said: str) -> bool:
+    """Whether the answer says the value, and names no other: of numbers, that it is the only one; of names,
+    that it stands there in whole words and none of the wrong answers does. Case, space and units do not
+    count."""
+    if len(said) > LONGEST:
+        return False
+    if _NUMBER.fullmatch(answer.value):
+        return [_plain(each) for each in _NUMBER.findall(said)] == [_plain(answer.value)]
+    if not _stands(answer.value, said):
+        return False
+    rest = _without(answer.value, said)
+    return not any(_stands(other, said if _stands(answer.value, other) else rest) for other in answer.others)
+
+
+def _plain(number: str) -> str:
+    if _THOUSANDS.fullmatch(number):
+        number = number.replace(",", "")
+    whole, point, part = number.partition(".")
+    part = part.rstrip("0")
+    return f"{whole}{point}{part}" if part else whole
+
+
+def _tokens(text: str) -> list[str]:
+    return [each.strip(".,:-").casefold() for each in _WORDS.findall(text) if each.strip(".,:-")]
+
+
+def _places(value: str, said: str) -> list[int]:
+    wanted, words = _tokens(value), _tokens(said)
+    return [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
+
+
+def _stands(value: str, said: str) -> bool:
+    return bool(_places(value, said))
+
+
+def _without(value: str, said: str) -> str:
+    wanted, words = len(_tokens(value)), _tokens(said)
+    for at in reversed(_places(value, said)):
+        del words[at : at + wanted]
+    return " ".join(words)
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) < 300 else f"{text[:300]}..."
+
+
+def _failed(why: str) -> InfrastructureError:
+    return InfrastructureError(AbortCause.GRADER_FAILED, why)
