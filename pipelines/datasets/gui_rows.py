@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import LAYOUT, MARK
-from orchard.pipelines.datasets.importing import Foreign, thought
+from orchard.pipelines.datasets.importing import Foreign, read_released, thought
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, node_id
 from orchard.schemas.outcomes import ExitStatus
@@ -26,7 +25,6 @@ from orchard.workers.pictures import NotAPicture, read_picture
 
 COLUMNS = ("messages", "images", "reward", "status", "metadata")
 SOURCE = "orchard-gui"
-_READ_ROWS = 16
 
 
 class _Own(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from orchard.workers.large_messages import slimmed
 
 LAYOUT = "orchard-swe"
 SOURCE = "orchard/dataset/import"
-_READ_ROWS = 64
+_READ_ROWS = 16
 _COLUMNS = ("messages", "tools", "metadata")
 
 

@@ -218,6 +218,10 @@ def litellm_over(url: str) -> ModuleType:
     return found
 
 
+def of_the_package() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] in ("litellm", "minisweagent")]
+
+
 class World:
     """Both agents, one endpoint, one directory."""
 
@@ -229,9 +233,8 @@ class World:
         patch.setenv("MSWEA_SILENT_STARTUP", "1")
         patch.setenv("MSWEA_COST_TRACKING", "ignore_errors")
         patch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(directory / "nobody"))
-        for name, module in [*sys.modules.items()]:
-            if name.partition(".")[0] in ("litellm", "minisweagent") and module:
-                patch.delitem(sys.modules, name)
+        for name in of_the_package():
+            patch.delitem(sys.modules, name)
         patch.setitem(sys.modules, "litellm", litellm_over(endpoint.url))
         from minisweagent.agents.default import DefaultAgent
         from minisweagent.config import builtin_config_dir
@@ -340,6 +343,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield World(tmp_path_factory.mktemp("episodes"), endpoint, patch)
         endpoint.server.shutdown()
         endpoint.server.server_close()
+        # What was first imported here belongs to exceptions that are not those of before.
+        for name in of_the_package():
+            del sys.modules[name]
 
 
 ENDS = {
