@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.claw import AuditEntry, ClawWorld, Records
-from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.claw.arguments import complaint
+from orchard.workers.claw.arguments import complaint, read_arguments
 from orchard.workers.claw.declaring import (
     BAD_ARGUMENTS,
     NOT_FOUND,
@@ -87,7 +86,7 @@ class Services:
         is asked is answered."""
         number = len(self.audit) + 1
         now = self._world.now + timedelta(seconds=number)
-        given, wrong = _read(arguments)
+        given, wrong = read_arguments(arguments)
         offer = self.offers.get(tool)
         injected = self._injection.draw(number) if offer else None
         status, response = 200, None
@@ -138,17 +137,6 @@ class Services:
 def _copied(value: Any) -> Any:
     """A copy of JSON data, which this way takes a tenth of `copy.deepcopy`."""
     return msgspec.json.decode(msgspec.json.encode(value))
-
-
-def _read(arguments: str | Record) -> tuple[Any, str]:
-    """The arguments as values, and what is wrong with them."""
-    if not isinstance(arguments, str):
-        return arguments, ""
-    try:
-        given = decode_text(arguments or "{}")
-    except Unreadable as error:
-        return arguments, f"the arguments are not JSON: {error}"
-    return given, ""
 
 
 def _offers(world: ClawWorld) -> dict[str, Offer]:
