@@ -175,9 +175,10 @@ def _collected(
         "required": list(collection.required),
     }
     found: dict[str, Record] = {}
+    times = frozenset(collection.times)
     for place, record in enumerate(records):
         try:
-            whole = resolved(record, world.now, frozenset(collection.times))
+            whole = resolved(record, world.now, times)
         except ValueError as error:
             raise BadWorld(f"{where(place)}: {error}") from error
         key = whole.get(collection.id, f"{collection.one}_{place + 1:03d}x")

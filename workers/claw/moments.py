@@ -47,7 +47,7 @@ def resolved(value: Any, now: datetime, times: frozenset[str] = frozenset(), nam
             if (at := moment(value, now)) is None:
                 at = read_time(value)
             return at.isoformat()
-        case str():
+        case str() if "{{" in value:
             return _IN_TEXT.sub(lambda found: _date(found, now), value)
         case _:
             return value
