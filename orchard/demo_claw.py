@@ -74,9 +74,9 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Count = 2
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
     shape: str = "tiny-test"
-    drills: Count = 3000
+    drills: Count = 4000
     """Conversations that the base learns to copy from."""
-    drill_epochs: Count = 8
+    drill_epochs: Count = 6
     epochs: Count = 12
     """Of fine-tuning."""
     batch: Count = 8

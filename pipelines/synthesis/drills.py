@@ -7,7 +7,7 @@ the words of errands, but no errand, world or test script is among them.
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from orchard.pipelines.synthesis.errands import HANDLES, MONTHS
@@ -19,8 +19,6 @@ _NUMBERS = 0.15
 """Share of the words that are numbers."""
 _TOOLS = ("note_add", "list_add", "find", "tag_set", "log_put")
 _KEYS = ("query", "text", "to", "subject", "count", "day")
-_MOST_DRILLS = 3
-"""Of one conversation."""
 
 Messages = list[dict[str, Any]]
 
@@ -29,11 +27,7 @@ def drills(seed: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Conversations with their numbers, in the layout that `importing.released` reads."""
     for number in range(count):
         dice = random.Random(f"{seed}-drill-{number}")
-        messages: Messages = []
-        for _ in range(dice.randrange(1, _MOST_DRILLS + 1)):
-            messages += dice.choice((_repeated, _repeated, _looked_up, _called))(dice)
-        if messages[-1]["role"] == "tool":
-            messages.append({"role": "assistant", "content": "Done."})
+        messages = dice.choice((_repeated, _repeated, _looked_up, _called))(dice)
         named = {call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
         tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(named)]
         metadata = {
@@ -97,6 +91,7 @@ def _called(dice: random.Random) -> Messages:
         _user(f"{tool}: {text}"),
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call-0", "content": "ok"},
+        _said("Done."),
     ]
 
 

