@@ -73,7 +73,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slots: Count = 4
     workers: Count = 2
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
-    shape: str = "tiny-far"
+    shape: str = "tiny-test"
     drills: Count = 4000
     """Conversations that the base learns to copy from."""
     drill_epochs: Count = 6
