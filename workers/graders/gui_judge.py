@@ -3,11 +3,10 @@
 import asyncio
 
 from orchard.schemas.gui import GuiOutcome, reward
-from orchard.schemas.judging import GuiJudging
+from orchard.schemas.judging import GuiJudging, Verdict
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.plugin import Judgement
-from orchard.workers.judges.interface import Verdict
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.judges.screens import NoOutcome, read_outcome, rule_outcome
 
