@@ -37,6 +37,11 @@ class Tables:
         self._position = -1
         self._looked = 0.0
 
+    @property
+    def reached(self) -> int:
+        """The sequence that the last answer was complete up to."""
+        return self._position
+
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """What `work(connection, *arguments)` returns. Raises StorageError, and what `work` raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work, arguments)
