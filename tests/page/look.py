@@ -39,6 +39,10 @@ _REACHABLE = """() => {
     addEventListener("focusin", event => window.left.delete(event.target));
     return window.left.size;
 }"""
+_LOADED = """async () => {
+    const seen = [...document.images].filter(each => each.getBoundingClientRect().top < innerHeight);
+    await Promise.all(seen.map(each => each.decode().catch(() => null)));
+}"""
 _LEFT = "() => [...window.left].map(each => each.outerHTML.slice(0, 120))"
 _SIZE = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 _ONE = {
@@ -157,6 +161,7 @@ async def looked_at(store: Path, out: Path, *, only: str = "", axe: bool = True)
             async with tab(browser, url, WIDE if width == 1280 else NARROW, theme) as watched:
                 for name, path in paths.items():
                     await watched.page.goto(url + path)
+                    await watched.page.evaluate(_LOADED)
                     file = out / f"{name}-{width}-{theme}.png"
                     await watched.page.screenshot(path=file, full_page=False)
                     if axe:
