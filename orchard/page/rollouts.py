@@ -331,10 +331,9 @@ def answer(tables: duckdb.DuckDBPyConnection, words: Words, query: Query, positi
     if wanted.words or tool:
         complete = words.step(tables, position)
         read = 1.0 if complete else words.upto / position
-        tables.execute(
-            "create or replace temp table _among as select unnest($found::bigint[]) as sequence",
-            {"found": words.rollouts(wanted)},
-        )
+        tables.execute("create or replace temp table _among (sequence bigint)")
+        for some in words.rollouts(wanted):
+            tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
         where.append(_AMONG)
     which = " and ".join(where)
     return Answer(page_of(tables, query, which), summary_of(tables, query, which), choices(tables), read)

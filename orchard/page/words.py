@@ -7,6 +7,7 @@ with each later search, and stays for the next server. Nobody who does not searc
 import re
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ STEP_SECONDS = 0.3
 """Of a processor, that one step takes, about: other questions wait as long."""
 WINDOW = 4_000
 """Sequences of the first step, and of the shortest: less would read a file's rows again and again."""
+AT_ONCE = 10_000
 MOST = 1 << 20
 """Messages of a rollout that are told apart."""
 _CACHE_KB = 12_000
@@ -87,8 +89,9 @@ class Words:
             self._file.unlink(missing_ok=True)
             return self._step(tables, position)
 
-    def rollouts(self, wanted: Wanted) -> list[int]:
-        """Sequences of the requests of the rollouts that have it, as far as messages are read."""
+    def rollouts(self, wanted: Wanted) -> Iterator[list[int]]:
+        """Sequences of the requests of the rollouts that have it, as far as messages are read; some at a
+        time, since all may be millions."""
         assert self._index is not None, "`step` comes first"
         asked, values = [], []
         if wanted.words:
@@ -97,7 +100,9 @@ class Words:
         if wanted.tool:
             asked.append("select asked from used where tool = ?")
             values.append(wanted.tool)
-        return [row[0] for row in self._index.execute(" intersect ".join(asked), values)]
+        found = self._index.execute(" intersect ".join(asked), values)
+        while rows := found.fetchmany(AT_ONCE):
+            yield [row[0] for row in rows]
 
     def close(self) -> None:
         """The file stays."""

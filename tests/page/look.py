@@ -21,6 +21,8 @@ from tests.page.conftest import served
 
 CHROMIUM = "/usr/bin/chromium"
 ROOT = ["--no-sandbox"] if os.geteuid() == 0 else []
+PICTURES = Path(__file__).parents[2] / "build" / "page-pictures"
+"""Of the stores that `make test-all` looks at."""
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 AXE = Path(sys.prefix) / ".axe" / "package" / "axe.min.js"
 """`make test-all` fetches it from npm."""

@@ -1,5 +1,7 @@
 """The page in a real Chromium: nothing of what it shows runs, breaks the layout or leaves this machine."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import pytest_asyncio
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
+from tests.page import big
 from tests.page.conftest import served, stored
 from tests.page.gallery import gallery
 from tests.page.hostile import hostile_events, overviews, payloads
-from tests.page.look import NARROW, WIDE, chromium, looked_at, tab
+from tests.page.look import NARROW, PICTURES, WIDE, chromium, looked_at, tab
 from tests.page.test_page import talk_of
 from tests.trajectory_log import Author
 
@@ -89,7 +92,23 @@ async def test_no_page_of_a_small_store_is_wrong(tmp_path: Path) -> None:
     """At both widths and in both themes: axe finds nothing serious, nothing is broader than the window."""
     events = [*gallery(BlobStore(tmp_path / "store")), *talk_of(Author("talk"), 6)]
     store = await stored(tmp_path, events)
-    assert await looked_at(store, tmp_path / "pictures") == []
+    assert await looked_at(store, PICTURES / "gallery") == []
+
+
+@pytest.mark.timeout(3600)
+async def test_no_page_of_a_hundred_thousand_rollouts_is_wrong(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await asyncio.to_thread(big.fill, store)
+    assert await looked_at(store, PICTURES / "large") == []
+
+
+@pytest.mark.timeout(3600)
+async def test_no_page_of_the_quick_start_is_wrong(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ("--store", str(store), "quickstart", "--tasks", "3", "--samples", "2", "--workers", "2")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "orchard", *words)
+    assert await process.wait() == 0
+    assert await looked_at(store, PICTURES / "quick-start") == []
 
 
 async def test_an_open_page_shows_what_is_committed(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """A report is a folder that needs nothing else, and gives no key away."""
 
 import re
+import time
 from html import unescape
 from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.async_api import async_playwright
 
 from orchard.page.report import UnknownReport, write_report
 from orchard.schemas import events as e
@@ -15,8 +15,10 @@ from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome
 from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
+from tests.benchmarks.million import Plan, fill_store
+from tests.page.big import append
 from tests.page.conftest import stored
-from tests.page.look import CHROMIUM, ROOT
+from tests.page.look import chromium
 from tests.trajectory_log import Author
 
 KEY = "ghp_" + "a1B2" * 9
@@ -152,8 +154,7 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
     write_report(str(store), "mailed", out)
     asked: list[str] = []
     said: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ROOT)
+    async with chromium() as browser:
         page = await browser.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
@@ -163,6 +164,33 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
         await page.locator("article.turn").first.wait_for()
         await page.keyboard.press("?")
         assert await page.locator("dialog").is_visible()
-        await browser.close()
     assert said == []
+    assert [url for url in asked if not url.startswith(out.as_uri())] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_thousand_rollouts_can_be_mailed(tmp_path: Path) -> None:
+    """Under 50 MB, with 40 KB of text in each, and every planted key masked and listed."""
+    store, out = tmp_path / "store", tmp_path / "out"
+    fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000), str(store))
+    author = Author("million-0")
+    planted = [author.rollout(n, [f"echo {KEY}"], resolved=True, task=f"planted-{n}") for n in range(20)]
+    append(store, [event for made in planted for event in made])
+    began = time.process_time()
+    made = write_report(str(store), "million-0", out)
+    assert time.process_time() - began < 60, "seconds of a processor, whatever else the machine does"
+    assert made.rollouts == 1_020
+    assert made.bytes == sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 50_000_000
+    assert not any(KEY in file.read_text() for file in out.rglob("*.html"))
+    listed = (out / "secrets.txt").read_text()
+    assert all(f"rollouts/{each[0].rollout_id}.html" in listed for each in planted)
+    async with chromium() as browser:
+        page = await browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        one = f"rollouts/{planted[0][0].rollout_id}.html"
+        for name in ("index.html", "rollouts.html", "tasks.html", "failures.html", "compare.html", one):
+            await page.goto((out / name).as_uri())
+            await page.locator("header.top nav").wait_for()
     assert [url for url in asked if not url.startswith(out.as_uri())] == []
