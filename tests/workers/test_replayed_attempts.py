@@ -285,23 +285,24 @@ async def test_a_dead_grading_costs_no_call(place: World) -> None:
     ]
 
 
-async def test_a_rollout_that_was_aborted_and_resumed_does_not_pay_twice_either(place: World) -> None:
+async def test_a_rollout_aborted_and_resumed_again_and_again_does_not_pay_twice_either(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), max_tries=1)
-    dying(place, rollout, 5)
-    async with place.working():
-        aborted = payload((await place.outcomes(rollout))[rollout])
-        assert isinstance(aborted, RolloutAborted)
-        async for _ in Campaigns(place.connection, place.blobs).resume("demo"):
-            pass
-        async with asyncio.timeout(SECONDS):
-            async for stored in replay(place.connection, subjects=done_subject(rollout), follow=True):
-                outcome = stored.event and payload(stored.event)
-                if isinstance(outcome, RolloutFinished):
-                    break
+    dying(place, rollout, 5, 7)
+    outcomes: list[RolloutAborted | RolloutFinished] = []
+    async with place.working(), asyncio.timeout(SECONDS):
+        async for stored in replay(place.connection, subjects=done_subject(rollout), follow=True):
+            outcome = stored.event and payload(stored.event)
+            if not isinstance(outcome, RolloutAborted | RolloutFinished):
+                continue  # reopened, by the resume
+            outcomes.append(outcome)
+            if isinstance(outcome, RolloutFinished):
+                break
+            async for _ in Campaigns(place.connection, place.blobs).resume("demo"):
+                pass
 
-    assert isinstance(outcome, RolloutFinished)
-    assert place.model.turns() == asked(t5=2)
-    assert outcome.inherited_turns == 4
+    assert [type(each) for each in outcomes] == [RolloutAborted, RolloutAborted, RolloutFinished]
+    assert place.model.turns() == asked(t5=2, t7=2)
+    assert (outcome.inherited_turns, outcome.resolved) == (6, True)
 
 
 async def test_budgets_count_what_was_inherited(place: World) -> None:

@@ -167,11 +167,13 @@ class Browsers:
         return _Started(sandbox, tabs, stack)
 
     async def _give_up(self, started: _Started) -> None:
-        await started.stack.aclose()
         try:
-            await started.sandbox.delete()
-        except SandboxError as error:
-            log.warning("a spare browser is left to its time-to-live: %s", error)
+            await started.stack.aclose()
+        finally:
+            try:
+                await started.sandbox.delete()
+            except SandboxError as error:
+                log.warning("a spare browser is left to its time-to-live: %s", error)
 
 
 @asynccontextmanager

@@ -29,13 +29,17 @@ def save(planner: Map, dice: random.Random) -> Goal:
     """Save a route."""
     start, end = dice.sample(sorted(planner.places), 2)
     mode = dice.choice(sorted(MODES))
+    return _saved(planner, f"Plan a route by {mode} from {start} to {end}, and save it.", start, end, mode)
+
+
+def _saved(planner: Map, statement: str, start: str, end: str, mode: str) -> Goal:
     planner.saved.append({"start": start, "end": end, "mode": mode})
 
     def saved(view: View) -> bool:
         return planner.saved[0] in view.records.get("saved", [])
 
     return Goal(
-        statement=f"Plan a route by {mode} from {start} to {end}, and save it.",
+        statement=statement,
         records=planner.records(),
         scenes=(
             scene("saved", click("plan", unless=saved), done("It is saved.")),
@@ -68,19 +72,8 @@ def faster(planner: Map, dice: random.Random) -> Goal:
     mode = min(times, key=lambda each: (times[each], each))
     if times[one] == times[two]:
         return save(planner, dice)
-    planner.saved.append({"start": start, "end": end, "mode": mode})
-
-    def saved(view: View) -> bool:
-        return planner.saved[0] in view.records.get("saved", [])
-
-    return Goal(
-        statement=f"Save the route from {start} to {end} by {one} or by {two}, whichever takes less time.",
-        records=planner.records(),
-        scenes=(
-            scene("saved", click("plan", unless=saved), done("It is saved.")),
-            *_planned(start, end, mode, click("save")),
-        ),
-    )
+    statement = f"Save the route from {start} to {end} by {one} or by {two}, whichever takes less time."
+    return _saved(planner, statement, start, end, mode)
 
 
 def order(planner: Map, dice: random.Random) -> Goal:
