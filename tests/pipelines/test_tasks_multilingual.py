@@ -212,3 +212,20 @@ def test_a_patch_without_a_test_to_run_is_one_sentence() -> None:
 )
 def test_parsers_have_the_names_of_the_datasets(name: str, known: str | None) -> None:
     assert parser_named(name) == known
+
+
+SWE_REBENCH_V2 = """
+    combined_test_reports java_mvn java_mvn_v2 log_ant log_cargo log_cpp log_cpp_v2 log_cpp_v3
+    log_cpp_v4 log_csharp log_dart log_dart_v2 log_dart_v3 log_elixir log_gotest log_gradle_custom
+    log_gradlew_v1 log_haskell log_haskell_v2 log_jq log_js log_js_2 log_js_3 log_js_4 log_julia
+    log_junit log_lein log_maven log_npx log_ocaml log_ocaml_v2 log_ocaml_v3 log_ocaml_v4
+    log_ocaml_v5 log_php_v1 log_phpunit log_pytest log_pytest_nebo log_pytest_v2 log_r log_r_v2
+    log_ruby_v1 log_ruby_v2 log_sbt log_scala log_scala_v2 log_scala_v3 log_swift logs_kotlin_junit
+    logs_r_junit lue_nvim
+"""
+"""The parsers that rows of SWE-rebench V2 may name, without `parse_`."""
+
+
+def test_every_parser_that_rebench_names_is_here() -> None:
+    names = SWE_REBENCH_V2.split()
+    assert [name for name in names if parser_named(f"parse_{name}") is None] == []

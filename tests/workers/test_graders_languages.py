@@ -14,7 +14,9 @@ LOGS: list[dict[str, Any]] = tomllib.loads(
 
 
 def _statuses(log: dict[str, Any]) -> dict[str, str]:
-    return {test: word.upper() for word in ("passed", "failed", "skipped") for test in log.get(word, [])}
+    return {
+        test: word.upper() for word in ("passed", "failed", "skipped", "error") for test in log.get(word, [])
+    }
 
 
 @pytest.mark.parametrize("log", LOGS, ids=[f"{number}-{log['parser']}" for number, log in enumerate(LOGS)])

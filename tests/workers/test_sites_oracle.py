@@ -175,7 +175,7 @@ def test_a_turn_does_what_is_left_on_the_page_and_scrolls_to_what_is_not_seen() 
 
 
 def test_a_tiny_policy_is_told_all_that_is_on_the_screen_in_few_tokens() -> None:
-    """Points are whole hundreds, in the thought a digit each, and still inside of the shapes of every layout."""
+    """Points are whole hundreds, in the thought a digit each, and inside of every shape of every layout."""
     for seed in range(40):
         site = msgspec.structs.replace(TINY, seed=6 * seed, layout=("scatter", "grid", "ring")[seed % 3])
         shown = Tiny(site).screens[0]

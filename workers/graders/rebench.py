@@ -4,9 +4,10 @@ A test that is reported in more ways than one has not passed: a pass replaces no
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from orchard.workers.graders.lines import Parser, lines_of
+from orchard.workers.graders.rebench_runs import RUN_PARSERS
 
 _PYTEST = ("PASSED", "FAILED", "SKIPPED", "ERROR")
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*m?s\s*\)?\s*$", re.IGNORECASE)
@@ -16,9 +17,9 @@ def _without_duration(name: str) -> str:
     return _DURATION.sub("", name).strip()
 
 
-def _by_forms(*forms: tuple[str, str], durations: bool = False) -> Parser:
+def _by_forms(*forms: tuple[str, str], clean: Callable[[str], str] = str.strip, last: bool = False) -> Parser:
     """A parser of lines of several forms: (status, form). The first form that fits a line decides; its first
-    group is the name, whose duration goes with `durations`."""
+    group is the name, once it is `clean`. With `last` a pass replaces what was said before, too."""
     patterns = [(status, re.compile(form)) for status, form in forms]
 
     def parse(log: str) -> dict[str, str]:
@@ -26,8 +27,8 @@ def _by_forms(*forms: tuple[str, str], durations: bool = False) -> Parser:
         for line in lines_of(log):
             for status, pattern in patterns:
                 if match := pattern.fullmatch(line):
-                    name = _without_duration(match[1]) if durations else match[1].strip()
-                    if name and (status != "PASSED" or name not in found):
+                    name = clean(match[1])
+                    if name and (last or status != "PASSED" or name not in found):
                         found[name] = status
                     break
         return found
@@ -126,6 +127,35 @@ def _minitest_suites(log: str) -> dict[str, str]:
     return found
 
 
+_FAILURES = f"{'=' * 35} FAILURES {'=' * 35}"
+_FAILED = re.compile(r"_{27} (.*?) _{27}")
+_plain_lines = _by_forms(
+    *((word, rf"(.*?)\s+{word}.*") for word in _PYTEST),
+    clean=lambda name: name.rpartition("::")[2],
+)
+
+
+def _plain_pytest(log: str) -> dict[str, str]:
+    """pytest's output without files and classes: ids are what stands behind the last `::`."""
+    lines, _, failures = log.partition(_FAILURES)
+    listed = (_FAILED.fullmatch(line) for line in lines_of(failures))
+    return _plain_lines(lines) | {match[1]: "FAILED" for match in listed if match}
+
+
+_LOST_COLOUR = re.compile(r"\[\d{1,2}m")
+_scala_marks = _by_forms(
+    ("FAILED", r"x\s+(.*?)\s+[\d.]+[mμn]?s"), ("PASSED", r"\+\s+(.*?)\s+[\d.]+[mμn]?s"), last=True
+)
+
+_DART = r"\d+:\d+\s+\+\d+(?:\s+-\d+)?:\s+"
+_OCAML = {
+    **dict.fromkeys(("OK", "PASS"), "PASSED"),
+    **dict.fromkeys(("FAIL", "FAILED"), "FAILED"),
+    **dict.fromkeys(("SKIP", "SKIPPED", "TODO"), "SKIPPED"),
+    "[A-Z]+": "ERROR",
+}
+
+
 _NO_TEST = r"(?!.*(?:Test suite |Linking |Building |Running  ))"
 
 
@@ -140,7 +170,7 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
         ("FAILED", r"[⨯xX]\s+(.+)"),
         ("SKIPPED", r"-\s+(.+)"),
         ("PASSED", r"[✓✔]\s+(.+)"),
-        durations=True,
+        clean=_without_duration,
     ),
     "tasty-or-hspec": _by_forms(
         ("PASSED", _NO_TEST + r"(.+?)\s*:\s*(?:OK|PASS)\b.*"),
@@ -162,16 +192,19 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
         ("FAILED", r"\d+\)\s+(.*):"),
         ("FAILED", r"\[W\]\s*\d+\)\s+(.*)"),
         ("PASSED", r"✔\s+(.*)"),
-        durations=True,
+        clean=_without_duration,
     ),
     "mocha-numbered": _by_forms(
-        ("SKIPPED", r"-\s+(.*)"), ("FAILED", r"\d+\)\s+(.*)"), ("PASSED", r"✔\s+(.*)"), durations=True
+        ("SKIPPED", r"-\s+(.*)"),
+        ("FAILED", r"\d+\)\s+(.*)"),
+        ("PASSED", r"✔\s+(.*)"),
+        clean=_without_duration,
     ),
     "marks": _by_forms(
         ("PASSED", r"[✔✓]\s*(?:\[[^\]]*\]:\s*)?(.*)"),
         ("FAILED", r"[✘✖×]\s*(?:\[[^\]]*\]:\s*)?(.*)"),
         ("SKIPPED", r"[○◌◦⚪]\s*(?:\[[^\]]*\]:\s*)?(.*)"),
-        durations=True,
+        clean=_without_duration,
     ),
     "tap-nested": _tap_nested,
     "ctest": _by_forms(
@@ -208,5 +241,32 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
     "junit-class-name": _junit_named("{owner} {name}"),
     "junit-name-class": _junit_named("{name} ({owner})"),
     "surefire": _surefire,
+    "plain-pytest": _plain_pytest,
+    "test-words": _by_forms(
+        *((word.upper(), rf"Test\s+(.*?)\s+{word}") for word in ("passed", "failed", "skipped"))
+    ),
+    "mocha-npx": _by_forms(
+        ("PASSED", r"✔\s+(.+?)(?:\s+\(\d+(?:ms)?\))?"),
+        ("FAILED", r"\d+\)\s+(.+?)(?:\s+\([^)]+\))?"),
+        last=True,
+    ),
+    "dart-lines": _by_forms(
+        ("ERROR", r"\d+:\d+\s+\+\d+\s+-\d+:\s+loading\s+(/[^:]+\.dart)\s+\[E\]"),
+        ("FAILED", _DART + r"(/[^:]+\.dart:\s+.+?)\s+\[E\]"),
+        ("PASSED", _DART + r"(/[^:]+\.dart:\s+.+)"),
+    ),
+    "scalatest": _by_forms(
+        ("FAILED", r"\[info\]\s+-\s+(.*?)\s+\*{3}\s+FAILED\s+\*{3}\s+\([^)]+\)"),
+        ("SKIPPED", r"\[info\]\s+-\s+(.*?)\s+!!!\s+CANCELED\s+!!!\s+\([^)]+\)"),
+        ("SKIPPED", r"\[info\]\s+-\s+(.*?)\s+!!!\s+IGNORED\s+!!!.*"),
+        ("PASSED", r"\[info\]\s+-\s+(.*?)\s+\([^)]+\)"),
+    ),
+    "scala-marks": lambda log: _scala_marks(_LOST_COLOUR.sub("", log)),
+    "alcotest": _by_forms(
+        *((status, rf"\[{word}\]\s+(.*?\s+\d+\s+.+)") for word, status in _OCAML.items()),
+        clean=lambda name: " ".join(name.split()),
+    ),
+    "status-name": _by_forms(*((word, rf"{word}\s+(\S.*?)(?:\s{{2,}}.*)?") for word in _PYTEST)),
+    **RUN_PARSERS,
 }
 """By the names tasks use."""
