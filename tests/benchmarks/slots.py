@@ -1,7 +1,7 @@
 """What a slot of a worker costs: memory and processor time of one process with 1, 16 and 32 slots at work.
 
-`python -m tests.benchmarks.slots`: campaigns of the oracle over tiny tasks, real sandboxes, real graders. Told are
-seconds of the processor and bytes, which a busy machine changes little.
+`python -m tests.benchmarks.slots`: campaigns of the oracle over tiny tasks, real sandboxes and graders. Bytes
+and seconds of the processor, which a busy machine changes little.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 async def measured(store: Path, slots: int) -> str:
     """A row of the table."""
-    rollouts = max(16, 3 * slots) // TASKS * TASKS
+    rollouts = max(8, 2 * slots) // TASKS * TASKS
     session = session_for(store)
     async with pipeline(store, workers=1, slots=slots):
         async with session.sandboxes() as client:
