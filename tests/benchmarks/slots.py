@@ -44,10 +44,8 @@ async def measured(store: Path, slots: int) -> str:
             async for _ in Campaigns(connection, session.blobs).submit(spec_of(refs, rollouts)):
                 pass
             await world.follow()
-            peak = full = 0
+            peak = 0
             while world.outcomes.settled < rollouts:
-                open_now = world.outcomes.begun.total() - world.outcomes.ended.total()
-                full = max(full, open_now)
                 with suppress(psutil.NoSuchProcess):
                     peak = max(peak, worker.memory_info().rss)
                 await asyncio.sleep(0.2)
@@ -58,14 +56,14 @@ async def measured(store: Path, slots: int) -> str:
     with open_tables(str(store)) as tables:
         turns = tables.sql("select count(*) from events where type = 'llm.called'").fetchall()[0][0]
     return (
-        f"| {slots} | {full} | {rollouts} | {turns} | {idle / MIB:.0f} | {peak / MIB:.0f} "
-        f"| {(peak - idle) / MIB / full:.1f} | {seconds / rollouts:.2f} | {1000 * seconds / turns:.0f} |"
+        f"| {slots} | {rollouts} | {turns} | {idle / MIB:.0f} | {peak / MIB:.0f} | {seconds / rollouts:.2f} "
+        f"| {1000 * seconds / turns:.0f} |"
     )
 
 
 def main() -> None:
     """The table, and how busy the machine was."""
-    say("| slots | at work | rollouts | turns | MiB idle | MiB peak | MiB a slot | s a rollout | ms a turn |")
+    say("| slots | rollouts | turns | MiB idle | MiB at most | s a rollout | ms a turn |")
     for slots in SLOTS:
         with tempfile.TemporaryDirectory(prefix="orchard-slots-") as place:
             say(asyncio.run(measured(Path(place) / "store", slots)))
