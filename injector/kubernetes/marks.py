@@ -35,6 +35,10 @@ FAILED = "orchard/failed"
 EGRESS = "orchard/egress"
 """What it may reach, as it was when the Pod was made (`grants.Place`s)."""
 
+KEPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+"""Annotations of a sandbox: who tidies up nodes leaves it where it is. It lives no longer than
+`max_lifetime`; a warm Pod that nobody has claimed may go."""
+
 MANAGED_BY = {"app.kubernetes.io/managed-by": "orchard"}
 
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
@@ -141,7 +145,7 @@ def claim_marks(sandbox: str, birth: Birth) -> Manifest:
     """The metadata that make a Pod a sandbox."""
     return {
         "labels": {SANDBOX: sandbox, **user_labels(birth.request.labels)},
-        "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at)},
+        "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at), **KEPT},
     }
 
 

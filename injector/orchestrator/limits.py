@@ -15,6 +15,7 @@ from orchard.injector.errors import SandboxRequestInvalid
 
 OPEN = "open"
 """Stands for the key where none is asked for."""
+REQUESTS = "requests"
 OVERLOAD = "overload"
 RETRY_OVERLOAD = 1.0
 RETRY_CONCURRENT = 1.0
@@ -33,13 +34,16 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Requests at once after a pause; None: what a second allows, at least one."""
     concurrent_requests: int | None = None
     """Being handled at the same time, waits and terminals included."""
+    waiting_requests: int = 0
+    """Requests beyond `concurrent_requests`, this key's or all keys', that wait for their turn at a replica;
+    what is beyond these too is refused."""
     sandboxes: int | None = None
     """That have not failed, at the same time, at all replicas together."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value != default and not 0 < value < math.inf:
                 raise ValueError(f"`{name}` must be more than zero")
         if self.burst is not None and self.requests_per_second is None:
             raise ValueError("`burst` needs `requests_per_second`")
@@ -49,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A file of limits."""
 
     concurrent_requests: int | None = None
-    """Of all keys together, at one replica; beyond it requests are refused with 503. None: no limit."""
+    """Of all keys together, at one replica; what is beyond waits, or is refused with 503. None: no limit."""
     default: KeyLimits = KeyLimits()
     keys: dict[str, KeyLimits] = {}
     """By the name of the key (`name_of`), in place of `default`."""
@@ -83,6 +87,11 @@ class Excess(NamedTuple):
     def reason(self) -> str:
         """The word for programs."""
         return self.limit if self.limit == OVERLOAD else f"limit_{self.limit}"
+
+    @property
+    def passing(self) -> bool:
+        """Whether it ends when other requests do."""
+        return self.limit in (REQUESTS, OVERLOAD)
 
     @property
     def status(self) -> int:
@@ -146,7 +155,7 @@ class Admission:
         limits, handled = self.of(name), self._handled.get(name, 0)
         if limits.concurrent_requests is not None and handled >= limits.concurrent_requests:
             detail = f"this key has {handled} requests that are being handled, as many as it may"
-            return Excess("requests", detail, RETRY_CONCURRENT)
+            return Excess(REQUESTS, detail, RETRY_CONCURRENT)
         if self._limits.concurrent_requests is not None:
             free = self._limits.concurrent_requests - self._total
             if free <= 0 or (self._shared and handled >= SHARE * free):

@@ -42,6 +42,9 @@ class Metrics:
         self._in_flight_by_key = gauge(
             "orchard_sandbox_requests_in_flight_by_key", "Requests being handled, by key.", ("key",)
         )
+        self._waiting = gauge(
+            "orchard_sandbox_requests_waiting", "Requests that wait for their turn, by key.", ("key",)
+        )
         self._refused = count(
             "orchard_sandbox_requests_refused",
             "Requests refused for a limit: rate, requests, sandboxes, overload.",
@@ -73,6 +76,12 @@ class Metrics:
         """Around the handling of a request with the key of this name."""
         self._by_key.labels(self._names[key]).inc()
         with self._in_flight_by_key.labels(self._names[key]).track_inprogress():
+            yield
+
+    @contextmanager
+    def waiting(self, key: str) -> Iterator[None]:
+        """Until a request with the key of this name is let in or refused."""
+        with self._waiting.labels(self._names[key]).track_inprogress():
             yield
 
     def refused(self, key: str, limit: str) -> None:

@@ -23,6 +23,7 @@ from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
 from orchard.injector.orchestrator.metrics import Metrics
 from orchard.injector.orchestrator.ownership import Ownership
 from orchard.injector.orchestrator.refusals import Invalid, OverLimit
+from orchard.injector.orchestrator.turns import Turns
 
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
 """Answered without a key."""
@@ -94,7 +95,7 @@ class Door(NamedTuple):
 
 def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
     """Request id, origin, key, limits, owner, errors, figures and log around every handler."""
-    admission = door.admission
+    turns = Turns(door.admission)
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -137,7 +138,8 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         resource = request.match_info.route.resource
         pattern = "" if resource is None else resource.canonical
         counted = (request.method, pattern) not in KEPT_ALIVE
-        excess = admission.enter(who, time.monotonic(), counted=counted)
+        with metrics.waiting(who):
+            excess = await turns.enter(who, counted=counted)
         if excess is not None:
             metrics.refused(who, excess.limit)
             return _too_much(excess)
@@ -148,7 +150,7 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
             metrics.refused(who, error.excess.limit)
             return _too_much(error.excess)
         finally:
-            admission.leave(who)
+            turns.leave(who)
 
     return around
 

@@ -14,8 +14,10 @@ from orchard.cli.processes import start_logging
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
+from orchard.pipelines.rl.barren import stop_barren
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
 from orchard.pipelines.rl.hacks import hack_rates
+from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.schemas.events import payload
@@ -64,15 +66,21 @@ async def _run(session: Session, config: Path) -> None:
 
     settings = read_settings(config)
     server = server_address(session, settings)
-    _, start = await enter(session, settings)
+    plan, start = await enter(session, settings)
     told: set[int] = set()
     with Tracking(session.config.tracking, session.directory) as tracking:
         showing = asyncio.create_task(_show_steps(session, settings, start, told, tracking))
+        stopping = asyncio.create_task(_stop_barren(session, plan, start, settings.patience))
+        working = asyncio.create_task(Processes(session, settings, config, server).run())
         try:
-            await Processes(session, settings, config, server).run()
+            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                stopping.result()
+            await working
             await showing
         finally:
-            await end(showing)
+            for task in (working, stopping, showing):
+                await end(task)
     from orchard.pipelines.rl.curves import plot_curves
 
     async with session.connection("rl") as connection:
@@ -80,6 +88,14 @@ async def _run(session: Session, config: Path) -> None:
     with open_tables(session.config.store) as tables:
         plot_curves(tables, [settings.run], Path(settings.out) / "curves.png")
     _warn(session.config.store, settings, told)
+
+
+async def _stop_barren(session: Session, plan: RunPlan, start: int, patience: int | None) -> None:
+    def say(line: str) -> None:
+        console.print(f"[yellow]{line}[/]", highlight=False)
+
+    async with session.connection("rl") as connection:
+        await stop_barren(connection, plan, start, patience, say)
 
 
 async def _show_steps(

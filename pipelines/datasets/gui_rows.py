@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.gui import LAYOUT, MARK
+from orchard.pipelines.datasets.exporters.gui import LAYOUT
+from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.importing import Foreign, read_released, thought
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, node_id

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.schemas.groups import GroupAssembled
 from orchard.schemas.outcomes import RolloutStatus
@@ -133,7 +134,13 @@ LAYOUTS: dict[str, Layout] = {"slime": slime_samples, "prime-rl": prime_samples,
 
 
 def _members(group: GroupAssembled, members: Members) -> Iterator[tuple[Any, Sequence[TokenSequence], float]]:
-    """Each member with its sequences and its advantage within the group."""
+    """Each member with its sequences and its advantage within the group. Raises RunError for pictures, which
+    the records have no place for: their tokens alone would train a model that sees nothing."""
+    if any(row.images for rows in members for row in rows):
+        raise RunError(
+            f"group {group.group_id} has pictures, and no layout of another trainer has them here: train it "
+            "with `orchard rl`, or export a dataset of the run as slime, verl-sft or orchard-gui"
+        )
     rewards = [member.reward for member in group.members]
     found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards))
     yield from zip(group.members, members, found, strict=True)

@@ -105,6 +105,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Groups that are asked for, as a multiple of those that a step needs."""
     max_in_flight: Count = 512
     """Rollouts that are asked for at once."""
+    patience: Annotated[Count, Unit("rollouts")] | None = None
+    """Rollouts without a group to learn from after which `orchard rl` stops, as where the policy never
+    succeeds; None: as many as ten steps ask for at most."""
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
     """Policy versions that a group's oldest token may be behind."""
 
@@ -211,11 +214,12 @@ def read_settings(file: Path) -> RlSettings:
 
 
 def settings_hash(settings: RlSettings) -> str:
-    """32 hexadecimal digits over what the result depends on: not over paths, threads and what is kept."""
+    """32 hexadecimal digits over what the result depends on: not over paths, threads, what is kept and when a
+    run stops."""
     told = msgspec.to_builtins(
         msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )
-    del told["hack_limit"]
+    del told["hack_limit"], told["patience"]
     # What holds counts, not whether it was written out: runs of before keep their hash.
     told["loss"] = told_loss(settings.loss)
     if settings.bar.max_aborts is None:

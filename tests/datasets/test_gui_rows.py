@@ -14,13 +14,14 @@ from PIL import Image as Canvas
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import GUI
-from orchard.pipelines.datasets.exporters.write import NO_PICTURES, export
+from orchard.pipelines.datasets.exporters.write import SPELLED, export
 from orchard.pipelines.datasets.gui_rows import read_gui_rows
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
+from orchard.workers.pictures import picture_of_url
 from tests.datasets.test_pictured import settings
 from tests.gui_log import CAPTION, CLOSED, OPENED, SCREEN, GuiAuthor, screen
 
@@ -86,9 +87,45 @@ async def test_rows_go_out_come_in_and_go_out_equal(keep, connection, tmp_path: 
     assert [theirs[name] for name in ("task_id", "website", "step")] == ["g2", "map", 1]
     assert list(read_rows(tmp_path / "first"))[1].images == list(read_rows(tmp_path / "second"))[1].images
 
-    told = export(tmp_path / "first", "messages", tmp_path / "texts")
-    assert told.lost[NO_PICTURES] == 5
-    assert "<image>" in rows_of(told.file)[0]["messages"][1]["content"]
+
+async def test_other_programs_get_the_pictures_in_the_order_of_their_marks(
+    keep, tmp_path: Path, seeing: str
+) -> None:
+    author = GuiAuthor(BlobStore(tmp_path / "store"))
+    store = await keep(
+        [*author.played("g1", 3, last=2), *author.played("g2", 1, words="A page that spells <image>.")]
+    )
+    dataset = tmp_path / "first"
+    build(store, settings(seeing, tmp_path), dataset)
+    shown = [row.images for row in read_rows(dataset)]
+    assert [len(images) for images in shown] == [1, 2, 2, 1]
+    blobs = BlobStore(dataset)
+
+    told = export(dataset, "verl-sft", tmp_path / "verl")
+    rows = rows_of(told.file)
+    assert (told.records, told.left_out, told.lost[SPELLED]) == (3, 1, 1)
+    for row, images in zip(rows, shown, strict=False):
+        assert "".join(message["content"] for message in row["messages"]).count("<image>") == len(images)
+        assert [image["bytes"] for image in row["images"]] == [blobs.read(sha256) for sha256 in images]
+
+    lines = export(dataset, "slime", tmp_path / "slime").file.read_text().splitlines()
+    for line, images in zip(lines, shown, strict=False):
+        row = json.loads(line)
+        assert "".join(message["content"] for message in row["messages"]).count("<image>") == len(images)
+        read = [picture_of_url(url) for url in row["images"]]
+        assert [picture and picture.data for picture in read] == [blobs.read(sha256) for sha256 in images]
+
+    # A prompt ends before the first answer: of each row the pictures that were seen by then. The third row's
+    # window has left the first picture out, and what the fourth spells is in its answer.
+    prompts = rows_of(export(dataset, "verl-rl", tmp_path / "rl").file)
+    assert [len(row["images"]) for row in prompts] == [
+        "".join(message["content"] for message in row["prompt"]).count("<image>") for row in prompts
+    ]
+    assert [len(row["images"]) for row in prompts] == [1, 1, 0, 1]
+
+    with pytest.raises(DatasetError, match="choose one of slime, verl-sft, verl-rl, orchard-gui"):
+        export(dataset, "prime-rl", tmp_path / "prime")
+    assert not (tmp_path / "prime").exists()
 
 
 def written(place: Path, rows: list[dict[str, Any]]) -> Path:

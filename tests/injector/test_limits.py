@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchard.injector.errors import SandboxOverLimit, SandboxRequestInvalid
-from orchard.injector.orchestrator.limits import OVERLOAD, Admission, Bucket, KeyLimits, Limits, load, name_of
+from orchard.injector.orchestrator.limits import (
+    OVERLOAD,
+    REQUESTS,
+    Admission,
+    Bucket,
+    KeyLimits,
+    Limits,
+    load,
+    name_of,
+)
+from orchard.injector.orchestrator.turns import Turns
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -71,6 +81,65 @@ def test_what_lets_go_is_never_refused() -> None:
     assert admission.enter("a", 0.0, counted=False) is None
 
 
+async def test_ten_thousand_at_once_wait_for_their_turn_and_none_is_refused() -> None:
+    limits = Limits(
+        concurrent_requests=48, default=KeyLimits(concurrent_requests=32, waiting_requests=10_000)
+    )
+    turns, served, most = Turns(Admission(limits, keys=2)), dict[str, list[int]](a=[], b=[]), 0
+    handled = 0
+
+    async def ask(key: str, number: int) -> None:
+        nonlocal handled, most
+        assert await turns.enter(key) is None
+        handled, most = handled + 1, max(most, handled + 1)
+        await asyncio.sleep(0)
+        served[key].append(number)
+        handled -= 1
+        turns.leave(key)
+
+    await asyncio.gather(*(ask(key, number) for number in range(5_000) for key in "ab"))
+
+    assert served == {key: list(range(5_000)) for key in "ab"}, "each key's in their order"
+    assert most <= 48
+
+
+async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
+    admission = Admission(Limits(concurrent_requests=1, default=KeyLimits(waiting_requests=2)))
+    turns, order = Turns(admission), list[str]()
+    assert await turns.enter("a") is None
+
+    async def ask(key: str) -> None:
+        assert await turns.enter(key) is None
+        order.append(key)
+        turns.leave(key)
+
+    tasks = [asyncio.create_task(ask(key)) for key in "aabb"]
+    await asyncio.sleep(0)
+    refused = await turns.enter("a")
+    assert refused is not None and (refused.limit, refused.status) == (REQUESTS, 429)
+    assert await turns.enter("a", counted=False) is None, "what lets go does not wait"
+    turns.leave("a")
+    turns.leave("a")
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "a", "b"]
+
+
+async def test_who_gives_up_keeps_nobody_waiting() -> None:
+    turns = Turns(Admission(Limits(default=KeyLimits(concurrent_requests=1, waiting_requests=9))))
+    assert await turns.enter("a") is None
+    gone, let_in, last = (asyncio.create_task(turns.enter("a")) for _ in range(3))
+    await asyncio.sleep(0)
+    gone.cancel()
+    turns.leave("a")  # before the first knows that it was given up
+    let_in.cancel()  # after it was let in, before it knows
+    await asyncio.wait([gone, let_in])
+    assert gone.cancelled() and let_in.cancelled()
+    assert await last is None
+    turns.leave("a")
+    assert turns.waiting("a") == 0
+    assert await turns.enter("a") is None, "nothing is held by those who went"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -78,6 +147,7 @@ def test_what_lets_go_is_never_refused() -> None:
         ("[default]\nsandboxes = 0", "sandboxes"),
         ("[default]\nrequests_per_second = -1.0", "requests_per_second"),
         ("[default]\nburst = 2", "requests_per_second"),
+        ("[default]\nwaiting_requests = -1", "waiting_requests"),
         ("concurrent_requests = 0", "concurrent_requests"),
         ("default = ", ""),
     ],
@@ -168,6 +238,21 @@ async def test_too_many_at_once(serve: Serve) -> None:
         await (await admin.get_sandbox(sandbox.sandbox_id)).exec("echo > gate")
         assert [(await wait).status for wait in waits] == [200, 200]
         assert (await greedy.get("/sandboxes")).status == 200
+
+
+async def test_creations_beyond_the_limit_wait_their_turn(serve: Serve) -> None:
+    limited = serve("concurrent_requests = 1\n[default]\nwaiting_requests = 100")
+    async with session(limited, GREEDY) as greedy, session(limited, MODEST) as modest:
+        replies = await asyncio.gather(
+            *(greedy.post("/sandboxes", json={"image": "host"}) for _ in range(20)),
+            *(modest.get("/sandboxes") for _ in range(20)),
+        )
+        assert {reply.status for reply in replies} == {200}
+        for reply in replies[:20]:
+            await greedy.delete(f"/sandboxes/{(await reply.json())['sandbox_id']}")
+        assert (
+            'orchard_sandbox_requests_waiting{key="key-1"} 0.0' in await (await modest.get("/metrics")).text()
+        )
 
 
 async def test_a_busy_replica_is_503_for_the_greedy_key_only(serve: Serve) -> None:

@@ -1,7 +1,7 @@
 """infra/ before a real API server: manifests are valid, and the orchestrator's account can do its work only.
 
 Server-side apply refuses fields that the server does not know, where other ways drop them without a word. The
-test node's server (Kubernetes 1.20 built by Go 1.19) ends itself at any custom resource, so ScaledJobs and
+test node's server (Kubernetes 1.20 built by Go 1.19) ends itself at any custom resource, so KEDA's and
 ServiceMonitors are asked about only where the cluster has them. tests/infra has KEDA's schema for the former.
 """
 
@@ -35,7 +35,10 @@ def expected(item: Manifest, namespaces: Mapping[str, str], served: set[str]) ->
     others.
     """
     moved = json.loads(json.dumps(item))
-    if moved["apiVersion"].partition("/")[0] == "monitoring.coreos.com" and moved["apiVersion"] not in served:
+    others = (
+        moved["apiVersion"].partition("/")[0] == "monitoring.coreos.com" or moved["kind"] == "ScaledObject"
+    )
+    if others and moved["apiVersion"] not in served:
         return None
     if moved["kind"] == "ScaledJob" and moved["apiVersion"] not in served:
         spec = moved["spec"]["jobTargetRef"]

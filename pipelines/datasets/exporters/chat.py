@@ -156,6 +156,7 @@ SLIME = Exporter(
     project=_slime,
     losses=text_only,
     format="jsonl",
+    pictures="images",
 )
 PRIME = Exporter(
     name="prime-rl",
@@ -171,6 +172,7 @@ VERL_SFT = Exporter(
     project=_verl_sft,
     losses=both(parts_of_trajectories, text_only),
     typed_tools=True,
+    pictures="images",
     always=(
         "where a row came from; for rise segments give verl the `tokens` layout",
         "what alone trains: verl trains the line end behind each end mark, too",
@@ -188,5 +190,6 @@ VERL_RL = Exporter(
     ),
     project=_verl_rl,
     losses=text_only,
+    pictures="images",
     always=("what the agent did: verl takes prompts and makes its own rollouts", "tools"),
 )

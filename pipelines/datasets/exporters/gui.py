@@ -10,17 +10,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchard.pipelines.datasets.exporters.interface import Exporter, Record, plain, text_only
+from orchard.pipelines.datasets.exporters.interface import (
+    MARK,
+    PICTURE,
+    Exporter,
+    Record,
+    plain,
+    text_only,
+)
 from orchard.pipelines.datasets.rows import Row
 from orchard.schemas.decoding import Unreadable, decode_text
 
 LAYOUT = "orchard-gui"
-MARK = "<image>"
-"""Stands for a picture in a text."""
 EXTRAS = "orchard"
 """The one key of the metadata that holds what is Orchard's own."""
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _TEXT = {"dtype": "string", "_type": "Value"}
 _FEATURES = {
     "messages": [{"role": _TEXT, "content": _TEXT}],

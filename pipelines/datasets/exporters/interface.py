@@ -9,6 +9,10 @@ import pyarrow as pa
 from orchard.pipelines.datasets.rows import Row
 
 Record = dict[str, Any]
+MARK = "<image>"
+"""Stands for a picture in a text."""
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""As the feature Image of the package `datasets` has it."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,9 @@ class Exporter:
     format: str = "parquet"
     """`parquet` or `jsonl`."""
     pictures: str = ""
-    """Column in which `project` names pictures by their SHA-256: it gets their bytes and a file name. Empty
-    for a layout without pictures."""
+    """Column of pictures, one for each `<image>` of the texts in their order. `project` names them by their
+    SHA-256; where the schema lacks the column, rows with pictures get it, and `project` knows nothing of it.
+    Empty for a layout without pictures."""
     typed_tools: bool = False
     """Its reader wants `tools` as a list of objects, not as text: a column that is added where Arrow can hold
     the dataset's tools without filling in keys of one in another."""
@@ -38,7 +43,7 @@ class Exporter:
 def written(content: Any) -> str:
     """The text of a message's content, with `<image>` where a picture is."""
     if isinstance(content, list):
-        return "".join(part.get("text", "") if part["type"] == "text" else "<image>" for part in content)
+        return "".join(part.get("text", "") if part["type"] == "text" else MARK for part in content)
     return content or ""
 
 

@@ -14,20 +14,20 @@ import pyarrow.parquet as pq
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
 from orchard.pipelines.datasets.exporters.gui import GUI
-from orchard.pipelines.datasets.exporters.interface import Exporter, Record
+from orchard.pipelines.datasets.exporters.interface import MARK, PICTURE, Exporter, Record
 from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
-from orchard.pipelines.datasets.rows import read_rows
+from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.schemas.plugins import Kind, find, names, need
 from orchard.storage.blobs import BlobStore
-from orchard.workers.pictures import read_picture
+from orchard.workers.pictures import data_url, read_picture
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
     for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE, GUI)
 }
-NO_PICTURES = "pictures: a text has `<image>` in the place of each"
+SPELLED = f"rows with a text that spells {MARK}, which nobody could tell from a picture: left out"
 MIXED_TOOLS = "tools: Arrow would fill in keys of one in another; use the layout `tokens`"
 _BATCH = 256
 
@@ -62,9 +62,11 @@ def export(dataset: Path, layout: str, out: Path) -> Exported:
     file = out / f"train.{exporter.format}"
     if file.exists():
         raise DatasetError(f"{file} exists: choose another --out, or delete it")
-    out.mkdir(parents=True, exist_ok=True)
     if exporter.typed_tools:
         exporter = _with_tools(exporter, dataset)
+    if any(row.images for row in read_rows(dataset)):
+        exporter = _with_pictures(exporter)
+    out.mkdir(parents=True, exist_ok=True)
     lost: Counter[str] = Counter(dict.fromkeys(exporter.always, rows))
     numbers: Counter[str] = Counter()
     temporary = out / f".{file.name}"
@@ -88,26 +90,64 @@ def _with_tools(exporter: Exporter, dataset: Path) -> Exporter:
     )
 
 
+def _with_pictures(exporter: Exporter) -> Exporter:
+    """The layout with a column of pictures. Raises DatasetError for one that has no place for them."""
+    name = exporter.pictures
+    if not name:
+        known = ", ".join(each.name for each in layouts() if each.pictures)
+        raise DatasetError(
+            f"the dataset has pictures, and the layout {exporter.name!r} has no place for them: choose one "
+            f"of {known}"
+        )
+    if name in exporter.schema.names:
+        return exporter
+
+    def project(row: Row) -> Iterator[Record]:
+        for record in exporter.project(row):
+            texts = [message["content"] for message in record.get("messages") or record["prompt"]]
+            shown = sum(map(_pictures_of, json.loads(row.messages)[: len(texts)]))
+            if sum(text.count(MARK) for text in texts) == shown:
+                yield {**record, name: list(row.images[:shown])}
+
+    def losses(row: Row) -> Iterator[str]:
+        yield from exporter.losses(row)
+        if row.images and not any(project(row)):
+            yield SPELLED
+
+    schema = exporter.schema.append(pa.field(name, pa.list_(PICTURE)))
+    return replace(exporter, schema=schema, project=project, losses=losses)
+
+
+def _pictures_of(message: dict[str, Any]) -> int:
+    content = message.get("content")
+    return sum(part["type"] != "text" for part in content) if isinstance(content, list) else 0
+
+
 def _records(
     dataset: Path, exporter: Exporter, lost: Counter[str], numbers: Counter[str]
 ) -> Iterator[Record]:
     blobs = BlobStore(dataset)
+    picture = _picture if exporter.format == "parquet" else _url
     for row in read_rows(dataset):
         lost.update(set(exporter.losses(row)))
-        if row.images and not exporter.pictures:
-            lost[NO_PICTURES] += 1
         made = list(exporter.project(row))
-        if name := exporter.pictures:
-            made = [{**one, name: [_picture(blobs, sha256) for sha256 in one[name]]} for one in made]
+        if (name := exporter.pictures) in exporter.schema.names:
+            made = [{**one, name: [picture(blobs, sha256) for sha256 in one[name]]} for one in made]
         numbers["records"] += len(made)
         numbers["left_out"] += not made
         yield from made
 
 
 def _picture(blobs: BlobStore, sha256: str) -> Record:
-    """As the feature Image of the package `datasets` has it. Raises BlobMissing, BlobCorrupt."""
+    """As PICTURE. Raises BlobMissing, BlobCorrupt."""
     data = blobs.read(sha256)
     return {"bytes": data, "path": f"{sha256}.{read_picture(data).media_type.rpartition('/')[2]}"}
+
+
+def _url(blobs: BlobStore, sha256: str) -> str:
+    """As JSON takes it. Raises as `_picture` does."""
+    data = blobs.read(sha256)
+    return data_url(data, read_picture(data).media_type)
 
 
 def _write_parquet(file: Path, schema: pa.Schema, records: Iterator[Record]) -> None:

@@ -4,10 +4,13 @@ prime-rl is not on PyPI: its fields are those that github.com/PrimeIntellect-ai/
 verl's own types are tried by tests/pipelines/rl/with_verl.py, which needs ray; its fields are tested here.
 """
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
+from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.exchange import LAYOUTS, verl_batch
 from orchard.pipelines.rl.sequences import sequences
 from orchard.schemas.events import payload
@@ -40,6 +43,13 @@ def sampled(records, ids, mask):
 
 def all_sampled(members):
     return [t for rows in members for row in rows for t, m in zip(row.ids, row.mask, strict=True) if m]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_with_pictures_is_refused_and_not_sent_without_them(layout: str) -> None:
+    seen = [[replace(row, images=["0" * 64]) for row in rows] for rows in WHOLE]
+    with pytest.raises(RunError, match=r"has pictures.*orchard-gui"):
+        list(LAYOUTS[layout](GROUP, seen, 1.0))
 
 
 def test_slime_samples_are_prompt_and_response():

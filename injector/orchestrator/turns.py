@@ -1,0 +1,73 @@
+"""Requests that wait for their turn where a key or the replica has as many as it may; nobody refuses them."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Admission, Excess
+
+_Turn = asyncio.Future[Excess | None]
+
+
+class Turns:
+    """Lets requests in: those of a key in the order in which they came, keys one after the other."""
+
+    def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self._admission = admission
+        self._clock = clock
+        self._lines: OrderedDict[str, dict[_Turn, None]] = OrderedDict()
+        """Who waits, by key; none is empty. The key whose turn is next comes first."""
+
+    def waiting(self, name: str) -> int:
+        """Requests of this key that wait."""
+        return len(self._lines.get(name, ()))
+
+    async def enter(self, name: str, *, counted: bool = True) -> Excess | None:
+        """Returns when the request may be handled, which `leave` ends, or why it is refused. May be
+        cancelled. What is not `counted` never waits."""
+        most = self._admission.of(name).waiting_requests
+        if not self.waiting(name) or not counted:
+            excess = self._admission.enter(name, self._clock(), counted=counted)
+            if excess is None or not excess.passing or not most:
+                return excess
+        elif self.waiting(name) >= most:
+            detail = f"this key has {most} requests that wait, as many as it may"
+            return Excess(REQUESTS, detail, RETRY_CONCURRENT)
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(name, {})[turn] = None
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._forget(name, turn)
+            elif turn.result() is None:
+                self.leave(name)
+            raise
+
+    def leave(self, name: str) -> None:
+        """A request of this key is handled; others may come in."""
+        self._admission.leave(name)
+        blocked = 0
+        while blocked < len(self._lines):
+            key = next(iter(self._lines))
+            self._lines.move_to_end(key)
+            blocked = 0 if self._next(key) else blocked + 1
+
+    def _next(self, name: str) -> bool:
+        """Whether the first that waits for this key does so no longer."""
+        turn = next(iter(self._lines[name]))
+        if not turn.cancelled():
+            excess = self._admission.enter(name, self._clock())
+            if excess is not None and excess.passing:
+                return False
+            turn.set_result(excess)
+        self._forget(name, turn)
+        return True
+
+    def _forget(self, name: str, turn: _Turn) -> None:
+        line = self._lines.get(name, {})
+        line.pop(turn, None)
+        if not line:
+            self._lines.pop(name, None)
