@@ -155,6 +155,7 @@ def register(app: typer.Typer) -> None:
             seed=seed, tasks=tasks, held_out=held_out, epochs=epochs, rl_steps=steps, slots=slots
         )
         demo = GuiDemo(session.config.store, settings)
-        show(uvloop.run(demo.run()))
-        if steps:
+        result = uvloop.run(demo.run())
+        show(result)
+        if result.policies:
             console.print(f"curves: {demo.directory / 'curves.png'}", highlight=False)
