@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui schemas up clean
+.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -92,6 +92,11 @@ fleet: $(LEARNING) debian  ## 1,000 short rollouts over three NATS servers by wo
 
 manifests: $(LEARNING)  ## write infra/overlays from the chart
 	HELM=$(CURDIR)/$(BIN)/helm infra/make-manifests.sh
+
+lock: | $(BIN)/python  ## write infra/requirements.txt: the newest packages that pyproject.toml allows, for the images
+	$(PYTHON) -m venv $(VENV)/.lock && $(VENV)/.lock/bin/pip install --quiet uv
+	echo "setuptools>=77" | $(VENV)/.lock/bin/uv pip compile pyproject.toml - --upgrade --quiet --python-version 3.11 \
+	  --python-platform linux --generate-hashes --no-header --no-annotate --output-file infra/requirements.txt
 
 schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the code
 	$(BIN)/python -m orchard.schemas.documents docs/schemas

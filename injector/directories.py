@@ -1,5 +1,6 @@
 """Directories of the caller as tar archives: packed for a sandbox, unpacked from one that nobody trusts."""
 
+import errno
 import os
 import shutil
 import stat
@@ -45,7 +46,7 @@ def unpack(source: IO[bytes], directory: Path) -> list[str]:
     Nothing is written through a link: links of the archive are made last, and one in the way that was there
     before is replaced by a file and refused as a directory. Left out are links that could lead out of the
     directory, and special files. Nothing becomes set-user-ID. Raises SandboxRequestInvalid for names that
-    lead out and for what is no whole archive; entries before that are in place then.
+    lead out or are too long, and for what is no whole archive; entries before that are in place then.
     """
     source.seek(0)
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,10 @@ def unpack(source: IO[bytes], directory: Path) -> list[str]:
             return _unpack(archive, directory)
     except tarfile.TarError as error:
         raise SandboxRequestInvalid(f"the sandbox sent no whole archive: {error}") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise SandboxRequestInvalid("the directory has a path that is too long for this machine") from error
 
 
 def _unpack(archive: tarfile.TarFile, directory: Path) -> list[str]:

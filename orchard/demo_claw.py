@@ -1,11 +1,12 @@
 """The demonstration of assistants: small worlds of services, a tiny model that learns errands in them.
 
-The seeded author makes worlds and proves each task, and its solver's rollouts, in the harness `claw-react`
-and in a program, are distilled. That solver mostly guesses an address or an id in place of looking it up,
-which is right in tidy worlds alone. What the log keeps are the rollouts that passed, so the policy guesses
-too, and fails where that fails. Reinforcement learning with the tasks' own test scripts teaches it to look,
-in worlds that it does not see again: it is measured in others, in both harnesses. Each step is one that
-users have as a command; each is skipped when it was done, so that a stopped run goes on.
+The seeded author makes worlds and proves each task. A base learns to copy from drills, and the solver's
+rollouts, in the harness `claw-react` and in a program, are distilled into it. That solver mostly guesses an
+address or an id in place of looking it up, which is right in tidy worlds alone. What the log keeps are the
+rollouts that passed, so the policy guesses too, and fails where that fails. Reinforcement learning with the
+tasks' own test scripts teaches it to look, in worlds that it does not see again: it is measured in others, in
+both harnesses. Each step is one that users have as a command; each is skipped when it was done, so that a
+stopped run goes on.
 """
 
 import json
@@ -21,15 +22,20 @@ from orchard.cli.reading import rows_table
 from orchard.cli.synthesis import with_progress
 from orchard.demo_rl import toml
 from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
+from orchard.pipelines.datasets.importing import import_trajectories, released
+from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.evaluation.results import Pair, Results, read_results
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.author import Author, mistake_of
 from orchard.pipelines.synthesis.drafts import SOURCE
+from orchard.pipelines.synthesis.drills import drills
 from orchard.pipelines.synthesis.errands import Errands
 from orchard.pipelines.synthesis.loop import Wanted
+from orchard.pipelines.tasks.held_out import HeldOut
 from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
 from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
 from orchard.synthesizing import SEEDED
 from orchard.terminal import console
 from orchard.workers.harnesses.programs.layers import layers_among
@@ -38,8 +44,10 @@ HARNESSES = ("claw-react", "mcp-loop")
 """The policy learns errands in both, and is improved in the first alone."""
 TRAINED, HELD_OUT = "demo-claw-worlds", "demo-claw-held-out"
 """The synthesis runs, and the campaigns of their solver's rollouts."""
-SFT, RL = "sft", "rl"
-"""Names of the policies before and after reinforcement learning, and of their endpoints."""
+DRILLS = "demo-claw-drills"
+"""The campaign of the drills, which are imported."""
+BASE, SFT, RL = "base", "sft", "rl"
+"""The base, and the policies before and after reinforcement learning, whose endpoints have their names."""
 STEPS = 6
 """Answers of the policy in one rollout, at most."""
 
@@ -51,9 +59,9 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 20
-    tasks: Count = 160
+    tasks: Count = 300
     """In these worlds."""
-    samples: Count = 2
+    samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
     held_out_worlds: Count = 10
     held_out: Count = 60
@@ -66,16 +74,21 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Count = 2
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
     shape: str = "tiny-test"
-    epochs: Count = 24
+    drills: Count = 4000
+    """Conversations that the base learns to copy from."""
+    drill_epochs: Count = 6
+    epochs: Count = 12
+    """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
+    """Of the base; fine-tuning has half of it."""
     steps: Count = 6
     """Of reinforcement learning."""
     prompts: Count = 6
     """Groups in each step."""
     size: Count = 8
     """Rollouts of a group."""
-    keep_degenerate: bool = False
+    keep_degenerate: bool = True
     """Train on groups of one class, too: so it ends, however little the policy can do."""
     rl_lr: float = 1e-3
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
@@ -168,13 +181,15 @@ class ClawDemo(Demonstration):
                 ids = await self._tasks(session, TRAINED, train, settings.tasks, settings.samples, HARNESSES)
             with self.step("3. held-out worlds, proven"):
                 measured = await self._tasks(session, HELD_OUT, held_out, settings.held_out, 1, HARNESSES[:1])
-            with self.step("4. tokenizer, dataset and fine-tuning"):
-                rows = await self._distil(session)
-            with self.step("5. reinforcement learning"):
+            with self.step("4. drills, and a base that copies"):
+                tokenizer = await self._base(session)
+            with self.step("5. fine-tuning"):
+                rows = await self._distil(session, tokenizer)
+            with self.step("6. reinforcement learning"):
                 file = self.directory / "rl.toml"
                 file.write_text(toml(self._recipe(ids)))
                 await self.command("rl", str(file))
-            with self.step("6. both policies in both harnesses, on held-out worlds"):
+            with self.step("7. both policies in both harnesses, on held-out worlds"):
                 await self._evaluate(measured)
         return self._result(rows, (train, held_out))
 
@@ -207,36 +222,68 @@ class ClawDemo(Demonstration):
         made = await with_progress(session, wanted, Author(errands, self.settings.mistakes))
         return [task.task_id for task in made.tasks]
 
-    async def _distil(self, session: Session) -> int:
-        """The policy to start from; how many examples it saw."""
-        from orchard.pipelines.datasets.settings import DatasetSettings, Source
-        from orchard.pipelines.tasks.held_out import HeldOut
-
-        settings, campaign = self.settings, self.name(TRAINED)
+    async def _base(self, session: Session) -> Path:
+        """A model that copies; the directory of its tokenizer."""
+        settings, campaign = self.settings, self.name(DRILLS)
+        async with session.connection("demo") as connection:
+            await import_trajectories(
+                Publisher(connection),
+                session.blobs,
+                released(drills(settings.seed, settings.drills), HARNESSES[0]),
+                campaign=campaign,
+                dataset=campaign,
+            )
+            await session.committed(connection)
         # The names of four tools, not their schemas: these are longer than the rest of an errand.
-        tokenizer = await self.tokenizer(session, [campaign], settings.vocabulary, schemas=False)
-        dataset = self.directory / "dataset"
-        rows = await self.dataset(
+        campaigns = [self.name(TRAINED), campaign]
+        tokenizer = await self.tokenizer(session, campaigns, settings.vocabulary, schemas=False)
+        await self._trained(
             session,
-            DatasetSettings(
-                name=self.name("demo-claw"),
-                tokenizer=str(tokenizer),
-                source=Source(campaigns=(campaign,), model_kinds=(ModelKind.ORACLE,)),
-                held_out=HeldOut(evaluations=False),  # other worlds, and no statement of these
-            ),
-            dataset,
-        )
-        await self.fine_tune(
-            self.name("demo-claw"),
-            self.directory / SFT,
+            tokenizer,
+            BASE,
+            Source(campaigns=(campaign,), unproven=True),
             settings.lr,
-            dataset=str(dataset),
             shape=settings.shape,
-            tokenizer=str(tokenizer),
+            epochs=settings.drill_epochs,
+            global_batch=2 * settings.batch,
+        )
+        return tokenizer
+
+    async def _distil(self, session: Session, tokenizer: Path) -> int:
+        """The policy to start from; how many examples it saw."""
+        settings = self.settings
+        return await self._trained(
+            session,
+            tokenizer,
+            SFT,
+            Source(campaigns=(self.name(TRAINED),), model_kinds=(ModelKind.ORACLE,)),
+            settings.lr / 2,
+            model=str(self.directory / BASE / "model"),
             epochs=settings.epochs,
             global_batch=settings.batch,
-            threads=settings.threads,
-            seed=settings.seed,
+        )
+
+    async def _trained(
+        self, session: Session, tokenizer: Path, policy: str, source: Source, lr: float, **more: object
+    ) -> int:
+        """A dataset of `source` and the policy that is fine-tuned on it; how many examples there are."""
+        dataset = self.directory / f"{policy}-dataset"
+        settings = DatasetSettings(
+            name=self.name(f"demo-claw-{policy}"),
+            tokenizer=str(tokenizer),
+            source=source,
+            held_out=HeldOut(evaluations=False),  # other worlds, and no statement of these
+        )
+        rows = await self.dataset(session, settings, dataset)
+        await self.fine_tune(
+            self.name(f"demo-claw-{policy}"),
+            self.directory / policy,
+            lr,
+            dataset=str(dataset),
+            tokenizer=str(tokenizer),
+            threads=self.settings.threads,
+            seed=self.settings.seed,
+            **more,
         )
         return rows
 

@@ -14,7 +14,8 @@ import msgspec
 
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
-from orchard.demonstrations import ENDPOINT, Demonstration, campaign_score
+from orchard.demonstrations import ENDPOINT, CommandFailed, Demonstration, campaign_score
+from orchard.pipelines.rl.barren import NothingToLearn
 from orchard.pipelines.rl.curves import plot_curves
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.gui import synthesize
@@ -49,6 +50,9 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Share of the oracle's turns with one."""
     held_out: Count = 60
     """Tasks on layouts, grounds and contents that training has not seen."""
+    before: Count = 20
+    """The first of these, for the untrained model: it ends no answer by itself, so each of its rollouts is
+    three answers of full length, and none acts."""
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 768
     shape: str = "tiny-vision"
     epochs: Count = 20
@@ -64,6 +68,8 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Groups in each step."""
     size: Count = 6
     """Rollouts of a group."""
+    rl_patience: Count = 144
+    """Rollouts without a group to learn from after which the policy stays as it is."""
     rl_lr: float = 2e-4
     temperature: float = 0.8
     """At which reinforcement learning samples."""
@@ -87,6 +93,8 @@ class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """The same with black pictures."""
     rows: int
     """Training examples."""
+    policies: int
+    """That reinforcement learning made; 0 where there was nothing to learn from."""
     seconds: dict[str, float]
     """Of each step."""
 
@@ -116,29 +124,32 @@ class GuiDemo(Demonstration):
                 rows = await self._dataset(session)
             with self.step("4. held-out layouts before training"):
                 await asyncio.to_thread(self._untrained)
-                await self._measure(session, "before", self.directory / "untrained", held_out)
+                await self._measure(
+                    session, "before", self.directory / "untrained", held_out[: settings.before]
+                )
             with self.step("5. fine-tuning"):
                 await self._train()
             with self.step("6. held-out layouts after fine-tuning"):
                 tuned = self.directory / "run" / "model"
                 await self._measure(session, "tuned", tuned, held_out)
-            newest = tuned
             if settings.rl_steps:
                 with self.step("7. reinforcement learning"):
                     await self._reinforce(tuned, further)
-                newest = max((self.out / "policies").glob("version-*"))
+            policies = sorted((self.out / "policies").glob("version-*"))
+            newest = policies[-1] if policies else tuned
             with self.step("8. held-out layouts after it, and with black pictures"):
                 await self._measure(session, "after", newest, held_out)
                 await self._measure(session, "blind", newest, held_out, blind=True)
             store = session.config.store
-            if settings.rl_steps:
+            if policies:
                 with open_tables(store) as tables:
                     plot_curves(tables, [name], self.directory / "curves.png")
             scores = {
                 each: campaign_score(store, f"{name}-{each}")
                 for each in ("before", "tuned", "after", "blind")
             }
-        return GuiDemoResult(run=name, rows=rows, seconds=self.seconds, **scores)
+        made = len(policies)
+        return GuiDemoResult(run=name, rows=rows, policies=made, seconds=self.seconds, **scores)
 
     async def _tasks(self, session: Session, split: Split, count: int, part: int) -> list[TaskRef]:
         """Tasks of the tiny family, registered as `orchard tasks synthesize gui` does it."""
@@ -204,8 +215,13 @@ class GuiDemo(Demonstration):
         )
 
     async def _reinforce(self, policy: Path, tasks: list[TaskRef]) -> None:
-        """`orchard rl` with the paper's loss: dynamic sampling, no mean over a rollout's tokens."""
-        settings = self.settings
+        """`orchard rl` with the paper's loss: dynamic sampling, no mean over a rollout's tokens.
+
+        A policy that gives it nothing to learn from stays as it is, also when the demonstration goes on.
+        """
+        settings, barren = self.settings, self.out / "nothing-to-learn"
+        if barren.exists():
+            return
         tokens = settings.prompts * settings.size * 4 * settings.answer_tokens
         recipe: dict[str, Any] = {
             "method": "dynamic",
@@ -227,13 +243,19 @@ class GuiDemo(Demonstration):
             "temperature": settings.temperature,
             "max_in_flight": 4 * settings.size,
             "budget": {"steps": BUDGET.steps, "cost_usd": BUDGET.cost_usd},
+            "patience": settings.rl_patience,
             "keep_policies": 1000,
             "seed": settings.seed,
             "threads": 1,
         }
         file = self.directory / "rl.toml"
         file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in recipe.items()))
-        await self.command("rl", str(file))
+        try:
+            await self.command("rl", str(file))
+        except CommandFailed as failed:
+            if failed.code != NothingToLearn.exit_code:
+                raise
+            barren.touch()
 
     async def _measure(
         self, session: Session, what: str, model: Path, tasks: list[TaskRef], *, blind: bool = False
@@ -253,12 +275,13 @@ class GuiDemo(Demonstration):
 def show(result: GuiDemoResult) -> None:
     """The result as a table."""
     rows = [
-        ("held-out success before training", str(result.before)),
+        (f"held-out success before training, {result.before.tasks} tasks", str(result.before)),
         ("after fine-tuning", str(result.tuned)),
         ("after reinforcement learning", str(result.after)),
         ("the same with black pictures", str(result.blind)),
         ("held-out tasks", str(result.after.tasks)),
         ("training examples", f"{result.rows:,}"),
+        ("policies of reinforcement learning", str(result.policies)),
         *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),
         ("all of it", f"{sum(result.seconds.values()) / 60:.1f} min"),
     ]

@@ -39,6 +39,14 @@ TIMEOUTS = Timeouts(command=10.0)
 SERVER_SECONDS = 300.0
 
 
+class CommandFailed(RuntimeError):
+    """A command of a demonstration did not end well."""
+
+    def __init__(self, command: str, code: int) -> None:
+        super().__init__(f"`{command}` ended with exit code {code}: run it again to go on")
+        self.code = code
+
+
 class Demonstration:
     """One demonstration in a directory `name` of the store."""
 
@@ -215,12 +223,12 @@ class Demonstration:
         await self.command("sft", str(file))
 
     async def command(self, *words: str) -> None:
-        """An `orchard` command in a process of its own, as a user would; RuntimeError when it fails."""
+        """An `orchard` command in a process of its own, as a user would; CommandFailed when it fails."""
         where = ["--store", self.config.store, "--state", str(self.config.directory)]
         command = [sys.executable, "-P", "-m", "orchard", *where, *words]
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
         if code := await process.wait():
-            raise RuntimeError(f"`{' '.join(command)}` ended with exit code {code}: run it again to go on")
+            raise CommandFailed(" ".join(command), code)
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:

@@ -41,6 +41,11 @@ class RunFiles:
         return self.directory / "run" / "page.token"
 
     @property
+    def words(self) -> Path:
+        """The page's index of words (`orchard.page.words`)."""
+        return self.directory / "run" / "words.sqlite"
+
+    @property
     def logs(self) -> Path:
         return self.directory / "run" / "logs"
 

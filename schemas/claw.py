@@ -180,3 +180,12 @@ class ServiceCalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BUNDLES = msgspec.json.Decoder(Bundle)
+
+
+def is_bundle(submission: str) -> bool:
+    """Whether what was submitted is the record of a world of services, which is no text to read."""
+    try:
+        BUNDLES.decode(submission)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return False
+    return True

@@ -13,6 +13,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.newer import known_part
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
 from orchard.schemas.values import AnnotationRequest
 
@@ -40,30 +41,47 @@ class InvalidRequest(ValueError):
         """The rollout that the request is of, all else at its defaults; None where even that is not sure."""
 
 
+class NewerRequest(InvalidRequest):
+    """A request of a later version, which asks for something that this one does not know: a later worker can
+    carry it out (decision 0073)."""
+
+
 def read_rollout_request(body: bytes) -> RolloutRequest:
-    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out."""
+    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out,
+    NewerRequest for one that a later version can."""
+    known, asked = known_part(body, RolloutRequest)
     try:
-        request = decode_whole(_ROLLOUTS, body)
+        request = decode_whole(_ROLLOUTS, known)
     except Unreadable as error:
         raise InvalidRequest(f"not a rollout request: {error}") from error
     try:
         check_identity(request)
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
+    if asked:
+        raise NewerRequest(_newer(asked), _bare(request))
     try:
         check_limits(request)
     except ValueError as error:
-        bare = RolloutRequest(
-            rollout_id=request.rollout_id,
-            campaign=request.campaign,
-            task=request.task,
-            harness=request.harness,
-            model=request.model,
-            sample=request.sample,
-            fence=request.fence,
-        )
-        raise InvalidRequest(str(error), bare) from error
+        raise InvalidRequest(str(error), _bare(request)) from error
     return request
+
+
+def _newer(asked: list[str]) -> str:
+    return f"it asks for {', '.join(asked[:5])}, which only a later version knows"
+
+
+def _bare(request: RolloutRequest) -> RolloutRequest:
+    """Which rollout a request is of, all else at its defaults."""
+    return RolloutRequest(
+        rollout_id=request.rollout_id,
+        campaign=request.campaign,
+        task=request.task,
+        harness=request.harness,
+        model=request.model,
+        sample=request.sample,
+        fence=request.fence,
+    )
 
 
 def rollout_in(body: bytes) -> RolloutRequest | None:
@@ -76,11 +94,14 @@ def rollout_in(body: bytes) -> RolloutRequest | None:
 
 
 def read_annotation_request(body: bytes) -> AnnotationRequest:
-    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out."""
+    """The request in a body; raises as `read_rollout_request` does."""
+    known, asked = known_part(body, AnnotationRequest)
     try:
-        request = decode_whole(_ANNOTATIONS, body)
+        request = decode_whole(_ANNOTATIONS, known)
     except Unreadable as error:
         raise InvalidRequest(f"not an annotation request: {error}") from error
+    if asked:
+        raise NewerRequest(_newer(asked))
     try:
         _name("rollout_id", request.rollout_id)
         _name("annotator", request.annotator)

@@ -7,6 +7,7 @@ running (decision 0012).
 """
 
 import hashlib
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -106,3 +107,14 @@ def in_round(number: int) -> str:
 def successor(message_id: str) -> str:
     """Occasion of the entry that replaces the one with this message id, whose name is unique already."""
     return f"next-{digest(message_id)}"
+
+
+_FOR_NEWER = re.compile(r"\.newer-(\d+)-")
+
+
+def for_newer(message_id: str) -> tuple[str, int]:
+    """Occasion of the entry by which a worker leaves the one with this message id to a later version, and how
+    often that was done before."""
+    found = _FOR_NEWER.search(message_id)
+    times = int(found[1]) if found else 0
+    return f"newer-{times + 1}-{digest(message_id)}", times

@@ -17,7 +17,7 @@ from orchard.streams import names
 from orchard.streams.claims import Claim
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import Dead, DeadLetter, letter, read_letter
-from orchard.streams.entries import entry, place_in, rollout_entry
+from orchard.streams.entries import entry, for_newer, place_in, rollout_entry
 from orchard.streams.errors import NotRequeued, OutcomeRefused
 from orchard.streams.placing import Placed, Verdict
 from orchard.streams.publish import Message, store
@@ -28,6 +28,12 @@ from orchard.streams.settings import Queue
 from orchard.workers.openings import aborted, open_at, opened
 
 log = logging.getLogger(__name__)
+
+LEFT_SECONDS = 60.0
+LEFT_SECONDS_MOST = 900.0
+"""Seconds that a request waits for a worker of a later version: doubled each time, up to the second."""
+LEFT_TIMES = 64
+"""So often, in over 15 hours: the oldest worker of a cluster works for 12 and its last rollout."""
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +91,18 @@ class DeadLetters:
             await self.reject(claim, reason)
         else:
             await claim.give_back()
+
+    async def leave(self, claim: Claim, reason: str) -> None:
+        """A later version can carry this request out, and in the middle of an upgrade such workers are there:
+        put it off as it is. Nobody who takes it LEFT_TIMES times makes a dead letter with the reason."""
+        spot = place_in(claim.subject)
+        occasion, times = for_newer(claim.message_id)
+        if spot is None or times >= LEFT_TIMES:
+            await self.reject(claim, reason)
+            return
+        delay = min(LEFT_SECONDS * 2.0 ** min(times, 30), LEFT_SECONDS_MOST)
+        log.warning("request %d is left to a later version: %s", claim.sequence, reason)
+        await claim.retry_later(entry(claim.queue, spot, occasion, claim.body), delay, "a later version")
 
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
         """Record that a request on the queue is dead, and then take it off."""

@@ -14,12 +14,10 @@ import msgspec
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
-from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from orchard.schemas.plugins import PluginError
-from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.quantities import parse_bytes
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -27,7 +25,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
-from orchard.workers.graders import check_grading, grade
+from orchard.workers.graders import grade
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
@@ -43,6 +41,7 @@ from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.settings import JudgeSettings
+from orchard.workers.task_reading import read_task
 from orchard.workers.worlds import Opening, Shared, Standby, blocks_network, open_world
 
 NOT_GRADED = "not-graded"
@@ -50,7 +49,6 @@ NOT_GRADED = "not-graded"
 
 _ROLLOUT = "rollout"
 """Purpose of the sandbox that an agent works in."""
-_TASKS = msgspec.json.Decoder(Task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ class SandboxLost(Exception):
 
 
 class Attempt:
-    """Runs once. `run` returns the finished payload or raises InfrastructureError."""
+    """Runs once. `run` returns the finished payload or raises InfrastructureError or NewerTask."""
 
     def __init__(
         self,
@@ -220,17 +218,7 @@ class Attempt:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
             ) from error
-        try:
-            task = decode(_TASKS, raw)
-            parse_bytes(task.memory)
-            parse_cores(task.cpu)
-            check_grading(task)
-            blocks_network(task)
-        except (Unreadable, InvalidQuantity, PluginError) as error:
-            raise InfrastructureError(
-                AbortCause.INVALID_REQUEST, f"task {self.request.task.task_id}: {error}"
-            ) from error
-        return task
+        return read_task(raw, self.request.task.task_id)
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None

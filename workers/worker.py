@@ -17,7 +17,7 @@ from orchard.schemas.campaigns import CampaignState, RolloutRequest
 from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.schemas.requests import InvalidRequest, read_rollout_request
+from orchard.schemas.requests import InvalidRequest, NewerRequest, read_rollout_request
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import after_attempt, rollout_entry, successor
@@ -31,6 +31,7 @@ from orchard.workers.openings import cancelled
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.settings import WorkerSettings as WorkerSettings
+from orchard.workers.task_reading import NewerTask
 
 log = logging.getLogger("orchard.worker")
 
@@ -133,7 +134,10 @@ class Worker:
         try:
             request = read_rollout_request(claim.body)
             planned_harness(request.harness, request.harness_version)
-        except (InvalidRequest, PluginError, UnknownHarness) as error:
+        except (NewerRequest, UnknownHarness) as error:
+            await self._dead.leave(claim, str(error))
+            return
+        except (InvalidRequest, PluginError) as error:
             await self._dead.reject(claim, str(error))
             return
         interrupted: asyncio.Future[Interruption] = asyncio.get_running_loop().create_future()
@@ -192,6 +196,9 @@ class Worker:
                 await self._end(claim, attempt, body.result())
             elif isinstance(error, InfrastructureError):
                 await self._failed(claim, attempt, error)
+            elif isinstance(error, NewerTask):
+                await attempt.publish(AttemptReleased(reason="newer", detail=str(error)))
+                await self._dead.leave(claim, str(error))
             else:
                 log.error("attempt %s.%d", attempt.request.rollout_id, attempt.number, exc_info=error)
                 ours = InfrastructureError(AbortCause.INTERNAL_ERROR, f"{type(error).__name__}: {error}")

@@ -163,4 +163,4 @@ def main() -> None:
         if missing is None and not isinstance(error, mistakes()):
             raise
         tell(missing or error)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_code", 1))

@@ -74,9 +74,9 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-claw")
     def demo_claw(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks, in 20 worlds.", min=1)] = 160,
+        tasks: Annotated[int, typer.Option(help="Training tasks, in 20 worlds.", min=1)] = 300,
         held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
-        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 24,
+        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 12,
         steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 6,
         seed: Annotated[int, typer.Option(help="Of worlds, weights and orders.", min=0)] = 0,
     ) -> None:
@@ -155,6 +155,7 @@ def register(app: typer.Typer) -> None:
             seed=seed, tasks=tasks, held_out=held_out, epochs=epochs, rl_steps=steps, slots=slots
         )
         demo = GuiDemo(session.config.store, settings)
-        show(uvloop.run(demo.run()))
-        if steps:
+        result = uvloop.run(demo.run())
+        show(result)
+        if result.policies:
             console.print(f"curves: {demo.directory / 'curves.png'}", highlight=False)

@@ -55,23 +55,31 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def report(
         context: typer.Context,
-        campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
+        name: Annotated[str, typer.Argument(help="Name of a campaign or of a training run.")],
+        second: Annotated[
+            str | None, typer.Argument(help="Another campaign, which the first is compared with.")
+        ] = None,
+        *,
         out: Annotated[Path, typer.Option(help="Folder; files of the same names are replaced.")],
     ) -> None:
-        """A campaign as a folder of pages that opens from disk and can be mailed.
+        """A campaign, a training run or a comparison as a folder of pages, which opens from disk.
 
-        Keys of known vendors are masked, and secrets.txt lists on which pages.
+        Keys of known vendors are masked, and secrets.txt lists on which pages. For example:
+
+            orchard report first --out first-report
+            orchard report first second --out comparison
         """
         from orchard.page.report import write_report
 
         session: Session = context.obj
         with progress("rollouts") as bar:
-            row = bar.add_task(f"report of {campaign}", total=None)
+            row = bar.add_task(f"report of {name}", total=None)
             made = write_report(
                 session.config.store,
-                campaign,
+                name,
                 out,
                 lambda done, of: bar.update(row, completed=done, total=of),
+                second,
             )
         console.print(
             f"[bold green]written[/] {made.rollouts:,} rollouts in {made.files:,} files, "

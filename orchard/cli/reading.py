@@ -21,9 +21,10 @@ from rich.text import Text
 
 from orchard.cli.folding import parts
 from orchard.cli.pictures import with_pictures, write_pictures
-from orchard.cli.services_shown import CALLS, RULINGS, is_bundle, worlds_tables
+from orchard.cli.services_shown import CALLS, RULINGS, worlds_tables
 from orchard.config import ConfigError
 from orchard.pipelines.trajectories import stored_node
+from orchard.schemas.claw import is_bundle
 from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role

@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchard.schemas.claw import BUNDLES
 from orchard.terminal import shown
 
 CALLS = """
@@ -21,15 +19,6 @@ RULINGS = """
 select name, score, passed, coalesce(nullif(reason, ''), fault) as said, model, protocol
 from judgements_all where rollout_id = ? and attempt = ? order by sequence
 """
-
-
-def is_bundle(submission: str) -> bool:
-    """Whether what was submitted is the record of a world of services, which is no text to read."""
-    try:
-        BUNDLES.decode(submission)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return False
-    return True
 
 
 def worlds_tables(

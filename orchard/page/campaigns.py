@@ -70,7 +70,7 @@ class Watch:
             )
             if known is not None and fresh and known.position == at:
                 return known
-            found = await self._look(at)
+            found = await self._look()
             same = known is not None and (found.campaigns, found.pipeline, found.position) == (
                 known.campaigns,
                 known.pipeline,
@@ -82,7 +82,7 @@ class Watch:
             )
             return self._newest
 
-    async def _look(self, at: int) -> Overview:
+    async def _look(self) -> Overview:
         if self._connection is not None:
             try:
                 book = await CampaignBook(self._connection).list()
@@ -92,10 +92,11 @@ class Watch:
                 now = await standing(
                     self._session, self._connection, records, self._queues, self._tables.ask, STANDING
                 )
-                return Overview(now.campaigns, now.pipeline, at, 0)
+                return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
             except StreamsError as error:
                 log.warning("the queues cannot be read just now: %s", error)
-        return Overview(await self._tables.ask(recorded, STANDING), None, at, 0)
+        campaigns = await self._tables.ask(recorded, STANDING)
+        return Overview(campaigns, None, self._tables.reached, 0)
 
     async def _connect(self) -> None:
         while True:

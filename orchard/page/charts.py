@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from orchard.page.figures import short
 from orchard.page.rollouts import Distribution
+from orchard.pipelines.scores import Score
 
 
 class Part(NamedTuple):
@@ -41,6 +42,19 @@ def bar(parts: Sequence[Part], *, total: float | None = None, height: int = 8) -
         '<svg class="bar" role="img" aria-label="{}" width="100%" height="{}">'
         '<rect class="f-rest" width="100%" height="{}"/>{}</svg>'
     ).format(label, height, height, Markup("").join(pieces))
+
+
+def interval(score: Score, said: str) -> Markup:
+    """A difference between -1 and 1 with its interval, on a line with 0 in the middle."""
+    low, value, high = (50 + 50 * max(-1.0, min(each, 1.0)) for each in (score.low, score.value, score.high))
+    kind = "good" if score.low > 0 else "bad" if score.high < 0 else "ink"
+    return Markup(
+        '<svg class="bar" role="img" aria-label="{}" width="100%" height="14">'
+        '<line class="grid" x1="0" x2="100%" y1="7" y2="7"/>'
+        '<line class="grid" x1="50%" x2="50%" y1="0" y2="14"/>'
+        '<rect class="f-{}" x="{:.2f}%" y="5.5" width="{:.2f}%" height="3"/>'
+        '<circle class="f-{}" cx="{:.2f}%" cy="7" r="4"/></svg>'
+    ).format(said, kind, low, max(high - low, 0.3), kind, value)
 
 
 WIDTH, HEIGHT = 240, 56

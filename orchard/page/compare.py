@@ -72,6 +72,10 @@ class Changed:
         """Second minus first, of the shares that resolved."""
         return pass_at(self.second, 1) - pass_at(self.first, 1)
 
+    def beside(self, first: Arm, second: Arm) -> str:
+        """Of a rollout of each arm that show it, side by side."""
+        return "/beside?" + urlencode({"task": self.task_id, "a": first.key, "b": second.key})
+
 
 @dataclass(frozen=True)
 class ByRepo:
@@ -113,6 +117,28 @@ select task_id, any_value(repo) as repo, count(resolved) as graded, count(*) fil
 from page.ended where campaign = $campaign and harness = $harness and model = $model
 group by task_id having count(resolved) > 0
 """
+
+
+_EXAMPLE = """
+select rollout_id from page.ended where campaign = $campaign and harness = $harness and model = $model
+and task_id = $task and resolved is not null order by resolved = $resolved desc, sequence desc limit 1
+"""
+
+
+def examples(tables: duckdb.DuckDBPyConnection, first: Arm, second: Arm, task: str) -> tuple[str, str] | None:
+    """A rollout of each arm: one that resolved the task of the arm that does it more often, one that did not
+    of the other. None where an arm has none that was graded."""
+    tallies = [tallied(tables, arm).tallies.get(task) for arm in (first, second)]
+    if tallies[0] is None or tallies[1] is None:
+        return None
+    gained = pass_at(tallies[1], 1) >= pass_at(tallies[0], 1)
+    found = []
+    for arm, resolved in ((first, not gained), (second, gained)):
+        asked = {**arm._asdict(), "task": task, "resolved": resolved}
+        row = tables.execute(_EXAMPLE, asked).fetchone()
+        assert row is not None, "it has a graded rollout"
+        found.append(str(row[0]))
+    return found[0], found[1]
 
 
 def matrix(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> list[Entry]:

@@ -148,7 +148,7 @@ def _signature(
         )
         return (f"{ended}, {some} {' and '.join(kinds)}",), [
             f"Ended with {ended}",
-            f"{grade['failing']} tests, the first: {grade['bad'][0]}",
+            f"{grade['failing']} test{'s' * (grade['failing'] > 1)}, the first: {grade['bad'][0]}",
         ]
     if grade and grade["detail"]:
         line = next(iter(_lines(grade["detail"])), "")

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from aiohttp import web
 
 from orchard.page import texts
-from orchard.page.compare import Arm, Comparison, Tallied, compare, matrix, tallied
+from orchard.page.beside import aligned, read_both
+from orchard.page.compare import Arm, Comparison, Tallied, compare, examples, matrix, tallied
+from orchard.page.evaluations import evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
 from orchard.page.rollouts import BadFilter
@@ -37,6 +40,9 @@ class Overviews:
         app.router.add_get("/compare", self.compare)
         app.router.add_get("/failures", self.failures)
         app.router.add_get("/runs", self.runs)
+        app.router.add_get("/beside", self.beside)
+        app.router.add_get("/evaluations", self.evaluations)
+        app.router.add_get("/evaluations/{campaign:.+}", self.evaluation)
         app.router.add_get("/status", self.health)
 
     async def tasks(self, request: web.Request) -> web.Response:
@@ -99,6 +105,37 @@ class Overviews:
         found = await self._site.tables.ask(runs, request.query.getall("run", []), number(request, "before"))
         overview = await self._site.watch.newest()
         return await self._site.page(request, "runs.html", found=found, overview=overview)
+
+    async def beside(self, request: web.Request) -> web.Response:
+        """Two rollouts; of a task and two arms, those that show the difference."""
+        if task := request.query.get("task"):
+            arms = [Arm.of(request.query.get(side, "")) for side in ("a", "b")]
+            shown = await self._site.tables.ask(examples, *arms, task)
+            if shown is None:
+                raise web.HTTPNotFound
+            raise web.HTTPFound("/beside?" + urlencode({"a": shown[0], "b": shown[1]}))
+        names = [await self._site.rollout_id(request.query.get(side, "")) for side in ("a", "b")]
+        turn = number(request, "turn") or 0
+        both = await self._site.tables.ask(read_both, *names, turn)
+        if both is None:
+            raise web.HTTPNotFound
+        renderer, blobs = self._site.renderer, self._site.session.blobs
+        found = await asyncio.to_thread(aligned, *both, turn, renderer, blobs)
+        return await self._site.page(request, "beside.html", found=found)
+
+    async def evaluations(self, request: web.Request) -> web.Response:
+        """All evaluations."""
+        found = await self._site.tables.ask(known_evaluations)
+        return await self._site.page(request, "evaluations.html", found=found)
+
+    async def evaluation(self, request: web.Request) -> web.Response:
+        """One: its matrix, and the tables of `orchard eval report`."""
+        name = request.match_info["campaign"]
+        found = await self._site.tables.ask(evaluated, name)
+        if found is None:
+            raise web.HTTPNotFound
+        shown = await asyncio.to_thread(shown_of, *found)
+        return await self._site.page(request, "evaluation.html", found=shown, campaign=name)
 
     async def health(self, request: web.Request) -> web.Response:
         """Processes, lag, dead letters, endpoints."""

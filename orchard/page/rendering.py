@@ -16,6 +16,7 @@ from orchard.page.rollout import Rollout, Sight, Turn
 from orchard.page.tables import Row
 from orchard.pipelines.trajectories import stored_node
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.claw import is_bundle
 from orchard.schemas.messages import MessageNode
 from orchard.standing import CampaignView, outcome_name
 from orchard.storage.blobs import BlobStore
@@ -28,6 +29,16 @@ OPEN_LINES = 14
 """A text of more lines is folded."""
 OPEN_CHARACTERS = 1400
 
+NAV = (
+    ("Campaigns", "/"),
+    ("Rollouts", "/rollouts"),
+    ("Tasks", "/tasks"),
+    ("Compare", "/compare"),
+    ("Failures", "/failures"),
+    ("Evaluations", "/evaluations"),
+    ("Runs", "/runs"),
+    ("Health", "/status"),
+)
 _KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _PASSED = ("PASSED", "XFAIL")
 
@@ -55,6 +66,7 @@ class Renderer:
             "outcome_address": outcome_address,
             "rollout_address": rollout_address,
             "hints": _hints,
+            "nav": NAV,
         }
 
     def page(self, template: str, values: dict[str, Any]) -> str:
@@ -75,7 +87,8 @@ class Renderer:
         patch = outcome.get("submission") or ""
         if outcome.get("submission_sha256"):
             patch = _blob(blobs, outcome["submission_sha256"])
-        patch, patch_left_out = texts.cut(patch, most)
+        bundle = is_bundle(patch)
+        patch, patch_left_out = texts.cut("" if bundle else patch, most)
         first = found.window[0] if found.window else None
         index = found.turns.index(first) if first else 0
         before = found.turns[max(index - sight.window, 0)] if index else None
@@ -85,7 +98,7 @@ class Renderer:
             "rollout": found,
             "sight": sight,
             "address": lambda **changes: rollout_address(found.id, sight, **changes),
-            "turns": [(turn, self._messages(found, turn, blobs, sight.text)) for turn in found.window],
+            "turns": [(turn, self.messages(found, turn, blobs, sight.text)) for turn in found.window],
             "strip": charts.strip(
                 [
                     charts.TurnTime(
@@ -126,6 +139,7 @@ class Renderer:
                 for rise in curve.rises
                 for step in range(rise.first, rise.last + 1)
             },
+            "bundle": bundle,
             "pictures": found.pictures,
             "found": [(row, _snippet(row["said"] or "", sight.find)) for row in found.found],
         }
@@ -135,7 +149,7 @@ class Renderer:
         node = stored_node(blobs, row)
         return "\n\n".join(_sections(node)).encode("utf-8", "replace")
 
-    def _messages(self, found: Rollout, turn: Turn, blobs: BlobStore, most: int) -> list[dict[str, Any]]:
+    def messages(self, found: Rollout, turn: Turn, blobs: BlobStore, most: int) -> list[dict[str, Any]]:
         titles: dict[str, str] = {}
         pictures: dict[str, list[Shown]] = {}
         for picture in found.pictures:

@@ -1,70 +1,71 @@
-"""A campaign as a folder of files: the page's own pages, which open from disk and can be mailed."""
+"""Reports: a campaign, a training run or a comparison as a folder of the page's own pages, which opens from
+disk and can be mailed."""
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from html import unescape
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
+from urllib.parse import quote
 
 import duckdb
 import msgspec
 
 from orchard.page import rollout as one_rollout
-from orchard.page.compare import compare, matrix, tallied
+from orchard.page.beside import aligned, read_both
+from orchard.page.compare import Arm, compare, examples, matrix, tallied
+from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
+from orchard.page.folder import PICTURES, Folder, Written
 from orchard.page.index import STANDING, Index
-from orchard.page.pictures import served_type
-from orchard.page.rendering import Renderer
 from orchard.page.rollouts import Query, page_of, summary_of
+from orchard.page.runs import runs
 from orchard.page.tables import SETTINGS
 from orchard.page.tasks import listed
-from orchard.schemas.blobs import BlobRef
 from orchard.standing import CampaignView, recorded
-from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import BlobCorrupt, BlobMissing, StorageError
+from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, position
-from orchard.workers.masking import masked
 
-T = TypeVar("T")
+Progress = Callable[[int, int], object]
 BYTES = 36_000_000
 """Of all pages of rollouts, about: what can be mailed."""
-PICTURES = 10_000_000
-"""Bytes of all pictures, of which each rollout has its share and what those before it left."""
-SHORTEST_KEY = 16
+MOST_PAIRS = 200
+"""Of tasks gained and lost that are shown side by side."""
 _MARKUP = 1_600
 """Bytes of a turn's markup."""
-_COPIED = ("messages_all", "llm_calls_all", "rewards_all", "rollouts_all", "requests_all", "values_all")
-_ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
+_COPIED = (
+    *("messages_all", "llm_calls_all", "rewards_all", "rollouts_all", "requests_all", "values_all"),
+    *("service_calls_all", "judgements_all"),
+)
 
 
-class UnknownCampaign(StorageError):
-    """A campaign that the tables do not have."""
+class UnknownReport(StorageError):
+    """A name that the tables know neither as a campaign nor as a training run."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a report has."""
+class _Store:
+    """What reports read."""
 
-    rollouts: int
-    files: int
-    bytes: int
-    secrets: Mapping[str, int]
-    """Keys that were masked, by the page they were found on."""
-    pictures: int = 0
-    """Pictures that are in it."""
-    left_out: int = 0
-    """Pictures that had no room."""
+    tables: duckdb.DuckDBPyConnection
+    url: str
+    campaigns: dict[str, CampaignView]
+
+    def arms(self, campaign: str) -> list[Arm]:
+        """Of a campaign. Raises UnknownReport."""
+        if campaign not in self.campaigns:
+            raise UnknownReport(
+                f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
+            )
+        return [entry.arm for entry in matrix(self.tables, campaign)]
 
 
 def write_report(
-    store: str, campaign: str, out: Path, progress: Callable[[int, int], object] | None = None
+    store: str, name: str, out: Path, progress: Progress | None = None, second: str | None = None
 ) -> Written:
-    """Writes the pages of a campaign into `out`, with keys of known vendors masked.
+    """Writes pages into `out`, with keys of known vendors masked: of the campaign or training run of this
+    name, or with `second` of two campaigns compared.
 
-    Raises UnknownCampaign, StorageError, and OSError where the folder cannot be written.
+    Raises UnknownReport, StorageError, and OSError where the folder cannot be written.
     """
     with open_tables(store) as tables:
         for setting in SETTINGS:
@@ -72,223 +73,181 @@ def write_report(
         index = Index(tables)
         try:
             index.follow(position(store))
-            return _Report(tables, store, campaign, out).write(progress)
+            known = _Store(tables, store, {view.name: view for view in recorded(tables, STANDING)})
+            if second is not None:
+                return _comparison(known, name, second, out, progress)
+            if name in known.campaigns:
+                return _campaign(known, known.campaigns[name], out, progress)
+            return _run(known, name, out, progress)
         finally:
             index.close()
 
 
-class _Report:
-    def __init__(self, tables: duckdb.DuckDBPyConnection, store: str, campaign: str, out: Path) -> None:
-        self._tables, self._campaign, self._out = tables, campaign, out
-        self._renderer = Renderer(Path(store).name if "://" not in store else store)
-        self._secrets: Counter[str] = Counter()
-        self._page = ""
-        self._blobs = _MaskedBlobs(store, self._clean)
-        self._ids: list[str] = []
-        self._known: set[str] = set()
-        self._files = self._bytes = 0
-        self._store = BlobStore(store)
-        self._pictures: dict[str, str] = {}
-        """File of each picture; empty for one that is left out."""
-        self._room = 0
+def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress | None) -> Written:
+    tables, name = known.tables, view.name
+    nav = [("Campaign", "/"), ("Rollouts", "/rollouts"), ("Tasks", "/tasks"), ("Compare", "/compare")]
+    nav.append(("Failures", "/failures"))
+    results = evaluated(tables, name)
+    if results is not None:
+        nav.append(("Evaluation", f"/evaluations/{quote(name)}"))
+    folder = Folder(known.url, out, name, nav)
+    plain = ("index", "compare", "failures", "tasks")
+    folder.files = {"/" if each == "index" else f"/{each}": f"{each}.html" for each in plain}
+    folder.files |= {f"/evaluations/{quote(name)}": "evaluation.html"}
+    query = Query.of({"campaign": name})
+    pages = list(_rows(tables, query)) or [[]]
+    folder.files |= {f"/page/{number}": _listing(number) for number in range(len(pages))}
+    folder.files["/rollouts"] = _listing(0)
+    folder.begin([row["rollout_id"] for page in pages for row in page])
+    _copy(tables, folder.rollouts)
+    folder.save("index.html", "report.html", "/", view=folder.scrubbed(view, "index.html"))
+    entries = matrix(tables, name)
+    arms = [entry.arm for entry in entries][1::-1]
+    _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, name)
+    found = folder.scrubbed(failures(tables, name), "failures.html")
+    folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
+    tasks = listed(tables, name, "", "hardest", 0, limit=10_000)
+    shown = {"found": tasks, "part": "", "sort": "hardest", "skip": 0, "campaign": name}
+    folder.save("tasks.html", "tasks.html", "/tasks", **folder.scrubbed(shown, "tasks.html"))
+    if results is not None:
+        evaluation = folder.scrubbed(shown_of(*results), "evaluation.html")
+        path = f"/evaluations/{quote(name)}"
+        folder.save("evaluation.html", "evaluation.html", path, found=evaluation, campaign=name)
+    summary = summary_of(tables, query)
+    for number, page in enumerate(pages):
+        shown = {"rows": page, "number": number, "pages": len(pages), "summary": summary, "query": None}
+        shown = folder.scrubbed(shown, _listing(number))
+        folder.save(_listing(number), "report_rollouts.html", "/rollouts", **shown)
+    _rollouts(tables, folder, progress)
+    return folder.finish()
 
-    def write(self, progress: Callable[[int, int], object] | None) -> Written:
-        views = [view for view in recorded(self._tables, STANDING) if view.name == self._campaign]
-        if not views:
-            raise UnknownCampaign(
-                f"the tables have no campaign {self._campaign!r}: `orchard status` lists them"
-            )
-        self._copy()
-        query = Query.of({"campaign": self._campaign})
-        pages = list(self._rows(query))
-        self._ids = [row["rollout_id"] for page in pages for row in page]
-        self._known = set(self._ids)
-        self._out.mkdir(parents=True, exist_ok=True)
-        for name in ("page.css", "page.js", "icon.svg"):
-            body, _ = self._renderer.static(name) or (b"", "")
-            self._put(self._out / name, body)
-        self._front(views[0])
-        summary = summary_of(self._tables, query)
-        for number, page in enumerate(pages or [[]]):
-            shown = {
-                "rows": page,
-                "number": number,
-                "pages": len(pages),
-                "summary": summary,
-                "query": None,
-            }
-            self._save(_listing(number), "report_rollouts.html", "/rollouts", **self._scrubbed(shown))
-        room = BYTES // max(len(self._ids), 1)
-        for done, rollout in enumerate(self._ids):
-            self._room += PICTURES // len(self._ids)
-            self._rollout(rollout, room)
-            if progress is not None:
-                progress(done + 1, len(self._ids))
-        self._page = "secrets"
-        lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
-        told = "Keys of known vendors that were masked, by page:\n" + ("\n".join(lines) or "none") + "\n"
-        there = sum(map(bool, self._pictures.values()))
-        if self._pictures:
-            told += f"\nNot searched for keys: {there} pictures. {len(self._pictures) - there} had no room.\n"
-        self._put(self._out / "secrets.txt", told.encode())
-        left_out = len(self._pictures) - there
-        return Written(len(self._ids), self._files, self._bytes, dict(self._secrets), there, left_out)
 
-    def _copy(self) -> None:
-        """Tables of this campaign alone, by rollout: a thousand rollouts are read one by one."""
-        for name in _COPIED:
-            self._tables.execute(
-                f"create table page.{name} as select * from tables.{name} where campaign = $campaign "
-                "order by rollout_id, sequence",
-                {"campaign": self._campaign},
-            )
-            self._tables.execute(f"create or replace view tables.{name} as select * from page.{name}")
-
-    def _rows(self, query: Query) -> Iterator[list[dict[str, Any]]]:
-        while True:
-            page = page_of(self._tables, query)
-            if page.rows:
-                yield page.rows
-            if page.next is None:
-                return
-            query = replace(query, after=tuple(msgspec.json.decode(page.next)))
-
-    def _front(self, view: CampaignView) -> None:
-        entries = matrix(self._tables, self._campaign)
-        arms = [entry.arm for entry in entries]
-        result = None
-        if len(arms) > 1:
-            result = compare(*(tallied(self._tables, arm) for arm in arms[1::-1]))
-        self._save("index.html", "report.html", "/", view=self._scrubbed(view))
-        shown = {
-            "entries": entries,
-            "arms": arms[:2],
-            "chosen": arms[1::-1] if result else [],
-            "result": result,
-        }
-        self._save(
-            "compare.html", "compare.html", "/compare", campaign=self._campaign, **self._scrubbed(shown)
+def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Written:
+    found = runs(known.tables, [name])
+    if found.chosen != [name]:
+        raise UnknownReport(
+            f"the tables have neither a campaign nor a training run {name!r}: `orchard status` lists "
+            'campaigns, `orchard sql "select distinct run from training"` runs of fine-tuning'
         )
-        found = failures(self._tables, self._campaign)
-        self._save(
-            "failures.html",
-            "failures.html",
-            "/failures",
-            found=self._scrubbed(found),
-            campaign=self._campaign,
-        )
-        tasks = listed(self._tables, self._campaign, "", "hardest", 0, limit=10_000)
-        shown = {"found": tasks, "part": "", "sort": "hardest", "skip": 0, "campaign": self._campaign}
-        self._save("tasks.html", "tasks.html", "/tasks", **self._scrubbed(shown))
+    folder = Folder(known.url, out, name, [("Run", "/runs")])
+    folder.files["/runs"] = "index.html"
+    members = {member["rollout_id"]: None for group in found.groups for member in group["members"] or ()}
+    asked = known.tables.execute(
+        "select rollout_id from page.asked where list_contains($ids, rollout_id)", {"ids": list(members)}
+    )
+    there = {row[0] for row in asked.fetchall()}
+    folder.begin([member for member in members if member in there])
+    _copy(known.tables, folder.rollouts)
+    found = replace(found, runs=[row for row in found.runs if row["run"] == name])
+    folder.save("index.html", "runs.html", "/runs", found=folder.scrubbed(found, "index.html"), overview=None)
+    _rollouts(known.tables, folder, progress)
+    return folder.finish()
 
-    def _rollout(self, rollout: str, room: int) -> None:
-        self._page = f"rollouts/{rollout}.html"
-        sight = one_rollout.Sight(window=100_000)
-        (turns,) = self._tables.execute(
-            "select count(*) from tables.messages_all where rollout_id = $id", {"id": rollout}
-        ).fetchone() or (0,)
-        each = (room - _MARKUP * (turns // 2 + 4)) // max(2 * turns, 1)
-        found = one_rollout.read(
-            self._tables, rollout, replace(sight, text=min(max(each, 240), one_rollout.TEXT))
+
+def _comparison(known: _Store, first: str, second: str, out: Path, progress: Progress | None) -> Written:
+    """Arms of two campaigns that have the same harness and model; else the newest arm of each."""
+    arms = [known.arms(first), known.arms(second)]
+    if not all(arms):
+        raise UnknownReport(f"no rollout of {first if not arms[0] else second} has ended: compare them later")
+    alike = [(a, b) for a in arms[0] for b in arms[1] if (a.harness, a.model) == (b.harness, b.model)] or [
+        (arms[0][0], arms[1][0])
+    ]
+    names = ["index.html", *(f"compare-{number}.html" for number in range(2, len(alike) + 1))]
+    nav = [(f"{a.harness} · {a.model}", f"/compare/{number}") for number, (a, _) in enumerate(alike)]
+    folder = Folder(known.url, out, f"{first} and {second}", nav)
+    folder.files = {f"/compare/{number}": file for number, file in enumerate(names)}
+    beside = _examples(known, alike)
+    folder.files |= {address: f"beside/{number}.html" for number, address in enumerate(beside)}
+    folder.begin(list(dict.fromkeys(each for both in beside.values() for each in both)))
+    _copy(known.tables, folder.rollouts)
+    for number, (both, file) in enumerate(zip(alike, names, strict=True)):
+        entries = [entry for arm in both for entry in matrix(known.tables, arm.campaign) if entry.arm == arm]
+        _compared(known, folder, file, both, entries, None, f"/compare/{number}")
+    for address, (left, right) in beside.items():
+        file = folder.files[address]
+        found = read_both(known.tables, left, right, 0)
+        if found is not None:
+            shown = folder.scrubbed(found, file)
+            both_sides = aligned(*shown, 0, folder.renderer, folder.blobs)
+            folder.save(file, "beside.html", "/beside", found=both_sides)
+    _rollouts(known.tables, folder, progress)
+    return folder.finish()
+
+
+def _examples(known: _Store, pairs: Sequence[tuple[Arm, Arm]]) -> dict[str, tuple[str, str]]:
+    """Address of each task gained or lost to the rollouts that show it."""
+    found: dict[str, tuple[str, str]] = {}
+    for first, second in pairs:
+        result = compare(*(tallied(known.tables, arm) for arm in (first, second)))
+        for changed in (*result.gained, *result.lost) if result else ():
+            both = examples(known.tables, first, second, changed.task_id)
+            if both is not None and len(found) < MOST_PAIRS:
+                found[changed.beside(first, second)] = both
+    return found
+
+
+def _compared(
+    known: _Store,
+    folder: Folder,
+    file: str,
+    arms: Sequence[Arm],
+    entries: Sequence[Any],
+    campaign: str | None,
+    path: str = "/compare",
+) -> None:
+    result = compare(*(tallied(known.tables, arm) for arm in arms)) if arms else None
+    chosen = list(arms) if result else []
+    shown = {"entries": list(entries), "arms": list(arms), "chosen": chosen, "result": result}
+    folder.save(file, "compare.html", path, campaign=campaign, **folder.scrubbed(shown, file))
+
+
+def _copy(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> None:
+    """Tables of these rollouts alone, by rollout: a thousand are read one by one."""
+    tables.execute(
+        "create or replace table page.reported as select unnest($ids::varchar[]) as rollout_id",
+        {"ids": list(rollouts)},
+    )
+    for name in _COPIED:
+        tables.execute(
+            f"create table page.{name} as select * from tables.{name} semi join page.reported "
+            "using (rollout_id) order by rollout_id, sequence"
         )
-        if found is None:
+        tables.execute(f"create or replace view tables.{name} as select * from page.{name}")
+
+
+def _rows(tables: duckdb.DuckDBPyConnection, query: Query) -> Iterator[list[dict[str, Any]]]:
+    while True:
+        page = page_of(tables, query)
+        if page.rows:
+            yield page.rows
+        if page.next is None:
             return
-        shown = self._renderer.rollout(self._scrubbed(found), sight, self._blobs, room // 4)
-        self._save(self._page, "rollout.html", f"/rollouts/{rollout}", **shown)
+        query = replace(query, after=tuple(msgspec.json.decode(page.next)))
 
-    def _save(self, name: str, template: str, path: str, **values: Any) -> None:
-        self._page = name
-        values |= {"may_change": False, "path": path, "report": self._campaign}
-        html = self._renderer.page(template, values)
-        up = "../" * name.count("/")
-        html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
-        self._put(self._out / name, html.encode("utf-8", "replace"))
 
-    def _put(self, file: Path, body: bytes) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(body)
-        self._files += 1
-        self._bytes += len(body)
+def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progress | None) -> None:
+    """A page of each, all together of about BYTES."""
+    count = len(folder.rollouts)
+    for done, rollout in enumerate(folder.rollouts):
+        folder.room += PICTURES // count
+        _rollout(tables, folder, rollout, BYTES // count)
+        if progress is not None:
+            progress(done + 1, count)
 
-    def _relative(self, attribute: str, address: str, up: str) -> str:
-        """The same address among the files; nothing where the folder does not have it."""
-        parts = urlsplit(address)
-        first, _, rest = unquote(parts.path).lstrip("/").partition("/")
-        mark = f"#{parts.fragment}" if parts.fragment else ""
-        asked = parse_qs(parts.query)
-        if first == "static":
-            return f'{attribute}="{up}{rest}"'
-        if first == "rollouts" and "/pictures/" in rest:
-            file = self._picture(rest.rpartition("/")[2])
-            return f'{attribute}="{up}{file}"' if file else ""
-        if attribute == "href":
-            if first == "page":
-                return f'href="{up}{_listing(int(rest))}"'
-            if (
-                first == "rollouts"
-                and rest in self._known
-                and not {"leaf", "as_of", "attempt"} & asked.keys()
-            ):
-                return f'href="{up}rollouts/{rest}.html{mark}"'
-            plain = {"": "index.html", "compare": "compare.html", "failures": "failures.html"}
-            plain |= {"tasks": "tasks.html", "rollouts": _listing(0)}
-            if not rest and first in plain and not set(asked) - {"campaign"}:
-                return f'href="{up}{plain[first]}"'
-        return ""
 
-    def _picture(self, sha256: str) -> str:
-        """The file of a picture, written where there is room for it; empty where there is none."""
-        if sha256 not in self._pictures:
-            self._pictures[sha256] = ""
-            try:
-                data = self._store.get(BlobRef(sha256=sha256, size=0))
-            except (BlobMissing, BlobCorrupt):
-                return ""
-            kind = served_type(data)
-            if kind is not None and len(data) <= self._room:
-                self._room -= len(data)
-                self._pictures[sha256] = f"pictures/{sha256}.{kind.rpartition('/')[2]}"
-                self._put(self._out / self._pictures[sha256], data)
-        return self._pictures[sha256]
-
-    def _clean(self, text: str) -> str:
-        if len(text) < SHORTEST_KEY:
-            return text
-        found = masked(text)
-        if found.text != text:
-            self._secrets[self._page] += max(found.keys, 1)
-        return found.text
-
-    def _scrubbed(self, value: T) -> T:
-        """The same with keys masked in each text of it."""
-        found: T = _mapped(value, self._clean)
-        return found
+def _rollout(tables: duckdb.DuckDBPyConnection, folder: Folder, rollout: str, room: int) -> None:
+    page = f"rollouts/{rollout}.html"
+    sight = one_rollout.Sight(window=100_000)
+    (turns,) = tables.execute(
+        "select count(*) from tables.messages_all where rollout_id = $id", {"id": rollout}
+    ).fetchone() or (0,)
+    each = (room - _MARKUP * (turns // 2 + 4)) // max(2 * turns, 1)
+    found = one_rollout.read(tables, rollout, replace(sight, text=min(max(each, 240), one_rollout.TEXT)))
+    if found is None:
+        return
+    shown = folder.renderer.rollout(folder.scrubbed(found, page), sight, folder.blobs, room // 4)
+    folder.save(page, "rollout.html", f"/rollouts/{rollout}", **shown)
 
 
 def _listing(number: int) -> str:
     return "rollouts.html" if number == 0 else f"rollouts-{number + 1}.html"
-
-
-def _mapped(value: Any, clean: Callable[[str], str]) -> Any:
-    if type(value) is str:
-        return clean(value)
-    if isinstance(value, dict):
-        return {_mapped(key, clean): _mapped(each, clean) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(each, clean) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {each.name: _mapped(getattr(value, each.name), clean) for each in fields(value)}
-        return replace(value, **changes)
-    return value
-
-
-class _MaskedBlobs(BlobStore):
-    """Blobs that are texts, with keys masked."""
-
-    def __init__(self, url: str, clean: Callable[[str], str]) -> None:
-        super().__init__(url)
-        self._clean = clean
-
-    def get(self, reference: BlobRef) -> bytes:
-        """As the store has it but for keys."""
-        return self._clean(super().get(reference).decode("utf-8", "replace")).encode()

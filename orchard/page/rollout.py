@@ -86,6 +86,24 @@ select annotator, model, base, curve, steps from tables.values_all
 where rollout_id = $id and attempt = $attempt and kind = 'annotated'
 qualify row_number() over (partition by annotator order by sequence desc) = 1 order by annotator
 """
+_SERVICES = """
+select number, task_time, tool, status, injected, face, left(arguments, 4000) as arguments,
+       left(coalesce(response, ''), 4000) as response,
+       greatest(length(arguments) - 4000, 0) + greatest(length(response) - 4000, 0) as left
+from tables.service_calls_all where rollout_id = $id and attempt = $attempt
+and sequence between $first and $last
+qualify row_number() over (partition by event_id order by sequence) = 1 order by number limit 500
+"""
+_VERDICTS = """
+select name, protocol, model, score, passed, reason, fault from tables.judgements_all
+where rollout_id = $id and attempt = $attempt and sequence between $first and $last
+qualify row_number() over (partition by event_id order by sequence) = 1 order by sequence
+"""
+_OTHERS = """
+select rollout_id, outcome, campaign, harness, model, sample, turns from page.ended
+where task_id = $task and rollout_id <> $id
+order by campaign <> $campaign, harness <> $harness, model <> $model, sequence desc limit 12
+"""
 _FOUND = """
 select node_id, any_value(role) as role, any_value(turn) as turn,
        any_value(case when contains(lower(content), lower($text)) then content
@@ -103,6 +121,7 @@ from events where rollout_id = $id and sequence > $after and sequence <= $last
 order by sequence limit $limit
 """
 EVENTS = 100
+_LIKE = {"task": "task_id", "campaign": "campaign", "harness": "harness", "model": "model"}
 
 
 def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> list[str]:
@@ -195,6 +214,12 @@ class Rollout:
     found: list[Row]
     pictures: list[Shown] = field(default_factory=list)
     """Of all turns of the path."""
+    services: list[Row] = field(default_factory=list)
+    """The audit log: calls of the services of the task's world."""
+    verdicts: list[Row] = field(default_factory=list)
+    """Of judging models."""
+    others: list[Row] = field(default_factory=list)
+    """Ended rollouts of the same task, the most alike first."""
     has_tokens: bool = False
     """Whether a message of the policy has, or may have, the ids of its tokens."""
 
@@ -258,6 +283,9 @@ def read(tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight) -> Rollo
         [_curve(row) for row in rows(tables, _VALUES, {"id": rollout, "attempt": attempt})] if whole else [],
         found,
         pictures_of(rollout, [node for turn in turns for node in turn.nodes], nodes),
+        rows(tables, _SERVICES, asked) if whole else [],
+        rows(tables, _VERDICTS, asked) if whole else [],
+        rows(tables, _OTHERS, whose | {k: request[c] for k, c in _LIKE.items()}) if whole else [],
         any(row["may_have_tokens"] and row["role"] == "assistant" for row in nodes.values()),
     )
 

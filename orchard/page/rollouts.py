@@ -15,11 +15,12 @@ from urllib.parse import urlencode
 import duckdb
 
 from orchard.page.tables import Row, one, rows
+from orchard.page.words import Wanted, Words, words_of
 
 PAGE = 50
 BINS = 24
 OUTCOMES = ("resolved", "unresolved", "ungraded", "aborted", "open")
-EQUAL = ("campaign", "harness", "model", "exit_status", "cause")
+EQUAL = ("campaign", "harness", "model", "task_source", "exit_status", "cause")
 """Filters that are a value of the column of the same name."""
 PARTS = ("task_id", "repo")
 """Filters that are a part of it; `*` stands for anything."""
@@ -123,15 +124,10 @@ def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
     if outcome and outcome != "open":
         where.append("outcome = $outcome")
         values["outcome"] = outcome
-    if tool := filters.get("tool"):
-        where.append(
-            "rollout_id in (select rollout_id from tables.messages_all where role = 'assistant' "
-            "and len(list_filter(tool_calls, lambda c: c.name = $tool)) > 0)"
-        )
-        values["tool"] = tool
     if words:
         where.append(words)
-        values["text"] = filters["text"]
+        if "$text" in words:
+            values["text"] = filters["text"].strip('"')
     return f"select * from ({_base(query)}) where {' and '.join(where)}", values
 
 
@@ -139,11 +135,12 @@ def _base(query: Query) -> str:
     return _OPEN if query.filters.get("outcome") == "open" else "from page.ended"
 
 
-SAID = """rollout_id in (
+_SAID = """rollout_id in (
     select rollout_id from tables.messages_all
     where contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
     or contains(lower(tool_calls::varchar), lower($text))
 )"""
+_AMONG = "rollout_id in (select rollout_id from page.asked semi join _among using (sequence))"
 
 
 @dataclass(frozen=True)
@@ -313,6 +310,33 @@ def _range(name: str, low: float, high: float, *, last: bool) -> str:
     if name in ("turns", "tokens") and not last:
         high -= 1
     return f"{low:g}..{high:g}" if max(abs(low), abs(high)) < 1e6 else f"{low:.0f}..{high:.0f}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that the page of a query shows."""
+
+    page: Page
+    summary: Summary
+    choices: dict[str, list[str]]
+    read: float
+    """Share of the log whose words are known; less than 1 while they are still read."""
+
+
+def answer(tables: duckdb.DuckDBPyConnection, words: Words, query: Query, position: int) -> Answer:
+    """The rows of a query, texts and tools found in the index of words, which reads on up to `position`."""
+    text, tool = query.filters.get("text", ""), query.filters.get("tool", "")
+    wanted = Wanted(words_of(text), tool)
+    where, read = [_SAID] if text and not wanted.words else [], 1.0
+    if wanted.words or tool:
+        complete = words.step(tables, position)
+        read = 1.0 if complete else words.upto / position
+        tables.execute("create or replace temp table _among (sequence bigint)")
+        for some in words.rollouts(wanted):
+            tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
+        where.append(_AMONG)
+    which = " and ".join(where)
+    return Answer(page_of(tables, query, which), summary_of(tables, query, which), choices(tables), read)
 
 
 def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:

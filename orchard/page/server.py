@@ -23,10 +23,11 @@ from orchard.page.door import Door
 from orchard.page.overviews import Overviews, number
 from orchard.page.pictures import is_named, served_type
 from orchard.page.rendering import Renderer
-from orchard.page.rollouts import SAID, BadFilter, Query, choices, page_of, summary_of
+from orchard.page.rollouts import BadFilter, Query, answer
 from orchard.page.tables import Tables, one
 from orchard.page.tokens import COLOURS, PART, open_tokenizer
 from orchard.page.tokens import read as read_tokens
+from orchard.page.words import Words
 from orchard.pipelines.campaigns import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.running import RunFiles
@@ -34,6 +35,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.session import Session
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
+from orchard.streams.tasks import end
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,6 +57,8 @@ class Site:
         self.tables = Tables(session.config.store)
         self.watch = Watch(session, self.tables)
         self.renderer = Renderer(session.config.store)
+        self.words = Words(session.config.store, RunFiles(session.directory).words)
+        self._reading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -86,8 +90,16 @@ class Site:
         self._stopping.set()
 
     async def _close(self, _: web.Application) -> None:
+        if self._reading is not None:
+            await end(self._reading)
         await self.watch.close()
         await self.tables.close()
+        self.words.close()
+
+    async def _read_words(self) -> None:
+        """Steps of the index until it has all messages: other questions are answered between them."""
+        while not await self.tables.ask(self.words.step, await self.tables.position()):
+            pass
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -98,13 +110,10 @@ class Site:
     async def rollouts(self, request: web.Request) -> web.Response:
         """Rollouts by filter."""
         query = Query.of(request.query)
-        words = SAID if "text" in query.filters else ""
-        page = await self.tables.ask(page_of, query, words)
-        summary = await self.tables.ask(summary_of, query, words)
-        lists = await self.tables.ask(choices)
-        return await self.page(
-            request, "rollouts.html", query=query, page=page, summary=summary, choices=lists
-        )
+        found = await self.tables.ask(answer, self.words, query, await self.tables.position())
+        if found.read < 1 and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read_words())
+        return await self.page(request, "rollouts.html", query=query, found=found)
 
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout."""
@@ -221,17 +230,23 @@ class Site:
         """A page filled in."""
         values |= {"may_change": self.door.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
-        return web.Response(body=text.encode("utf-8", "replace"), content_type="text/html", charset="utf-8")
+        body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)
+
+    async def rollout_id(self, given: str) -> str:
+        """The whole id of the rollout that begins so. Raises HTTPNotFound."""
+        found = await self.tables.ask(rollouts_.find, given) if given else []
+        if len(found) != 1:
+            raise web.HTTPNotFound
+        return found[0]
 
     async def _rollout_id(self, request: web.Request) -> str:
         """The whole id; redirects from its first digits. Raises HTTPNotFound."""
         given = request.match_info["id"]
-        found = await self.tables.ask(rollouts_.find, given)
-        if len(found) != 1:
-            raise web.HTTPNotFound
-        if found[0] != given:
-            raise web.HTTPFound(f"/rollouts/{found[0]}")
-        return found[0]
+        found = await self.rollout_id(given)
+        if found != given:
+            raise web.HTTPFound(f"/rollouts/{found}")
+        return found
 
     async def _blob_or(self, found: tuple[str, str | None] | None, what: str) -> bytes:
         if found is None or not any(found):

@@ -37,6 +37,11 @@ class Tables:
         self._position = -1
         self._looked = 0.0
 
+    @property
+    def reached(self) -> int:
+        """The sequence that the last answer was complete up to."""
+        return self._position
+
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """What `work(connection, *arguments)` returns. Raises StorageError, and what `work` raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work, arguments)
@@ -57,11 +62,12 @@ class Tables:
     def _do(self, work: Callable[..., T], arguments: Sequence[Any]) -> T:
         self._look()
         if self._connection is None:
-            self._connection = open_tables(self.store, memory=MEMORY)
+            connection = open_tables(self.store, as_of=self._position, memory=MEMORY)
             for setting in SETTINGS:
-                self._connection.execute(setting)
-            self._index = Index(self._connection)
-            self._index.follow(self._position)
+                connection.execute(setting)
+            index = Index(connection)
+            index.follow(self._position)
+            self._connection, self._index = connection, index
         return work(self._connection, *arguments)
 
     def _look(self) -> int:
@@ -70,7 +76,8 @@ class Tables:
             return self._position
         found = position(self.store)
         if found != self._position and self._connection is not None:
-            refresh(self._connection, self.store)
+            # Up to there alone: what is committed meanwhile would be in the index now and again next time.
+            refresh(self._connection, self.store, as_of=found)
             if self._index is not None:
                 self._index.follow(found)
         self._position, self._looked = found, time.monotonic()

@@ -7,7 +7,7 @@ import duckdb
 from orchard.page.tables import Row, one, rows
 
 PAGE = 100
-SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls last", "name": "true"}
+SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls last", "name": "task_id"}
 
 _LISTED = """
 select task_id, any_value(repo) as repo, any_value(task_source) as source, count(*) as rollouts,

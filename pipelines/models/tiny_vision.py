@@ -39,6 +39,11 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose features go to the first layers of the language model; of Qwen3-VL alone."""
     places: int = 256
     """Learned positions of patches, a square number; of Qwen3-VL alone."""
+    places_std: float | None = None
+    """Of them at the start; None: what the class sets, 0.02. Beside pixels that is next to nothing."""
+    mean: float = 0.5
+    """Of pixels, taken from them; then they are divided by `std`."""
+    std: float = 0.5
 
 
 SIGHTS = {
@@ -56,10 +61,20 @@ SIGHTS = {
         pixels=32 * 32,
     ),
     "tiny-vision": Sight(
-        text="tiny-half", hidden_size=64, depth=2, heads=4, patch=12, merge=1, pixels=96 * 96
+        text="tiny-half",
+        hidden_size=64,
+        depth=2,
+        heads=4,
+        patch=12,
+        merge=1,
+        pixels=96 * 96,
+        places_std=0.5,
+        mean=0.85,
+        std=0.25,
     ),
 }
-"""By name. `tiny-vision` has 0.7 million parameters with 1,024 tokens of vocabulary, and 64 for a picture."""
+"""By name. `tiny-vision` has 0.7 million parameters with 1,024 tokens of vocabulary, and 64 tokens for a
+picture. Its pixels count from the light ground of the pages that it sees."""
 
 
 def new_vision_model(
@@ -99,6 +114,8 @@ def new_vision_model(
                 Qwen2_5_VLConfig(text_config=words, vision_config=_tower_of_25(sight, text), **marks)
             )
         )
+        if sight.places_std is not None:
+            torch.nn.init.normal_(model.model.visual.pos_embed.weight, std=sight.places_std)
     for name in ("bos", "eos", "pad"):
         setattr(model.generation_config, f"{name}_token_id", getattr(tokenizer, f"{name}_token_id"))
     return model, _processor(sight)
@@ -165,6 +182,6 @@ def _processor(sight: Sight) -> Qwen2VLImageProcessorPil:
         merge_size=sight.merge,
         temporal_patch_size=2,
         size={"shortest_edge": (sight.patch * sight.merge) ** 2, "longest_edge": sight.pixels},
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.5, 0.5, 0.5],
+        image_mean=[sight.mean] * 3,
+        image_std=[sight.std] * 3,
     )

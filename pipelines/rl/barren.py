@@ -20,6 +20,12 @@ STEPS = 10
 """Steps' worth of rollouts that a run may spend so, unless its settings say how many."""
 
 
+class NothingToLearn(RunError):
+    """A run that spent its patience."""
+
+    exit_code = 3
+
+
 class Barren(NamedTuple):
     """What decided prompts cost since the newest group that trains."""
 
@@ -63,7 +69,8 @@ async def stop_barren(
     """Follow a run whose events begin at sequence `start`, and `say` after each step's worth of rollouts that
     none came of. What it had spent before now does not count, so a run that stopped may be gone on with.
 
-    Returns when the run is finished. Raises RunError after `patience` rollouts (None: STEPS steps' worth).
+    Returns when the run is finished. Raises NothingToLearn after `patience` rollouts (None: STEPS steps'
+    worth).
     """
     worth = plan.prompts_per_step * plan.slots
     limit = STEPS * worth if patience is None else patience
@@ -79,7 +86,7 @@ async def stop_barren(
             return
         spent = barren(progress, first)
         if spent.rollouts >= limit:
-            raise RunError(
+            raise NothingToLearn(
                 f"run {plan.name!r} stops after {spent}: start from a policy that succeeds now and then, or "
                 "choose tasks that it sometimes solves (`tasks.measured_in`); the same command goes on for "
                 f"another {limit} (`patience`)"

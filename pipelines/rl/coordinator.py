@@ -49,6 +49,9 @@ log = logging.getLogger("orchard.rl")
 class RunError(ValueError):
     """A run that cannot be started or gone on with, in one sentence."""
 
+    exit_code = 1
+    """Of the command that it ends."""
+
 
 async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
     """Put the run into the log unless it is there; the sequence its events begin at.

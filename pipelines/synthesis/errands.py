@@ -27,12 +27,12 @@ TIDY = 3
 """Each so manieth world is tidy."""
 MOST = 20_000
 """Plots that a statement is looked for in."""
-_HANDLES = (
+HANDLES = (
     *("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "harbor", "indigo", "jasper", "kestrel"),
     *("lagoon", "maple", "nectar", "onyx", "pebble", "quartz", "raven", "saffron", "tundra", "umber"),
     *("velvet", "willow", "zephyr"),
 )
-_MONTHS = (
+MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
@@ -95,7 +95,7 @@ def _world(seed: int, number: int) -> dict[str, Any]:
     dice = random.Random(f"{seed}-world-{number}")
     tidy = number % TIDY == 0
     names = zip(dice.sample(FIRST, PEOPLE), dice.sample(LAST, PEOPLE), strict=True)
-    handles = dice.sample(_HANDLES, PEOPLE)
+    handles = dice.sample(HANDLES, PEOPLE)
     contacts = [
         {
             "contact_id": f"c{at}",
@@ -140,7 +140,7 @@ def _errand(dice: random.Random, world: dict[str, Any]) -> Plot:
 
 def _letter(dice: random.Random, world: dict[str, Any]) -> Plot:
     person, work = dice.choice(world["contacts"]["contacts"]), dice.choice(WORKS)
-    day = f"{dice.randrange(1, 29)} {dice.choice(_MONTHS)}"
+    day = f"{dice.randrange(1, 29)} {dice.choice(MONTHS)}"
     name, email = person["name"], person["email"]
     sent = 'bundle.new("mail", "messages", folder="sent")'
     return Plot(

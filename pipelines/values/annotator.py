@@ -24,7 +24,7 @@ from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.schemas.requests import InvalidRequest, read_annotation_request
+from orchard.schemas.requests import InvalidRequest, NewerRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -120,6 +120,9 @@ class Annotator:
     async def _handle(self, claim: Claim) -> None:
         try:
             request = read_annotation_request(claim.body)
+        except NewerRequest as error:
+            await self._dead.leave(claim, str(error))
+            return
         except InvalidRequest as error:
             await self._dead.reject(claim, str(error))
             return

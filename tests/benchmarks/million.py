@@ -337,7 +337,7 @@ def _life(plan: Plan, request: RolloutRequest, fate: str) -> Life:
     for step in (FATES | OPEN_FATES)[fate][1]:
         match step:
             case "started":
-                attempt += 1
+                attempt, parent = attempt + 1, None
                 yield event(e.RolloutStarted(worker=worker, request_sequence=1, deliveries=1), attempt)
             case "turns":
                 for turn in range(1, plan.turns + 1):

@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "gateway": (),
     "claw": (),
     "gui": (),
+    "page": (),
     "replay": ("--rollouts", "40"),
     "dataset": ("--trajectories", "10000"),  # its goals are for 107,000, and scaled to what is built
     "funnel": (),

@@ -182,6 +182,11 @@ def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         directories.unpack(io.BytesIO(whole[:700]), tmp_path)
 
 
+def test_a_path_that_is_too_long_for_this_machine_is_the_sandboxs_fault(tmp_path: Path) -> None:
+    with pytest.raises(SandboxRequestInvalid, match="too long"):
+        directories.unpack(archive(("/".join(30 * ["d" * 200]), FILE, "")), tmp_path)
+
+
 async def test_forks_are_independent(client: AsyncSandboxClient, sandbox: AsyncSandbox) -> None:
     await sandbox.exec("echo shared > file; sleep 3001 &")
     one, two = await sandbox.fork(count=2)

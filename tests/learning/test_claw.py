@@ -18,16 +18,16 @@ pytestmark = pytest.mark.timeout(1800)
 SMALL = ClawSettings(
     worlds=8,
     tasks=20,
-    samples=2,
     guesses=0.5,
     held_out_worlds=4,
     held_out=6,
     vocabulary=900,
-    epochs=10,
+    drills=200,
+    drill_epochs=2,
+    epochs=20,
     steps=2,
     prompts=2,
     size=4,
-    keep_degenerate=True,
     threads=1,
 )
 

@@ -8,10 +8,14 @@ import msgspec
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.claw import ServiceCalled
+from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.training import PolicyStep
 from tests.trajectory_log import TIME, Author, llm_call
 
 _CALL = "window.pwned=1"
@@ -109,6 +113,25 @@ def rollout(author: Author, texts: Sequence[str], sample: int, task: str, log: B
                 usage = Usage(prompt_tokens=10 * turn, completion_tokens=turn)
                 yield author.event(llm_call(turn, parent=leaf or "", node=node, usage=usage), name)
             leaf = node
+    for number, text in enumerate(texts[:100], 1):
+        called = ServiceCalled(
+            number=number,
+            task_time=text[:40],
+            service=text[:40],
+            operation=text[:40],
+            tool=text[:80],
+            arguments=text,
+            status=200,
+            response=text,
+            injected=text[:40],
+            face=text[:40],
+        )
+        yield author.event(called, name)
+    facts_of_judge = {"prompt_hash": "0", "endpoint": texts[0][:40], "calls": 1, "cost_usd": None}
+    ruled = JudgeRuled(
+        name=texts[0][:80], protocol=texts[0][:80], model=texts[0][:80], reason=texts[0], **facts_of_judge
+    )
+    yield author.event(ruled, name)
     tests = {text[:200]: "FAILED" for text in texts[:50]}
     yield author.event(
         Reward(value=-1.0, resolved=False, grader="g", tests=tests, detail=texts[0][:500], log=log), name
@@ -143,4 +166,28 @@ def hostile_events(log: BlobRef) -> list[e.Event]:
     events = list(rollout(author, texts, 0, "all", log))
     for number, text in enumerate(texts):
         events += rollout(author, [text], number, _task(text, number), log)
+    sets = {"s": texts[-1][:200]}
+    planned = EvaluationPlanned(suite=log, task_sets=sets, k=(1, 2), arms={"m": texts[-1][:200]})
+    events.append(author.event(planned, "", None))
+    for number, text in enumerate(texts[:40]):
+        facts = {**dict.fromkeys(PolicyStep.__struct_fields__, 0), "run": f"{number} {text[:200]}", "step": 1}
+        events.append(author.event(PolicyStep(**facts), "", None))  # type: ignore[arg-type]
     return events
+
+
+def overviews(rollout: str, others: Sequence[str]) -> list[str]:
+    """Addresses of the pages beside campaigns and rollouts; `rollout` has all texts."""
+    runs = "".join(f"&run={number}" for number in range(3))
+    arms = "/compare?campaign=hostile"
+    found = [
+        "/tasks",
+        "/tasks?sort=name&skip=100",
+        arms,
+        "/failures",
+        "/failures?campaign=hostile",
+        "/status",
+    ]
+    found += ["/status", "/evaluations", "/evaluations/hostile", "/runs", f"/runs?before=9{runs}"]
+    found += [f"/beside?a={rollout}&b={other}" for other in others]
+    found += [f"/beside?a={rollout}&b={others[0]}&turn={turn}" for turn in (40, 180)]
+    return found

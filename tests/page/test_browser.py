@@ -1,87 +1,24 @@
 """The page in a real Chromium: nothing of what it shows runs, breaks the layout or leaves this machine."""
 
-import os
+import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
-from tests.gui_log import GuiAuthor
+from tests.page import big
 from tests.page.conftest import served, stored
-from tests.page.hostile import hostile_events, payloads
+from tests.page.gallery import gallery
+from tests.page.hostile import hostile_events, overviews, payloads
+from tests.page.look import NARROW, PICTURES, WIDE, chromium, looked_at, tab
 from tests.page.test_page import talk_of
 from tests.trajectory_log import Author
 
 pytestmark = pytest.mark.slow
-CHROMIUM = "/usr/bin/chromium"
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-AXE = Path(sys.prefix) / ".axe" / "package" / "axe.min.js"
-"""`make test-all` fetches it from npm."""
-SERIOUS = """async () => (await axe.run()).violations
-    .filter(each => ["serious", "critical"].includes(each.impact))
-    .map(each => [each.id, each.nodes[0].html])"""
-ROOT = ["--no-sandbox"] if os.geteuid() == 0 else []
-
-
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*ROOT, "--disable-gpu"])
-        yield browser
-        await browser.close()
-
-
-class Watched:
-    """A tab, and what happens in it that should not."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
-        self.wrong: list[str] = []
-        page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}"))
-        page.on("console", self._said)
-        page.on("pageerror", lambda error: self.wrong.append(f"error {error}"))
-        page.on("request", self._asked)
-
-    def _said(self, message: Any) -> None:
-        if message.type == "error":
-            self.wrong.append(f"console: {message.text}")
-
-    def _asked(self, request: Any) -> None:
-        if not request.url.startswith(self.url):
-            self.wrong.append(f"request {request.url[:100]}")
-
-    async def look(self, path: str) -> None:
-        """Open, unfold everything, and check what must hold on each page."""
-        await self.page.goto(self.url + path)
-        await self.page.evaluate("() => document.querySelectorAll('details').forEach(d => d.open = true)")
-        if await self.page.evaluate("() => window.pwned !== undefined"):
-            self.wrong.append(f"{path}: a text ran")
-        wide = await self.page.evaluate(
-            "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-        )
-        if wide[0] > wide[1]:
-            self.wrong.append(f"{path}: {wide[0]} px wide in {wide[1]}")
-        if not await self.page.locator("header.top nav").is_visible():
-            self.wrong.append(f"{path}: the navigation is gone")
-
-
-@asynccontextmanager
-async def tab(context: BrowserContext, url: str) -> AsyncIterator[Watched]:
-    page = await context.new_page()
-    await page.add_init_script(
-        "window.violations = [];"
-        "addEventListener('securitypolicyviolation', e => window.violations.push(e.violatedDirective));"
-    )
-    yield Watched(page, url)
-    await page.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -103,13 +40,12 @@ async def test_two_hundred_hostile_texts_do_nothing(hostile_store: Path, size: d
     async with (
         chromium() as browser,
         served(hostile_store) as url,
-        tab(await browser.new_context(viewport=size), url) as watched,  # type: ignore[arg-type]
+        tab(browser, url, size) as watched,
     ):
         paths = ["/", "/rollouts", "/rollouts?text=pwned", f"/rollouts/{whole}/events?after=0"]
         paths += [f"/rollouts/{whole}?turn={turn}" for turn in range(1, 201, 40)]
-        for path in [*paths, *map("/rollouts/{}".format, one)]:
+        for path in [*paths, *map("/rollouts/{}".format, one), *overviews(whole, one[:3])]:
             await watched.look(path)
-            assert await watched.page.evaluate("() => window.violations") == [], path
     assert watched.wrong == []
 
 
@@ -120,7 +56,7 @@ async def test_the_keys_lead_everywhere(tmp_path: Path) -> None:
     async with (
         chromium() as browser,
         served(store) as url,
-        tab(await browser.new_context(viewport=WIDE), url) as watched,  # type: ignore[arg-type]
+        tab(browser, url, WIDE) as watched,
     ):
         page = watched.page
         await page.goto(f"{url}/rollouts")
@@ -152,30 +88,27 @@ async def test_the_keys_lead_everywhere(tmp_path: Path) -> None:
     assert watched.wrong == []
 
 
-async def test_axe_finds_nothing_serious(tmp_path: Path) -> None:
-    author = Author("axe")
-    events = talk_of(author, 6)
-    for name in ("one", "two"):
-        for n in range(9):
-            events += Author(name).rollout(
-                n, ["ls"], resolved=n % 2 == 0, task=f"t{n}", tests={"a": "FAILED"}
-            )
-    seen = GuiAuthor(BlobStore(tmp_path / "store")).played("g1", 4)
-    store = await stored(tmp_path, [*events, *seen])
-    with open_tables(str(store)) as tables:
-        (one,) = tables.execute("select rollout_id from rollouts where campaign = 'axe'").fetchone() or ("",)
-    paths = ["/", "/rollouts", f"/rollouts/{one}", f"/rollouts/{one}/events", "/tasks", "/tasks/t1"]
-    paths.append(f"/rollouts/{seen[0].rollout_id}")
-    paths += ["/compare", "/failures", "/runs", "/status", "/do/pause?of=one", "/nothing"]
-    found = []
-    async with chromium() as browser, served(store) as url:
-        for scheme in ("light", "dark"):
-            page = await (await browser.new_context(viewport=WIDE, color_scheme=scheme)).new_page()  # type: ignore[arg-type]
-            for path in paths:
-                await page.goto(url + path)
-                await page.evaluate(AXE.read_text())
-                found += [(scheme, path, *each) for each in await page.evaluate(SERIOUS)]
-    assert found == []
+async def test_no_page_of_a_small_store_is_wrong(tmp_path: Path) -> None:
+    """At both widths and in both themes: axe finds nothing serious, nothing is broader than the window."""
+    events = [*gallery(BlobStore(tmp_path / "store")), *talk_of(Author("talk"), 6)]
+    store = await stored(tmp_path, events)
+    assert await looked_at(store, PICTURES / "gallery") == []
+
+
+@pytest.mark.timeout(3600)
+async def test_no_page_of_a_hundred_thousand_rollouts_is_wrong(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await asyncio.to_thread(big.fill, store)
+    assert await looked_at(store, PICTURES / "large") == []
+
+
+@pytest.mark.timeout(3600)
+async def test_no_page_of_the_quick_start_is_wrong(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ("--store", str(store), "quickstart", "--tasks", "3", "--samples", "2", "--workers", "2")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "orchard", *words)
+    assert await process.wait() == 0
+    assert await looked_at(store, PICTURES / "quick-start") == []
 
 
 async def test_an_open_page_shows_what_is_committed(tmp_path: Path) -> None:
@@ -184,7 +117,7 @@ async def test_an_open_page_shows_what_is_committed(tmp_path: Path) -> None:
     async with (
         chromium() as browser,
         served(store) as url,
-        tab(await browser.new_context(viewport=WIDE), url) as watched,  # type: ignore[arg-type]
+        tab(browser, url, WIDE) as watched,
     ):
         await watched.page.goto(f"{url}/rollouts")
         await watched.page.goto(url)

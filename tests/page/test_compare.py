@@ -5,9 +5,10 @@ from pathlib import Path
 
 import aiohttp
 import duckdb
+import numpy as np
 import pytest
 import pytest_asyncio
-from scipy.stats import binomtest
+from scipy.stats import binomtest, bootstrap
 
 from orchard.page.compare import Arm, compare, matrix, tallied
 from orchard.page.failures import failures, last_error
@@ -76,7 +77,17 @@ async def test_a_comparison_is_that_of_sql_and_of_mcnemar(tables: duckdb.DuckDBP
         "filter (campaign = 'first') from rollouts"
     ).fetchall()
     assert found.pair.difference.value == pytest.approx(difference)
-    assert found.pair.difference.low <= difference <= found.pair.difference.high
+    asked = "select task_id, resolved::int from rollouts where campaign = $campaign order by 1"
+    before, after = (
+        np.array([row[1] for row in tables.execute(asked, {"campaign": arm.campaign}).fetchall()])
+        for arm in (FIRST, SECOND)
+    )
+    reference = bootstrap(
+        (after - before,), np.mean, method="percentile", n_resamples=20_000, random_state=7
+    ).confidence_interval
+    step = 1 / 60  # the means of 60 tasks are multiples of it
+    assert found.pair.difference.low == pytest.approx(reference.low, abs=1.01 * step)
+    assert found.pair.difference.high == pytest.approx(reference.high, abs=1.01 * step)
     assert found.both + found.neither + len(found.gained) + len(found.lost) == 60
     for repo in found.repos:
         asked = {"repo": repo.repo}

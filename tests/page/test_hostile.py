@@ -13,19 +13,19 @@ from orchard.schemas.blobs import BlobRef
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from tests.page.conftest import served, stored
-from tests.page.hostile import hostile_events, payloads
+from tests.page.hostile import hostile_events, overviews, payloads
 
 NAMES = """
-action alt aria-current aria-hidden aria-label aria-labelledby aria-sort autocomplete charset class colspan
-content cy cx d data-item data-live datetime defer for height hidden href id lang method name open placeholder
-points preserveaspectratio r rel role rx scope selected src tabindex title type value viewbox width x x1 x2
-y y1 y2
+action alt aria-current aria-hidden aria-label aria-labelledby aria-sort autocomplete charset class
+colspan content cy cx d data-item data-live datetime defer for height hidden href id lang method multiple
+name open placeholder points preserveaspectratio r rel role rx scope selected size src tabindex title type
+value viewbox width x x1 x2 y y1 y2
 """
 """All that the templates use: none of them runs anything."""
 TAGS = """
-a article b body button circle code dd details dialog div dl dt figcaption figure form h1 h2 head header html
-i input kbd label legend li line link main mark meta nav ol option p path polyline pre rect script section
-select small span summary svg table tbody td th thead time title tr ul
+a article b body br button circle code dd details dialog div dl dt figcaption figure form h1 h2 head header
+html i input kbd label legend li line link main mark meta nav ol option p path polyline pre rect
+script section select small span summary svg table tbody td th thead time title tr ul
 """
 ATTRIBUTES, ELEMENTS = frozenset(NAMES.split()), frozenset(TAGS.split())
 
@@ -82,6 +82,7 @@ async def pages_of(store: Path, http: aiohttp.ClientSession) -> dict[str, str]:
         *map("/rollouts/{}".format, some),
     ]
     addresses += [f"/rollouts/{whole}?turn={turn}" for turn in range(1, 201, 40)]
+    addresses += overviews(whole, some[:3])
     while addresses:
         address = addresses.pop()
         async with http.get(address) as reply:

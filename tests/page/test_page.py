@@ -17,7 +17,7 @@ from orchard.page import rollout as one_rollout
 from orchard.page import server
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import SORTS, BadFilter, Query, page_of, summary_of
-from orchard.page.tables import rows
+from orchard.page.tables import Tables, one, rows
 from orchard.schemas import events as e
 from orchard.schemas.llm_calls import CallKind, Usage
 from orchard.schemas.messages import MessageNode, Role, node_id
@@ -25,6 +25,7 @@ from orchard.session import Session
 from orchard.standing import recorded
 from orchard.storage.reader import open_tables, position, refresh
 from tests.benchmarks.million import Plan, fill_store
+from tests.page.big import append
 from tests.page.conftest import TOKEN, Serve, served, stored
 from tests.trajectory_log import Author, llm_call
 
@@ -194,6 +195,32 @@ def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
             view = query.replace("outcome_of", "status").format("select * from rollouts")
             assert connection.execute(own).fetchall() == connection.execute(view).fetchall()
         index.close()
+
+
+async def test_what_is_committed_while_the_page_looks_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer commits between the page's question how far the tables are and its look at them."""
+    author = Author("late")
+    store = await stored(tmp_path, author.rollout(0, ["ls"], resolved=True))
+    late = [author.rollout(number, ["ls"], resolved=True) for number in (1, 2)]
+
+    def reached(url: str) -> int:
+        found = position(url)
+        if late:
+            append(store, late.pop())
+        return found
+
+    monkeypatch.setattr("orchard.page.tables.position", reached)
+    monkeypatch.setattr("orchard.page.tables.LOOK_SECONDS", 0.0)
+    tables = Tables(str(store))
+    query = "select count(*) as n, count(distinct rollout_id) as different from page.ended"
+    try:
+        found = [await tables.ask(one, query) for _ in range(4)]
+    finally:
+        await tables.close()
+    assert [row["n"] for row in found if row] == [1, 2, 3, 3]
+    assert all(row and row["n"] == row["different"] for row in found)
 
 
 # --- one rollout ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from tests.gui_log import GuiAuthor
 from tests.page.conftest import Serve, served, stored
-from tests.page.test_browser import CHROMIUM, ROOT
+from tests.page.look import CHROMIUM, ROOT
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 

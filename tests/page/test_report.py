@@ -1,22 +1,40 @@
 """A report is a folder that needs nothing else, and gives no key away."""
 
 import re
+import time
 from html import unescape
 from pathlib import Path
 
+import msgspec
 import pytest
-from playwright.async_api import async_playwright
 
-from orchard.page.report import UnknownCampaign, write_report
+from orchard.page.report import UnknownReport, write_report
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome
+from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
+from tests.benchmarks.million import Plan, fill_store
+from tests.page.big import append
 from tests.page.conftest import stored
-from tests.page.test_browser import CHROMIUM, ROOT
+from tests.page.look import chromium
 from tests.trajectory_log import Author
 
 KEY = "ghp_" + "a1B2" * 9
 OTHER = "sk-proj-" + "Zz9_" * 12
+
+
+def _submitted() -> e.CampaignSubmitted:
+    return e.CampaignSubmitted(
+        spec=BlobRef(sha256="0" * 64, size=1),
+        spec_hash="x",
+        size=70,
+        tasks=9,
+        harnesses=("mini-swe-agent",),
+        models=("m",),
+        samples=1,
+    )
 
 
 async def _store(place: Path) -> Path:
@@ -32,16 +50,7 @@ async def _store(place: Path) -> Path:
             tests={f"test[{KEY}]": "FAILED"} if number == 9 else {"a": "PASSED"},
         )
     ]
-    plan = e.CampaignSubmitted(
-        spec=BlobRef(sha256="0" * 64, size=1),
-        spec_hash="x",
-        size=70,
-        tasks=9,
-        harnesses=("mini-swe-agent",),
-        models=("m",),
-        samples=1,
-    )
-    events.append(author.event(plan, "", None))
+    events.append(author.event(_submitted(), "", None))
     return await stored(place, [*events, *other.rollout(0, ["ls"], resolved=True)])
 
 
@@ -50,18 +59,8 @@ async def test_a_report_has_its_campaign_and_no_way_out(tmp_path: Path) -> None:
     made = write_report(str(store), "mailed", out)
     files = {file: file.read_text() for file in out.rglob("*.html")}
     assert made.rollouts == 70 == len([*(out / "rollouts").iterdir()])
-    links = {
-        (file, unescape(link))
-        for file, html in files.items()
-        for link in re.findall(r'(?:href|src)="([^"]*)"', html)
-    }
-    assert len(links) > 200
-    away = {
-        (str(file.relative_to(out)), link)
-        for file, link in links
-        if not link.startswith("#") and not (file.parent / link.partition("#")[0].partition("?")[0]).is_file()
-    }
-    assert away == set()
+    assert sum(html.count('href="') for html in files.values()) > 200
+    assert _away(out) == set()
     for html in files.values():
         assert KEY not in html and OTHER not in html
         assert "other" not in re.findall(r"<h2>.*?</h2>", html)
@@ -71,8 +70,82 @@ async def test_a_report_has_its_campaign_and_no_way_out(tmp_path: Path) -> None:
     assert planted <= made.secrets.keys()
     assert all(page in (out / "secrets.txt").read_text() for page in planted)
     assert "[masked github-token" in "".join(files.values())
-    with pytest.raises(UnknownCampaign, match="no campaign 'nothing'"):
+    with pytest.raises(UnknownReport, match="neither a campaign nor a training run"):
         write_report(str(store), "nothing", tmp_path / "no")
+
+
+def _away(out: Path) -> set[tuple[str, str]]:
+    """Links of a folder's pages to what it does not have."""
+    return {
+        (str(file.relative_to(out)), link)
+        for file in out.rglob("*.html")
+        for link in map(unescape, re.findall(r'(?:href|src)="([^"]*)"', file.read_text()))
+        if not link.startswith("#") and not (file.parent / link.partition("#")[0].partition("?")[0]).is_file()
+    }
+
+
+async def test_a_comparison_shows_each_task_that_was_gained_or_lost(tmp_path: Path) -> None:
+    events = []
+    for name, every in (("before", 3), ("after", 2)):
+        for number in range(12):
+            made = Author(name).rollout(0, [f"echo {KEY}"], resolved=number % every == 0, task=f"t{number}")
+            events += [msgspec.structs.replace(event, id=f"{name}-{number}-{event.id}") for event in made]
+        events.append(Author(f"{name}-plan").event(_submitted(), "", None))
+        events[-1] = msgspec.structs.replace(events[-1], campaign=name)
+    store, out = await stored(tmp_path, events), tmp_path / "out"
+    made = write_report(str(store), "before", out, second="after")
+    assert _away(out) == set()
+    front = (out / "index.html").read_text()
+    gained, lost = [4, 8, 2, 10], [3, 9]
+    beside = sorted(out.glob("beside/*.html"))
+    assert len(beside) == len(gained + lost) and made.rollouts == 2 * len(beside)
+    assert all(f">t{number}<" in front for number in gained + lost)
+    assert all(
+        "they part in" in page.read_text() or "the same in every" in page.read_text() for page in beside
+    )
+    assert not any(KEY in file.read_text() for file in out.rglob("*.html"))
+    assert made.secrets.keys() == {*(f"beside/{n}.html" for n in range(6))} | {
+        f"rollouts/{file.name}" for file in (out / "rollouts").iterdir()
+    }
+    with pytest.raises(UnknownReport, match="no campaign 'nothing' to compare"):
+        write_report(str(store), "before", tmp_path / "no", second="nothing")
+
+
+async def test_a_run_has_its_curves_groups_and_members(tmp_path: Path) -> None:
+    author = Author("rl-1")
+    made = [author.rollout(number, ["ls"], resolved=number == 0) for number in range(3)]
+    facts = dict.fromkeys(PolicyStep.__struct_fields__, 0) | {"run": "rl-1", "loss": 0.5, "pass_rate": 0.25}
+    steps = [PolicyStep(**{**facts, "step": step, "version": step}) for step in (1, 2)]  # type: ignore[arg-type]
+    members = tuple(
+        GroupMember(
+            rollout_id=each[0].rollout_id or "",
+            attempt=1,
+            reward=1.0,
+            status=RolloutStatus.COMPLETED,
+            tokens=9,
+        )
+        for each in made[:2]
+    )
+    group = GroupAssembled(
+        run="rl-1",
+        group_id="g",
+        prompt=0,
+        task_id="t1",
+        outcome=GroupOutcome.FIXED,
+        members=members,
+        positive=1,
+        degenerate=False,
+        generated=3,
+    )
+    events = [event for each in made for event in each] + [author.event(step, "", None) for step in steps]
+    decided = msgspec.structs.replace(author.event(group, "", None), subject="prompts/rl-1/0")
+    store, out = await stored(tmp_path, [*events, decided]), tmp_path / "out"
+    written = write_report(str(store), "rl-1", out)
+    assert _away(out) == set()
+    assert {file.stem for file in (out / "rollouts").iterdir()} == {member.rollout_id for member in members}
+    assert written.rollouts == 2
+    front = (out / "index.html").read_text()
+    assert "pass rate" in front and 'aria-label="What became of groups"' in front
 
 
 @pytest.mark.slow
@@ -81,8 +154,7 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
     write_report(str(store), "mailed", out)
     asked: list[str] = []
     said: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ROOT)
+    async with chromium() as browser:
         page = await browser.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
@@ -92,6 +164,33 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
         await page.locator("article.turn").first.wait_for()
         await page.keyboard.press("?")
         assert await page.locator("dialog").is_visible()
-        await browser.close()
     assert said == []
+    assert [url for url in asked if not url.startswith(out.as_uri())] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_thousand_rollouts_can_be_mailed(tmp_path: Path) -> None:
+    """Under 50 MB, with 40 KB of text in each, and every planted key masked and listed."""
+    store, out = tmp_path / "store", tmp_path / "out"
+    fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000), str(store))
+    author = Author("million-0")
+    planted = [author.rollout(n, [f"echo {KEY}"], resolved=True, task=f"planted-{n}") for n in range(20)]
+    append(store, [event for made in planted for event in made])
+    began = time.process_time()
+    made = write_report(str(store), "million-0", out)
+    assert time.process_time() - began < 60, "seconds of a processor, whatever else the machine does"
+    assert made.rollouts == 1_020
+    assert made.bytes == sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 50_000_000
+    assert not any(KEY in file.read_text() for file in out.rglob("*.html"))
+    listed = (out / "secrets.txt").read_text()
+    assert all(f"rollouts/{each[0].rollout_id}.html" in listed for each in planted)
+    async with chromium() as browser:
+        page = await browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        one = f"rollouts/{planted[0][0].rollout_id}.html"
+        for name in ("index.html", "rollouts.html", "tasks.html", "failures.html", "compare.html", one):
+            await page.goto((out / name).as_uri())
+            await page.locator("header.top nav").wait_for()
     assert [url for url in asked if not url.startswith(out.as_uri())] == []

@@ -10,6 +10,7 @@ from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.requests import (
     LONGEST,
     InvalidRequest,
+    NewerRequest,
     check_limits,
     read_annotation_request,
     read_rollout_request,
@@ -162,3 +163,44 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 
 def test_cores_have_fractions() -> None:
     assert [parse_cores(text) for text in ("500m", ".25", "2")] == [0.5, 0.25, 2.0]
+
+
+def later(document: bytes, *path: str, **fields: object) -> bytes:
+    """As a later version would write it, with fields of its own at a place."""
+    value = msgspec.json.decode(document)
+    node = value
+    for step in path:
+        node = node[step]
+    node.update(fields)
+    return msgspec.json.encode(value)
+
+
+@pytest.mark.parametrize("path", [(), ("model",), ("budget",), ("timeouts",), ("task",), ("task", "blob")])
+@pytest.mark.parametrize("nothing", [None, False, 0, 0.0, "", [], {}])
+def test_a_field_of_a_later_version_that_asks_for_nothing_is_passed_over(
+    path: tuple[str, ...], nothing: object
+) -> None:
+    assert read_rollout_request(later(msgspec.json.encode(REQUEST), *path, later_field=nothing)) == REQUEST
+
+
+@pytest.mark.parametrize("path", [(), ("model",), ("budget",), ("timeouts",), ("task",)])
+@pytest.mark.parametrize("something", [True, 1, 0.5, "high", [0], {"a": None}])
+def test_one_that_asks_for_something_is_for_a_later_version(path: tuple[str, ...], something: object) -> None:
+    """Left out, the rollout would be another than its campaign says."""
+    with pytest.raises(NewerRequest, match="later_field, which only a later version knows") as refused:
+        read_rollout_request(later(msgspec.json.encode(REQUEST), *path, later_field=something))
+    assert refused.value.rollout is not None
+    assert refused.value.rollout.rollout_id == REQUEST.rollout_id
+
+
+def test_annotations_are_read_in_the_same_way() -> None:
+    document = msgspec.json.encode(ANNOTATION)
+    assert read_annotation_request(later(document, "model", later_field=None)) == ANNOTATION
+    with pytest.raises(NewerRequest, match=r"model\.later_field"):
+        read_annotation_request(later(document, "model", later_field=2))
+
+
+def test_what_is_no_request_for_another_reason_stays_one_for_that_reason() -> None:
+    with pytest.raises(InvalidRequest, match="sample") as refused:
+        read_rollout_request(later(msgspec.json.encode(REQUEST), later_field=1, sample="x"))
+    assert not isinstance(refused.value, NewerRequest)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchard.schemas.claw import ClawWorld
+from orchard.schemas.claw import BUNDLES, Bundle, ClawWorld
+from orchard.schemas.decoding import decode_whole
 from orchard.workers.claw.engine import BadWorld, Offer, Services
 from orchard.workers.claw.injection import Injection
 from orchard.workers.claw.services import SERVICES
@@ -100,6 +101,29 @@ def test_a_schema_that_is_offered_is_what_is_checked() -> None:
             assert (status == 400) >= refused, (offer.tool, arguments)
 
 
+@pytest.mark.parametrize("depth", [40, 400, 900])
+def test_arguments_nested_so_deep_that_no_bundle_could_be_read_are_refused(depth: int) -> None:
+    services = Services(EVERYTHING, 0)
+    text = '{"a":' * depth + "1" + "}" * depth
+    for arguments in (text, "[" * depth + "]" * depth, msgspec.json.decode(text)):
+        entry = services.call("mail_list_messages", arguments).entry
+        assert entry.status == 400 and isinstance(entry.arguments, str)
+        assert "nested deeper" in entry.response["error"]
+    fits = '{"a":' * 31 + "1" + "}" * 31
+    assert services.call("mail_shred", fits).entry.arguments == msgspec.json.decode(fits)
+    handed_in = Bundle(
+        messages=(),
+        audit=tuple(services.audit),
+        state=services.state(),
+        initial=services.initial,
+        snapshot={},
+        answer="",
+        now=NOW.isoformat(),
+        exit_status="finished",
+    )
+    assert decode_whole(BUNDLES, msgspec.json.encode(handed_in)) == handed_in
+
+
 def test_times_of_fixtures_hang_on_the_tasks_now() -> None:
     later = Services(desk(now=NOW + timedelta(days=30)), 0)
     answer = later.call("mail_get_message", {"message_id": "msg_401"}).entry.response
@@ -156,6 +180,8 @@ def test_limits_count_what_was_paid_within_a_day() -> None:
         ({"services": {"mail": {"letters": []}}}, "mail holds no 'letters'"),
         ({"services": {"mail": {"messages": [{"subject": "s"}]}}}, r"mail.messages\[0\]: the argument from"),
         ({"services": {"todo": {"tasks": [{"title": "t", "due": "tomorrow"}]}}}, r"todo.tasks\[0\]"),
+        ({"services": {"todo": {"tasks": [{"title": "t", "due": "now" + 5 * "+99999w"}]}}}, "in no calendar"),
+        ({"services": {"todo": {"tasks": [{"title": "by {{now-99999w-99999w}}"}]}}}, "in no calendar"),
         ({"tools": ("mail_shred",)}, "'mail_shred'"),
         ({"now": datetime(2026, 4, 10)}, "time zone"),  # noqa: DTZ001
     ],

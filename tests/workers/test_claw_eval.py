@@ -127,9 +127,11 @@ async def test_doing_nothing_does_not_pass(episode, tasks):
 
 async def test_unknown_tools_and_bad_arguments_are_failed_calls(episode, tasks):
     reward = await episode.play(
-        tasks["T01_reply"], ("desk_close", {}), ("desk_reply", "{"), ("desk_reply", "[1]")
+        tasks["T01_reply"],
+        *(("desk_close", {}), ("desk_reply", "{"), ("desk_reply", "[1]")),
+        ("desk_reply", '{"id":' * 500 + "1" + "}" * 500),
     )
-    assert [code for code, _ in episode.shown] == [404, 400, 400]
+    assert [code for code, _ in episode.shown] == [404, 400, 400, 400]
     assert reward.parts["robustness"] == 0.0
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
+from orchard.workers.claw import faces
 from orchard.workers.claw.engine import Answered, Services
 from orchard.workers.claw.faces import Face, served
 from tests.claw_world import LETTER, desk
@@ -82,6 +83,26 @@ async def test_http_has_the_same_tools(face: Reached) -> None:
     async with face.client.post(f"{face.root}/tools/{LETTER[0]}", data=b"{") as response:
         assert response.status == 400
     assert face.world.faces == ["http", "http"]
+
+
+async def test_an_agent_cannot_fill_the_memory_of_its_worker(
+    face: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faces, "MOST_BYTES", 20_000)
+    long = {"name": "mail_list_messages", "arguments": {"query": "x" * 8_000}}
+    assert "result" in await face.rpc("tools/call", long)
+    assert "result" in await face.rpc("tools/call", long)
+    assert "more than" in (await face.rpc("tools/call", long))["error"]["message"]
+    async with face.client.post(f"{face.root}/tools/mail_list_messages", json={}) as response:
+        assert response.status == 429
+    assert len(face.world.services.audit) == 2, "what is refused is not in the log"
+
+
+async def test_calls_at_once_are_counted_one_by_one(face: Reached, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faces, "MOST_CALLS", 20)
+    calls = [face.rpc("tools/call", {"name": "mail_list_messages"}) for _ in range(60)]
+    answers = await asyncio.gather(*calls)
+    assert sum("result" in answer for answer in answers) == len(face.world.services.audit) == 20
 
 
 async def test_an_injected_rate_limit_says_when_to_try_again() -> None:

@@ -188,6 +188,7 @@ async def test_none_of_the_tries_succeeds(room: Room) -> None:
     carried = msgspec.json.encode(bundle.snapshot).decode()
     assert not any(canary in carried for canary in CANARIES)
     assert bundle.snapshot["audit.json"].text == "[]\n"
+    assert [bundle.snapshot[each].text for each in ("closed", "locked/in", "no text \ufffd")] == 3 * ["t\n"]
 
     assert msgspec.json.encode(other.world.services.state()) == before
     assert (other.world.services.audit, other.published) == ([], [])

@@ -175,7 +175,7 @@ def test_a_turn_does_what_is_left_on_the_page_and_scrolls_to_what_is_not_seen() 
 
 
 def test_a_tiny_policy_is_told_all_that_is_on_the_screen_in_few_tokens() -> None:
-    """Points are whole hundreds, and still inside of every shape of every layout."""
+    """Points are whole hundreds, in the thought a digit each, and inside of every shape of every layout."""
     for seed in range(40):
         site = msgspec.structs.replace(TINY, seed=6 * seed, layout=("scatter", "grid", "ring")[seed % 3])
         shown = Tiny(site).screens[0]
@@ -190,11 +190,12 @@ def test_a_tiny_policy_is_told_all_that_is_on_the_screen_in_few_tokens() -> None
         for each in thought:
             key, x, y = each.rsplit(" ", 2)
             left, top = next(place for what, place in shown if " ".join(what) == key)
-            assert int(x) % 100 == int(y) % 100 == 0
-            assert 0 < int(x) / 1000 * SIDE - left < SIZE and 0 < int(y) / 1000 * SIDE - top < SIZE
+            assert len(x) == len(y) == 1
+            assert 0 < int(x) / 10 * SIDE - left < SIZE and 0 < int(y) / 10 * SIDE - top < SIZE
         target = " ".join(Tiny(site).targets[0])
         point = json.loads(said.calls[0].arguments)["point_2d"]
-        assert f"{target} {point[0]} {point[1]}" in thought
+        assert point[0] % 100 == point[1] % 100 == 0
+        assert f"{target} {point[0] // 100} {point[1] // 100}" in thought
 
 
 def test_it_sees_from_the_loop_that_processes_run_on() -> None:

@@ -18,9 +18,10 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.entries import FIRST, Place, entry
 from orchard.streams.publish import Message, store_all
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import bounds
+from orchard.streams.reading import bounds, next_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
@@ -33,6 +34,7 @@ from orchard.workers.worker import Worker, WorkerSettings
 from tests.mutations import mutants
 
 QUEUE = Queue()
+LATER = "orchard.later.>"
 SETTINGS = NatsSettings(ack_wait=5.0, heartbeat=1.0, max_deliver=2, patience=30.0)
 
 
@@ -64,9 +66,10 @@ def request_of(blobs: BlobStore):
 
 @pytest.fixture
 async def drain(connection: Connection, blobs: BlobStore):
-    """Run a worker of four slots beside the steward until the queue is empty; the worker."""
+    """Run a worker of four slots beside the steward until the queue is empty, and there are so many dead
+    letters; the worker."""
 
-    async def drain() -> Worker:
+    async def drain(letters: int = 0) -> Worker:
         async with (
             ModelClient({}) as models,
             Claims(connection, QUEUE) as claims,
@@ -89,7 +92,9 @@ async def drain(connection: Connection, blobs: BlobStore):
             )
             working = asyncio.create_task(worker.run())
             steward = asyncio.create_task(keep(connection))
-            while (await bounds(connection, names.WORK)).messages:
+            while (await bounds(connection, names.WORK)).messages or (
+                (await bounds(connection, names.DEAD)).messages < letters
+            ):
                 done, _ = await asyncio.wait({working, steward}, timeout=0.1)
                 assert not done, [task.exception() for task in done]
             # What is still unsettled by now has left the queue: an advisory that the steward has to read.
@@ -145,6 +150,82 @@ async def test_a_poison_request_of_a_sure_rollout_ends_that_rollout(connection, 
     outcome = await Publisher(connection).outcome(request.rollout_id)
     assert outcome is not None
     assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
+
+
+class TestOfALaterVersion:
+    """What an old worker does with requests of the new version, in the middle of an upgrade."""
+
+    @pytest.fixture
+    def waiting(self, connection):
+        """Messages that wait in LATER: subject and body."""
+
+        async def waiting() -> list[tuple[str, bytes]]:
+            found = []
+            message = await next_message(connection, names.LATER, 1, LATER)
+            while message is not None:
+                found.append((message.subject, message.data))
+                message = await next_message(connection, names.LATER, message.sequence + 1, LATER)
+            return found
+
+        return waiting
+
+    async def offer(self, connection: Connection, request: RolloutRequest, body: bytes) -> None:
+        place = Place(request.campaign, request.rollout_id, request.fence)
+        await Publisher(connection).offer(entry(QUEUE, place, FIRST, body))
+
+    async def test_a_request_waits_for_a_later_worker_word_for_word(
+        self, connection, drain, request_of, waiting
+    ) -> None:
+        document = msgspec.to_builtins(request_of(0))
+        document["model"]["thinking"] = "high"
+        body = msgspec.json.encode(document)
+        await self.offer(connection, request_of(0), body)
+        await drain()
+
+        [(subject, kept)] = await waiting()
+        assert kept == body
+        assert request_of(0).rollout_id in subject
+        assert await Publisher(connection).outcome(request_of(0).rollout_id) is None
+        assert await Publisher(connection).started(request_of(0).rollout_id) is None
+
+    async def test_so_does_one_for_a_harness_that_this_worker_lacks(
+        self, connection, drain, request_of, waiting
+    ) -> None:
+        request = msgspec.structs.replace(
+            request_of(0), harness="later", rollout_id=rollout_id("demo", "t1", "later", "m", 0)
+        )
+        await self.offer(connection, request, msgspec.json.encode(request))
+        await drain()
+
+        assert len(await waiting()) == 1
+
+    async def test_a_task_is_not_worked_on_without_what_this_version_does_not_know(
+        self, connection, drain, request_of, waiting, blobs
+    ) -> None:
+        blob = blobs.put(b'{"task_id": "t1", "weather": {"kind": "rain"}}', "application/json")
+        request = msgspec.structs.replace(
+            request_of(0), task=TaskRef(task_id="t1", source="s", repo="a/b", blob=blob)
+        )
+        await self.offer(connection, request, msgspec.json.encode(request))
+        await drain()
+
+        assert len(await waiting()) == 1
+        assert await Publisher(connection).outcome(request.rollout_id) is None
+
+    async def test_nobody_takes_it_and_it_is_a_dead_letter_with_the_reason(
+        self, connection, drain, request_of, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("orchard.workers.deadletters.LEFT_SECONDS", 0.0)
+        monkeypatch.setattr("orchard.workers.deadletters.LEFT_TIMES", 3)
+        document = {**msgspec.to_builtins(request_of(0)), "thinking": "high"}
+        await self.offer(connection, request_of(0), msgspec.json.encode(document))
+        await drain(letters=1)
+
+        [letter] = await DeadLetters(connection).list()
+        assert "it asks for thinking, which only a later version knows" in letter.reason
+        outcome = await Publisher(connection).outcome(request_of(0).rollout_id)
+        assert outcome is not None
+        assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
 
 
 async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(

@@ -78,16 +78,14 @@ class Browsers:
         return len(self._waiting)
 
     def take(self, task: Task, memory: str) -> AsyncSandbox | None:
-        """A sandbox of the task's shape whose browser is started, or None. It is the caller's from here on,
-        and another takes its place."""
+        """A sandbox of the task's shape whose browser is started, or None. It is the caller's from here on;
+        `refill` puts another in its place."""
         if self._client is None or not self._spare or (shape := _shape(task, memory)) is None:
             return None
         self._wanted = shape
         fitting = [each for each in self._waiting if each[0] == shape and not each[1].tabs.ended]
         if fitting:
             self._waiting.remove(fitting[0])
-        if self._filling is None or self._filling.done():
-            self._filling = asyncio.get_running_loop().create_task(self._fill(self._client))
         if not fitting:
             return None
         started = fitting[0][1]
@@ -95,11 +93,18 @@ class Browsers:
         self.taken += 1
         return started.sandbox
 
+    def refill(self) -> None:
+        """Make what is missing, from now on. A browser that starts takes whole cores for a second, so this is
+        for after an attempt's first screenshot; it is done at the end of each world at any rate."""
+        if self._client and self._spare and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.get_running_loop().create_task(self._fill(self._client))
+
     @asynccontextmanager
     async def opened(self, machine: Machine, world: GuiWorld) -> AsyncIterator[Tabs]:
         """The tabs of the browser in a sandbox, which is started unless it has waited. Raises
         InfrastructureError."""
         async with AsyncExitStack() as stack:
+            stack.callback(self.refill)
             name = machine.sandbox.sandbox_id if isinstance(machine, SandboxMachine) else ""
             if (started := self._given.pop(name, None)) is not None:
                 stack.push_async_exit(started.stack)
@@ -112,11 +117,12 @@ class Browsers:
         self._spare = 0
         if self._filling is not None:
             await end(self._filling)
-        for started in [*(kept for _, kept in self._waiting), *self._given.values()]:
-            await self._give_up(started)
-        self._waiting.clear()
-        self._given.clear()
-        await self.driver.close()
+        async with AsyncExitStack() as stack:  # each of them, whatever the others raise
+            stack.push_async_callback(self.driver.close)
+            for started in [*(kept for _, kept in self._waiting), *self._given.values()]:
+                stack.push_async_callback(self._give_up, started)
+            self._waiting.clear()
+            self._given.clear()
 
     async def _start(
         self, stack: AsyncExitStack, machine: Machine, settings: BrowserSettings, block_network: bool

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -56,7 +56,7 @@ class BrowserWorld:
                 await stack.enter_async_context(opening.machine.reverse(site.port, SITE_PORT))
             own = await opening.shared.of(browsers)
             tabs = await stack.enter_async_context(own.opened(opening.machine, settings))
-            attempt = BrowserAttempt(settings, tabs, site)
+            attempt = BrowserAttempt(settings, tabs, site, own.refill)
             if site is not None:
                 await stack.enter_async_context(window(opening.seed, site, attempt.evaluate))
             await attempt.begin()
@@ -75,7 +75,10 @@ def _site(site: Site, task: Task) -> OpenSite:
 class BrowserAttempt:
     """The world of one attempt. See OpenWorld."""
 
-    def __init__(self, world: GuiWorld, tabs: Tabs, site: OpenSite | None) -> None:
+    def __init__(
+        self, world: GuiWorld, tabs: Tabs, site: OpenSite | None, seen: Callable[[], None] = lambda: None
+    ) -> None:
+        """`seen` is called after each look."""
         self.tools = tools.TOOLS
         self.about = f"The browser's screen has {world.browser.width} x {world.browser.height} pixels."
         self.last_k = world.browser.last_k
@@ -84,6 +87,7 @@ class BrowserAttempt:
         self._world = world
         self.tabs = tabs
         self._site = site
+        self._seen = seen
         self._hands = Hands(tabs, world.browser)
         self._eyes = Eyes(tabs, world.browser)
         self._walls = 0
@@ -121,6 +125,7 @@ class BrowserAttempt:
         """The screen. Raises InfrastructureError (BLOCKED) for the second wall in a row."""
         seen = await self._eyes.look()
         self._screens.append(_image(seen.picture))
+        self._seen()
         self._injections += seen.injections
         self._walls = self._walls + 1 if seen.blocked else 0
         if self._walls >= MOST_WALLS:

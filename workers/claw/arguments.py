@@ -7,6 +7,7 @@ additionalProperties. Models write numbers as text and leave what is empty; neit
 import math
 from typing import Any
 
+from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.workers.claw.moments import read_time
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -18,8 +19,24 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _DEEPEST = 32
+"""Levels of objects and lists."""
 _LARGEST = 2**31
 """Of a whole number, either way."""
+
+
+def read_arguments(arguments: str | dict[str, Any]) -> tuple[Any, str]:
+    """The arguments of a call as values, and what is wrong with them. Those nested too deep stay a text: no
+    grader could read a bundle that has them, so an agent could end its attempt in place of failing."""
+    given: Any = arguments
+    if isinstance(arguments, str):
+        try:
+            given = decode_text(arguments or "{}")
+        except Unreadable as error:
+            return arguments, f"the arguments are not JSON: {error}"
+    if _too_deep(given):
+        wrong = f"the arguments are nested deeper than {_DEEPEST} levels"
+        return arguments if isinstance(arguments, str) else f"({wrong})", wrong
+    return given, ""
 
 
 def complaint(value: Any, schema: dict[str, Any], where: str = "arguments", depth: int = 0) -> str:
@@ -65,3 +82,16 @@ def _article(kind: str) -> str:
     return {"integer": "a whole number", "object": "an object", "array": "a list"}.get(
         kind, "true or false" if kind == "boolean" else f"a {kind}"
     )
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether a value has something below _DEEPEST levels."""
+    layer = [value]
+    for _ in range(_DEEPEST + 1):
+        layer = [
+            each
+            for held in layer
+            if isinstance(held, dict | list)
+            for each in (held.values() if isinstance(held, dict) else held)
+        ]
+    return bool(layer)

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.claw import AuditEntry, ClawWorld, Records
-from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.claw.arguments import complaint
+from orchard.workers.claw.arguments import complaint, read_arguments
 from orchard.workers.claw.declaring import (
     BAD_ARGUMENTS,
     NOT_FOUND,
@@ -87,7 +86,7 @@ class Services:
         is asked is answered."""
         number = len(self.audit) + 1
         now = self._world.now + timedelta(seconds=number)
-        given, wrong = _read(arguments)
+        given, wrong = read_arguments(arguments)
         offer = self.offers.get(tool)
         injected = self._injection.draw(number) if offer else None
         status, response = 200, None
@@ -140,17 +139,6 @@ def _copied(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _read(arguments: str | Record) -> tuple[Any, str]:
-    """The arguments as values, and what is wrong with them."""
-    if not isinstance(arguments, str):
-        return arguments, ""
-    try:
-        given = decode_text(arguments or "{}")
-    except Unreadable as error:
-        return arguments, f"the arguments are not JSON: {error}"
-    return given, ""
-
-
 def _offers(world: ClawWorld) -> dict[str, Offer]:
     """Tools by name, in the order in which they are offered."""
     if unknown := [name for name in world.services if name not in SERVICES]:
@@ -187,9 +175,10 @@ def _collected(
         "required": list(collection.required),
     }
     found: dict[str, Record] = {}
+    times = frozenset(collection.times)
     for place, record in enumerate(records):
         try:
-            whole = resolved(record, world.now, frozenset(collection.times))
+            whole = resolved(record, world.now, times)
         except ValueError as error:
             raise BadWorld(f"{where(place)}: {error}") from error
         key = whole.get(collection.id, f"{collection.one}_{place + 1:03d}x")

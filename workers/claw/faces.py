@@ -22,9 +22,12 @@ LARGEST_BODY = 4 * 1024 * 1024
 CALLS_AT_ONCE = 16
 MOST_CALLS = 5000
 """Of one attempt; more are refused, and not logged."""
+MOST_BYTES = 32 * 1024 * 1024
+"""Of the arguments and answers of one attempt, which are in its log and so in memory; the same."""
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of MCP, newest first."""
 
+_TOO_MANY = f"more than {MOST_CALLS} calls, or {MOST_BYTES >> 20} MiB of them"
 _PARSE, _INVALID, _NO_METHOD, _BAD_PARAMS = -32700, -32600, -32601, -32602
 
 
@@ -61,7 +64,7 @@ class _Faces:
         self._world = world
         self._places = asyncio.Semaphore(CALLS_AT_ONCE)
         self._calls: set[asyncio.Task[Any]] = set()
-        self.failed: BaseException | None = None
+        self._count = self._bytes = 0
 
     async def handle(self, request: web.Request) -> web.Response:
         guess = request.match_info["secret"].encode(errors="replace")
@@ -74,28 +77,32 @@ class _Faces:
             return _json({"tools": self._tools()})
         tool = address.removeprefix("tools/")
         if tool != address and request.method == "POST":
-            return await self._http(tool, (await request.read()).decode(errors="replace"))
+            return await self._http(tool, await request.read())
         return _json({"error": "not found: GET tools, POST tools/NAME, or POST mcp"}, 404)
 
     async def settle(self) -> None:
         """Wait for the entries of all calls; raises what kept one from being published."""
         await asyncio.gather(*self._calls)
 
-    async def _called(self, tool: str, arguments: Any, face: Face) -> Answered | None:
-        """One call, to its end also where its caller goes away: it has happened. None: one too many."""
-        if len(self._world.services.audit) >= MOST_CALLS:
-            return None
+    async def _called(self, tool: str, arguments: Any, face: Face, size: int) -> Answered | None:
+        """One call that came in so many bytes, to its end also where its caller goes away: it has happened.
+        None: one too many."""
         async with self._places:
+            self._count += 1
+            self._bytes += size
+            if self._count > MOST_CALLS or self._bytes > MOST_BYTES:
+                return None
             call = asyncio.create_task(self._world.served(tool, arguments, face))
             self._calls.add(call)
             answered, _ = await asyncio.shield(call)
             self._calls.discard(call)
+            self._bytes += len(answered.text)
         return answered
 
-    async def _http(self, tool: str, body: str) -> web.Response:
-        answered = await self._called(tool, body, "http")
+    async def _http(self, tool: str, body: bytes) -> web.Response:
+        answered = await self._called(tool, body.decode(errors="replace"), "http", len(body))
         if answered is None:
-            return _json({"error": f"more than {MOST_CALLS} calls"}, 429)
+            return _json({"error": _TOO_MANY}, 429)
         entry = answered.entry
         retry = entry.response.get("retry_after") if isinstance(entry.response, dict) else None
         headers = {"Retry-After": str(retry)} if entry.status == 429 and retry else None
@@ -106,17 +113,20 @@ class _Faces:
     async def _mcp(self, request: web.Request) -> web.Response:
         if request.method != "POST":
             return web.Response(status=405, headers={"Allow": "POST"})
+        body = await request.read()
         try:
-            asked = decode_text((await request.read()).decode(errors="replace"))
+            asked = decode_text(body.decode(errors="replace"))
         except Unreadable as error:
             return _json(_error(None, _PARSE, str(error)), 400)
         several = asked if isinstance(asked, list) else [asked]
-        answers = [answer for each in several[:CALLS_AT_ONCE] if (answer := await self._message(each))]
+        answers = [
+            answer for each in several[:CALLS_AT_ONCE] if (answer := await self._message(each, len(body)))
+        ]
         if not answers:
             return web.Response(status=202)
         return _json(answers if isinstance(asked, list) else answers[0])
 
-    async def _message(self, asked: Any) -> dict[str, Any] | None:
+    async def _message(self, asked: Any, size: int) -> dict[str, Any] | None:
         """The answer to one JSON-RPC message; None for a notification or a response."""
         if not isinstance(asked, dict) or asked.get("jsonrpc") != "2.0":
             return _error(None, _INVALID, "no JSON-RPC 2.0 message")
@@ -134,7 +144,7 @@ class _Faces:
             case "tools/list":
                 return _result(key, {"tools": self._tools()})
             case "tools/call":
-                return await self._tool_call(key, params)
+                return await self._tool_call(key, params, size)
             case _:
                 return _error(key, _NO_METHOD, f"there is no method {str(name)[:60]!r}")
 
@@ -145,13 +155,13 @@ class _Faces:
             "serverInfo": {"name": "orchard-claw", "version": "1"},
         }
 
-    async def _tool_call(self, key: Any, params: dict[str, Any]) -> dict[str, Any]:
+    async def _tool_call(self, key: Any, params: dict[str, Any], size: int) -> dict[str, Any]:
         tool, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(tool, str):
             return _error(key, _BAD_PARAMS, "params.name must be the name of a tool")
-        answered = await self._called(tool, {} if arguments is None else arguments, "mcp")
+        answered = await self._called(tool, {} if arguments is None else arguments, "mcp", size)
         if answered is None:
-            return _error(key, _INVALID, f"more than {MOST_CALLS} calls")
+            return _error(key, _INVALID, _TOO_MANY)
         content = [{"type": "text", "text": answered.text}]
         return _result(key, {"content": content, "isError": answered.entry.status >= 400})
 

@@ -17,13 +17,17 @@ def read_time(text: str) -> datetime:
 
 
 def moment(text: str, now: datetime) -> datetime | None:
-    """The time that `now-2d` or `now+1w@09:00` means; None for another text."""
+    """The time that `now-2d` or `now+1w@09:00` means; None for another text. Raises ValueError for one that
+    no calendar has."""
     found = _RELATIVE.fullmatch(text)
     if found is None:
         return None
     at = now
     for count, unit in _STEP.findall(found[1]):
-        at += timedelta(**{_UNITS[unit]: int(count)})
+        try:
+            at += timedelta(**{_UNITS[unit]: int(count)})
+        except OverflowError as error:
+            raise ValueError(f"the time {text[:60]!r} is in no calendar") from error
     if found[2]:
         at = at.replace(hour=int(found[2]), minute=int(found[3]), second=0, microsecond=0)
     return at
@@ -43,7 +47,7 @@ def resolved(value: Any, now: datetime, times: frozenset[str] = frozenset(), nam
             if (at := moment(value, now)) is None:
                 at = read_time(value)
             return at.isoformat()
-        case str():
+        case str() if "{{" in value:
             return _IN_TEXT.sub(lambda found: _date(found, now), value)
         case _:
             return value

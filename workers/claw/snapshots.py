@@ -37,6 +37,8 @@ def _files(place: Path) -> Iterator[Path]:
     for directory, below, files in os.walk(place):
         below.sort()
         links = [name for name in below if (Path(directory) / name).is_symlink()]
+        for name in {*below} - {*links}:
+            (Path(directory) / name).chmod(0o700)  # the agent may have closed it, and this is a copy
         yield from (Path(directory) / name for name in sorted([*files, *links]))
 
 
@@ -60,6 +62,7 @@ def _seen(path: Path, left: int) -> SnapshotFile:
     executable = bool(facts.st_mode & 0o100)
     if facts.st_size > min(_LARGEST_FILE, left):
         return SnapshotFile(size=facts.st_size, omitted="too large", executable=executable)
+    path.chmod(0o600)
     content = path.read_bytes()
     try:
         return SnapshotFile(size=len(content), text=content.decode(), executable=executable)

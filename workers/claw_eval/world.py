@@ -17,10 +17,10 @@ from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.claw import WORKSPACE_TOOLS, ServiceCalled
 from orchard.schemas.claw_eval import NAME, ROOT, WORKSPACE, ClawEvalWorld, Dispatch, EvalBundle, MockService
-from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.storage.errors import StorageError
+from orchard.workers.claw.arguments import read_arguments
 from orchard.workers.claw.workspace import TOOLS, Workspace
 from orchard.workers.claw_eval import remote
 from orchard.workers.claw_eval.checkout import ask, task_folder, unpack
@@ -139,12 +139,11 @@ class ClawEvalAttempt:
 
     async def _dispatched(self, call: ToolCall) -> Dispatch:
         endpoint = self._world.endpoints.get(call.name)
-        url, body = endpoint.url if endpoint else "", {}
+        url = endpoint.url if endpoint else ""
         answer: dict[str, Any] = {"latency_ms": 0.0}
-        try:
-            body = decode_text(call.arguments or "{}")
-        except Unreadable as error:
-            answer |= {"status": _BAD_ARGUMENTS, "body": {"error": f"the arguments are not JSON: {error}"}}
+        body, wrong = read_arguments(call.arguments)
+        if wrong:
+            answer |= {"status": _BAD_ARGUMENTS, "body": {"error": wrong}}
         if endpoint is None:
             answer |= {"status": _UNKNOWN_TOOL, "body": {"error": f"there is no tool {call.name[:60]!r}"}}
         elif "status" not in answer and not isinstance(body, dict):

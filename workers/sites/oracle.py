@@ -112,9 +112,10 @@ def _call(call: Call) -> ToolCall:
 
 
 def _on_screen(view: View) -> str:
-    """What is to be seen, line by line: a tiny policy learns to see from what is said of the screen."""
+    """What is on the screen, places in hundreds, a token each: a tiny policy learns to see from what is said
+    of it."""
     seen = sorted(view.elements, key=lambda each: (round(each.y / view.height * 3), each.x))
-    points = [" ".join(str(round(at, _COARSE)) for at in point(each, view)) for each in seen]
+    points = [" ".join(str(round(at / 100)) for at in point(each, view)) for each in seen]
     said = [f"{each.key} {at}" for each, at in zip(seen, points, strict=True)]
     return ", ".join(said) or "Nothing is left."
 

@@ -58,6 +58,9 @@
     }
   });
 
+  // Where there is little room, what is below the filters comes first.
+  if (matchMedia("(max-width: 42rem)").matches) for (const box of document.querySelectorAll(".folded")) box.open = false;
+
   // Empty filters stay out of the address.
   for (const form of document.querySelectorAll("form.filters")) {
     form.addEventListener("submit", () => {

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from orchard.pipelines.rl.barren import Barren, barren, stop_barren
-from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin
+from orchard.pipelines.rl.barren import Barren, NothingToLearn, barren, stop_barren
+from orchard.pipelines.rl.coordinator import Coordinator, begin
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.storage.blobs import BlobStore
@@ -40,7 +40,7 @@ async def stopped(connection: Connection, run: RunPlan, start: int, judge: Judge
     async with asyncio.timeout(60), workers(connection, judge):
         working = asyncio.create_task(Coordinator(connection, run).run(start))
         try:
-            with pytest.raises(RunError) as stop:
+            with pytest.raises(NothingToLearn) as stop:
                 await stop_barren(connection, run, start, PATIENCE, said.append)
         finally:
             await end(working)

@@ -1,0 +1,78 @@
+"""Two rollouts side by side, turn by turn: where they part, and what each did from there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from orchard.page.rendering import Renderer
+from orchard.page.rollout import Rollout, Sight, Turn, read
+from orchard.storage.blobs import BlobStore
+
+TURNS = 20
+"""On one page."""
+TEXT = 4_000
+"""Characters of one text."""
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The turns of one number. What only one of them has is None in the other."""
+
+    number: int
+    left: tuple[Turn, Messages] | None
+    right: tuple[Turn, Messages] | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both said the same, and had said the same before: ids of messages are hashes of both."""
+        return self.left is not None and self.right is not None and self.left[0].nodes == self.right[0].nodes
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Both, and a window of their turns."""
+
+    left: Rollout
+    right: Rollout
+    parts: int | None
+    """First turn that differs; None where none does."""
+    pairs: list[Pair]
+    before: int | None
+    """Turn at which the window before begins."""
+    after: int | None
+
+
+def read_both(
+    tables: duckdb.DuckDBPyConnection, left: str, right: str, turn: int
+) -> tuple[Rollout, Rollout] | None:
+    """Both with their window that has this turn; None where there is no such rollout."""
+    sight = Sight(turn=turn - turn % TURNS, window=TURNS, text=TEXT)
+    found = [read(tables, each, sight) for each in (left, right)]
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def aligned(left: Rollout, right: Rollout, turn: int, renderer: Renderer, blobs: BlobStore) -> Beside:
+    """The turns from the window's first on, those of one number together. Reads blobs."""
+    first = turn - turn % TURNS
+    sides = [
+        {
+            each.number: (each, renderer.messages(rollout, each, blobs, TEXT))
+            for each in rollout.window
+            if first <= each.number < first + TURNS
+        }
+        for rollout in (left, right)
+    ]
+    numbers = sorted(sides[0].keys() | sides[1].keys())
+    nodes = [{each.number: each.nodes for each in rollout.turns} for rollout in (left, right)]
+    every = sorted(nodes[0].keys() | nodes[1].keys())
+    last = max(every, default=0)
+    return Beside(
+        left,
+        right,
+        next((number for number in every if nodes[0].get(number) != nodes[1].get(number)), None),
+        [Pair(number, sides[0].get(number), sides[1].get(number)) for number in numbers],
+        first - TURNS if first else None,
+        first + TURNS if first + TURNS <= last else None,
+    )

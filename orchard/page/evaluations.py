@@ -1,0 +1,113 @@
+"""Evaluations: the matrix of harness x model with a way to the rollouts of each cell, and the tables of
+`orchard eval report`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import duckdb
+
+from orchard.page.tables import Row, rows
+from orchard.pipelines.evaluation.report import Table, points, share, tables_of
+from orchard.pipelines.evaluation.results import Cell, Pair, Results, read_results
+from orchard.pipelines.evaluation.suite import EvaluationError
+
+SHADES = 8
+"""Of a cell's colour, from 0 to 1."""
+
+_KNOWN = """
+select e.campaign, e.k, map_values(e.task_sets) as task_sets, count(q.rollout_id) as requested,
+       count(r.resolved) as graded, count(*) filter (r.resolved) as resolved,
+       count(*) filter (r.status = 'aborted') as aborted,
+       count(distinct q.model) as models, count(distinct q.harness) as harnesses
+from evaluations e left join page.asked q on q.campaign = e.campaign
+left join page.ended r on r.rollout_id = q.rollout_id
+group by all order by max(e.sequence) desc
+"""
+_SOURCES = "select unnest(map_entries(task_sets)) as set from evaluations where campaign = $campaign"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell of the matrix."""
+
+    cell: Cell
+    said: str
+    """pass@1 with its interval."""
+    shade: int | None
+    """From 0 to SHADES - 1; None without a graded rollout."""
+    address: str
+    """Of its rollouts."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One task set: models down, harnesses across."""
+
+    task_set: str
+    harnesses: list[str]
+    rows: list[tuple[str, list[Place | None]]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that its page shows."""
+
+    campaign: str
+    cells: Sequence[Cell]
+    matrices: list[Matrix]
+    pairs: list[tuple[Pair, str]]
+    """Each with its difference in words."""
+    tables: list[Table]
+
+
+def known_evaluations(tables: duckdb.DuckDBPyConnection) -> list[Row]:
+    """All, the newest first."""
+    return rows(tables, _KNOWN)
+
+
+def evaluated(
+    tables: duckdb.DuckDBPyConnection, campaign: str
+) -> tuple[Results, dict[str, list[str]]] | None:
+    """Its results, and the sources of tasks of each task set; None where there is no such evaluation."""
+    try:
+        results = read_results(tables, campaign)
+    except EvaluationError:
+        return None
+    sources: dict[str, list[str]] = {}
+    for row in rows(tables, _SOURCES, {"campaign": campaign}):
+        sources.setdefault(row["set"]["value"], []).append(row["set"]["key"])
+    return results, sources
+
+
+def shown_of(results: Results, sources: dict[str, list[str]]) -> Evaluation:
+    """Bootstraps the intervals: a tenth of a second for each cell of hundreds of tasks."""
+    return Evaluation(
+        results.campaign,
+        results.cells,
+        [_matrix(results, name, sources.get(name, [])) for name in results.task_sets],
+        [(pair, points(pair.difference)) for pair in results.pairs()],
+        tables_of(results),
+    )
+
+
+def _matrix(results: Results, name: str, sources: Sequence[str]) -> Matrix:
+    cells = {(cell.model, cell.harness): cell for cell in results.cells if cell.task_set == name}
+    harnesses = list(dict.fromkeys(harness for _, harness in cells))
+    which = {"task_source": sources[0]} if len(sources) == 1 else {}
+
+    def place(cell: Cell | None) -> Place | None:
+        if cell is None:
+            return None
+        score = cell.pass_at(1)
+        asked = {"campaign": results.campaign, "harness": cell.harness, "model": cell.model, **which}
+        return Place(
+            cell,
+            share(score),
+            None if score is None else min(int(score.value * SHADES), SHADES - 1),
+            "/rollouts?" + urlencode(asked),
+        )
+
+    models = dict.fromkeys(model for model, _ in cells)
+    rows = [(model, [place(cells.get((model, harness))) for harness in harnesses]) for model in models]
+    return Matrix(name, harnesses, rows)

@@ -1,0 +1,175 @@
+"""Pages as files in a folder: addresses become links among the files, keys of known vendors are masked."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from html import unescape
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from orchard.page.pictures import served_type
+from orchard.page.rendering import Renderer
+from orchard.schemas.blobs import BlobRef
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import BlobCorrupt, BlobMissing
+from orchard.workers.masking import masked
+
+T = TypeVar("T")
+PICTURES = 10_000_000
+"""Bytes of all pictures, of which each rollout has its share and what those before it left."""
+SHORTEST_KEY = 16
+_ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
+_OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
+"""Parameters of a rollout's address that ask for what the folder does not have."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a report has."""
+
+    rollouts: int
+    files: int
+    bytes: int
+    secrets: Mapping[str, int]
+    """Keys that were masked, by the page they were found on."""
+    pictures: int = 0
+    """Pictures that are in it."""
+    left_out: int = 0
+    """Pictures that had no room."""
+
+
+class Folder:
+    """A folder that pages are written into."""
+
+    def __init__(self, store: str, out: Path, title: str, nav: Sequence[tuple[str, str]]) -> None:
+        """`title` says what it is a report of; `nav` has names and addresses of its main pages."""
+        self._out, self._title, self._nav = out, title, list(nav)
+        self.renderer = Renderer(Path(store).name if "://" not in store else store)
+        self.blobs = _MaskedBlobs(store, self)
+        self.files: dict[str, str] = {}
+        """File of each address that is no rollout's."""
+        self.rollouts: list[str] = []
+        """Ids of those that have a page."""
+        self.room = 0
+        """Bytes of pictures that may still be written."""
+        self._known: frozenset[str] = frozenset()
+        self._store = BlobStore(store)
+        self._secrets: Counter[str] = Counter()
+        self._page = ""
+        self._count = self._bytes = 0
+        self._pictures: dict[str, str] = {}
+        """File of each picture; empty for one that is left out."""
+
+    def begin(self, rollouts: Sequence[str]) -> None:
+        """Makes the folder, with what all pages need. Raises OSError."""
+        self.rollouts, self._known = list(rollouts), frozenset(rollouts)
+        self._out.mkdir(parents=True, exist_ok=True)
+        for name in ("page.css", "page.js", "icon.svg"):
+            body, _ = self.renderer.static(name) or (b"", "")
+            self._put(self._out / name, body)
+
+    def save(self, name: str, template: str, path: str, **values: Any) -> None:
+        """A page, at the address `path`, as a file. What comes from the log is scrubbed already."""
+        self._page = name
+        values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav}
+        html = self.renderer.page(template, values)
+        up = "../" * name.count("/")
+        html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
+        self._put(self._out / name, html.encode("utf-8", "replace"))
+
+    def finish(self) -> Written:
+        """With the list of what was masked."""
+        self._page = "secrets"
+        lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
+        told = "Keys of known vendors that were masked, by page:\n" + ("\n".join(lines) or "none") + "\n"
+        there = sum(map(bool, self._pictures.values()))
+        left_out = len(self._pictures) - there
+        if self._pictures:
+            told += f"\nNot searched for keys: {there} pictures. {left_out} had no room.\n"
+        self._put(self._out / "secrets.txt", told.encode())
+        secrets = dict(self._secrets)
+        return Written(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
+
+    def clean(self, text: str) -> str:
+        """The text with keys masked, and counted for the page that is made."""
+        if len(text) < SHORTEST_KEY:
+            return text
+        found = masked(text)
+        if found.text != text:
+            self._secrets[self._page] += max(found.keys, 1)
+        return found.text
+
+    def scrubbed(self, value: T, page: str = "") -> T:
+        """The same with keys masked in each text of it, for `page` or the one that was made last."""
+        self._page = page or self._page
+        found: T = self._mapped(value)
+        return found
+
+    def _mapped(self, value: Any) -> Any:
+        if type(value) is str:
+            return self.clean(value)
+        if isinstance(value, dict):
+            return {self._mapped(key): self._mapped(each) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._mapped(each) for each in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            changes = {each.name: self._mapped(getattr(value, each.name)) for each in fields(value)}
+            return replace(value, **changes)
+        return value
+
+    def _put(self, file: Path, body: bytes) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(body)
+        self._count += 1
+        self._bytes += len(body)
+
+    def _relative(self, attribute: str, address: str, up: str) -> str:
+        """The same address among the files; nothing where the folder does not have it."""
+        parts = urlsplit(address)
+        first, _, rest = unquote(parts.path).lstrip("/").partition("/")
+        mark = f"#{parts.fragment}" if parts.fragment else ""
+        asked = parse_qs(parts.query)
+        file = ""
+        if first == "static":
+            return f'{attribute}="{up}{rest}"'
+        if first == "rollouts" and "/pictures/" in rest:
+            file = self._picture(rest.rpartition("/")[2])
+        elif attribute != "href":
+            return ""
+        elif first == "rollouts" and rest in self._known and not _OTHER_SIGHTS & asked.keys():
+            file = f"rollouts/{rest}.html{mark}"
+        else:
+            file = self.files.get(address.partition("#")[0], "")
+            if not file and not set(asked) - {"campaign"}:
+                file = self.files.get(parts.path, "")
+            file += mark if file else ""
+        return f'{attribute}="{up}{file}"' if file else ""
+
+    def _picture(self, sha256: str) -> str:
+        """The file of a picture, written where there is room for it; empty where there is none."""
+        if sha256 not in self._pictures:
+            self._pictures[sha256] = ""
+            try:
+                data = self._store.get(BlobRef(sha256=sha256, size=0))
+            except (BlobMissing, BlobCorrupt):
+                return ""
+            kind = served_type(data)
+            if kind is not None and len(data) <= self.room:
+                self.room -= len(data)
+                self._pictures[sha256] = f"pictures/{sha256}.{kind.rpartition('/')[2]}"
+                self._put(self._out / self._pictures[sha256], data)
+        return self._pictures[sha256]
+
+
+class _MaskedBlobs(BlobStore):
+    """Blobs that are texts, with keys masked."""
+
+    def __init__(self, url: str, folder: Folder) -> None:
+        super().__init__(url)
+        self._folder = folder
+
+    def get(self, reference: BlobRef) -> bytes:
+        """As the store has it but for keys."""
+        return self._folder.clean(super().get(reference).decode("utf-8", "replace")).encode()

@@ -1,0 +1,103 @@
+"""Drills: what a tiny model learns before its first errand, to copy words and to find a value beside a name.
+
+From nothing, a model of 0.2 million parameters learns the forms of calls long before it copies a name that it
+has not seen. Short texts teach that soonest: most drills have a word or two, and some have ten. They are of
+the words of errands, but no errand, world or test script is among them.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from orchard.pipelines.synthesis.errands import HANDLES, MONTHS
+from orchard.pipelines.synthesis.templates import FIRST, LAST, THINGS, WORKS
+
+SOURCE = "drills"
+_WORDS = (*FIRST, *LAST, *THINGS, *WORKS, *HANDLES, *MONTHS)
+_NUMBERS = 0.15
+"""Share of the words that are numbers."""
+_TOOLS = ("note_add", "list_add", "find", "tag_set", "log_put")
+_KEYS = ("query", "text", "to", "subject", "count", "day")
+
+Messages = list[dict[str, Any]]
+
+
+def drills(seed: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Conversations with their numbers, in the layout that `importing.released` reads."""
+    for number in range(count):
+        dice = random.Random(f"{seed}-drill-{number}")
+        messages = dice.choice((_repeated, _repeated, _looked_up, _called))(dice)
+        named = {call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
+        tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(named)]
+        metadata = {
+            "instance_id": f"drill-{seed}-{number}",
+            "source": SOURCE,
+            "model": SOURCE,
+            "verify_status": "resolved",
+        }
+        yield (
+            number,
+            {"messages": messages, "tools": json.dumps(tools), "metadata": json.dumps(metadata)},
+        )
+
+
+def _few(dice: random.Random, most: int) -> int:
+    """From 1 to `most`, and rather less."""
+    return min(dice.randint(1, most), dice.randint(1, most))
+
+
+def _words(dice: random.Random, most: int) -> str:
+    return " ".join(
+        str(dice.randrange(1, 100)) if dice.random() < _NUMBERS else dice.choice(_WORDS)
+        for _ in range(_few(dice, most))
+    )
+
+
+def _repeated(dice: random.Random) -> Messages:
+    """Some words, once or a few times."""
+    text = _words(dice, 10)
+    return [_user(f"Repeat: {text}"), _said("\n".join([text] * dice.randint(1, 3)))]
+
+
+def _looked_up(dice: random.Random) -> Messages:
+    """Records, and what stands in one of them beside a name."""
+    count = _few(dice, 6)
+    names = list(map(" ".join, zip(dice.sample(_WORDS, count), dice.sample(_WORDS, count), strict=True)))
+    field, form = dice.choice((("email", "{}@example.com"), ("code", "{}"), ("place", "{}"), ("id", "p{}")))
+    values = dice.sample(range(10, 100) if field == "id" else _WORDS, count)
+    told = [form.format(value) for value in values]
+    shown = "".join(
+        json.dumps({"name": name, field: value}, separators=(",", ":"))
+        for name, value in zip(names, told, strict=True)
+    )
+    messages: Messages = []
+    for at in dice.sample(range(count), min(count, 3)):
+        messages += [_user(names[at] if messages else f"{shown}\n{names[at]}"), _said(told[at])]
+    return messages
+
+
+def _called(dice: random.Random) -> Messages:
+    """A call with the arguments that are given."""
+    tool = dice.choice(_TOOLS)
+    arguments = {key: _words(dice, 4) for key in dice.sample(_KEYS, _few(dice, 3))}
+    text = ", ".join(f"{key} is {value}" for key, value in arguments.items())
+    call = {
+        "id": "call-0",
+        "type": "function",
+        "function": {"name": tool, "arguments": json.dumps(arguments)},
+    }
+    return [
+        _user(f"{tool}: {text}"),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call-0", "content": "ok"},
+        _said("Done."),
+    ]
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}

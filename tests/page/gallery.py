@@ -1,0 +1,109 @@
+"""Rollouts with all that pages show: services, judges, tokens, subagents, pictures, runs, an evaluation."""
+
+from orchard.page.compare import Arm
+from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.claw import ServiceCalled
+from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.judging import JudgeRuled
+from orchard.schemas.messages import TokenRecord, VersionRun
+from orchard.schemas.training import PolicyStep
+from orchard.storage.blobs import BlobStore
+from tests.gui_log import GuiAuthor
+from tests.trajectory_log import Author
+
+NOTHING = BlobRef(sha256="0" * 64, size=1)
+FIRST, SECOND = Arm("first", "mini-swe-agent", "m"), Arm("second", "mini-swe-agent", "m")
+
+
+def assisted(author: Author) -> list[e.Event]:
+    """A rollout with three calls of a service, one of which failed on purpose, and two judgements."""
+    made = author.rollout(0, ["ls"], resolved=True, task="errand")
+    name = made[0].rollout_id or ""
+    for number, (status, injected) in enumerate([(200, None), (429, "rate_limited"), (200, None)], 1):
+        called = ServiceCalled(
+            number=number,
+            task_time="2026-04-10T09:00:00",
+            service="mail",
+            operation="send",
+            tool="mail_send",
+            arguments=f'{{"n": {number}}}',
+            status=status,
+            response="x" * 5_000 if number == 3 else "sent",
+            injected=injected,
+        )
+        made.insert(-1, author.event(called, name))
+    for score, fault in ((0.75, ""), (None, "the judge gave no number")):
+        ruled = JudgeRuled(
+            name="rubric",
+            protocol="points/1",
+            prompt_hash="0",
+            model="judge",
+            endpoint="default",
+            calls=1,
+            cost_usd=None,
+            score=score,
+            passed=None if score is None else score > 0.5,
+            reason="polite",
+            fault=fault,
+        )
+        made.insert(-1, author.event(ruled, name))
+    return made
+
+
+def sampled(author: Author) -> list[e.Event]:
+    """A rollout of a policy whose tokens are known, of two versions."""
+    ids = tuple(range(1000, 1120))
+    tokens = TokenRecord(
+        ids=ids,
+        logprobs=tuple(-0.01 * (n * n % 700) for n in range(len(ids))),
+        prompt_ids=tuple(range(60)),
+        versions=(VersionRun(start=0, version=4), VersionRun(start=70, version=5)),
+    )
+    return author.rollout(0, ["ls", "pwd"], resolved=True, task="sampled", tokens=lambda *_: tokens)
+
+
+def compared() -> list[e.Event]:
+    """Two campaigns of which one solves every third and one every second task, as evaluations."""
+    found: list[e.Event] = []
+    for arm, every in ((FIRST, 3), (SECOND, 2)):
+        author = Author(arm.campaign)
+        plan = e.CampaignSubmitted(
+            spec=NOTHING, spec_hash="x", size=24, tasks=12, harnesses=("h",), models=("m",), samples=2
+        )
+        planned = EvaluationPlanned(suite=NOTHING, task_sets={"swe-bench": "Verified"}, k=(1, 2))
+        found += [author.event(plan, "", None), author.event(planned, "", None)]
+        for number in range(24):
+            tests = {"a": "PASSED", "b": "FAILED" if number % every else "PASSED"}
+            found += author.rollout(
+                number // 12,
+                ["ls"] * (1 + number % 5),
+                resolved=not number % every,
+                task=f"task-{number % 12}",
+                repo=f"o/r{number % 4}",
+                tests=tests,
+            )
+    return found
+
+
+def trained() -> list[e.Event]:
+    """Two runs of reinforcement learning."""
+    found = []
+    for run, gain in (("rl-1", 0.004), ("rl-2", 0.002)):
+        author = Author(run)
+        known = dict.fromkeys(PolicyStep.__struct_fields__, 0)
+        for step in range(1, 100):
+            facts = {"run": run, "step": step, "version": step, "loss": 1 / step, "pass_rate": gain * step}
+            found.append(author.event(PolicyStep(**{**known, **facts}), "", None))  # type: ignore[arg-type]
+    return found
+
+
+def gallery(blobs: BlobStore) -> list[e.Event]:
+    """All of it."""
+    return [
+        *compared(),
+        *trained(),
+        *sampled(Author("policy")),
+        *assisted(Author("desk")),
+        *GuiAuthor(blobs).played("g1", 4),
+    ]
