@@ -58,8 +58,8 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of everything."""
 
-    worlds: Count = 20
-    tasks: Count = 300
+    worlds: Count = 150
+    tasks: Count = 600
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -68,7 +68,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tasks in these worlds, which no policy sees before it is measured."""
     mistakes: Share = 0.3
     """Of the author."""
-    guesses: Share = 0.8
+    guesses: Share = 0.7
     """Rollouts of the solver in which it guesses."""
     slots: Count = 4
     workers: Count = 2

@@ -74,7 +74,7 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-claw")
     def demo_claw(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks, in 20 worlds.", min=1)] = 300,
+        tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 600,
         held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
         epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 12,
         steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 6,

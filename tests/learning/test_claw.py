@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.demo_claw import HARNESSES, RL, SFT, TRAINED, ClawDemo, ClawSettings
+from orchard.demo_claw import BASE, HARNESSES, RL, SFT, TRAINED, ClawDemo, ClawSettings
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.storage.reader import open_tables
 
@@ -18,11 +18,12 @@ pytestmark = pytest.mark.timeout(1800)
 SMALL = ClawSettings(
     worlds=8,
     tasks=20,
+    samples=2,
     guesses=0.5,
     held_out_worlds=4,
     held_out=6,
     vocabulary=900,
-    drills=200,
+    drills=400,
     drill_epochs=2,
     epochs=20,
     steps=2,
@@ -39,8 +40,11 @@ def test_a_policy_learns_errands_from_proven_worlds_and_the_rewards_of_their_scr
 
     assert result.tasks >= SMALL.tasks + SMALL.held_out and result.worlds == 12
     assert result.mistakes > 0 and result.missed == 0, "each seeded mistake was caught"
-    losses = [step.loss for step in read_steps(demo.directory / SFT / "metrics.jsonl")]
-    assert losses[-1] < 0.2 < 4.0 < losses[0], losses
+    drilled, taught = (
+        [step.loss for step in read_steps(demo.directory / policy / "metrics.jsonl")]
+        for policy in (BASE, SFT)
+    )
+    assert drilled[0] > 4.0 > drilled[-1] and taught[-1] < 0.5, (drilled, taught)
     cells = {(cell.harness, cell.model): cell for cell in result.results.cells}
     assert set(cells) == {(harness, policy) for harness in HARNESSES for policy in (SFT, RL)}
     assert {(cell.requested, cell.graded) for cell in cells.values()} == {(SMALL.held_out, SMALL.held_out)}

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -57,7 +58,7 @@ class Answered:
     wait: float = 0.0
     """Seconds."""
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The response as the caller reads it."""
         response = self.entry.response

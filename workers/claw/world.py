@@ -100,7 +100,8 @@ class ClawAttempt:
         """Carry a call of a service out and publish its audit entry; the answer, and the seconds it took."""
         started = time.monotonic()
         answered = self.services.call(tool, arguments)
-        await asyncio.sleep(answered.wait)
+        if answered.wait:
+            await asyncio.sleep(answered.wait)
         seconds = time.monotonic() - started
         await self._opening.publish(await self._entry(answered.entry, face, seconds))
         return answered, seconds
