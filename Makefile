@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
+.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
 
 quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -86,6 +86,9 @@ soak: $(STAMP) debian  ## half an hour of mixed load with faults; ARGS="--minute
 
 chaos: $(STAMP) debian  ## 200 rollouts, 30 faults of ten kinds: nothing lost, doubled or false
 	$(BIN)/python -m tests.chaos.run $(ARGS)
+
+fleet: $(LEARNING) debian  ## 1,000 short rollouts over three NATS servers by workers that come and go, with kills
+	$(BIN)/python -m tests.chaos.fleet $(ARGS)
 
 manifests: $(LEARNING)  ## write infra/overlays from the chart
 	HELM=$(CURDIR)/$(BIN)/helm infra/make-manifests.sh

@@ -106,7 +106,9 @@ class Demo(Demonstration):
                 await asyncio.to_thread(self._untrained)
                 await self._evaluate(session, "demo-before", self.directory / "untrained", held_out)
             with self.step("6. training"):
-                await self._train()
+                await self.train(
+                    "demo-sft", self.directory, self.settings, tokenizer=self.directory / "tokenizer"
+                )
             with self.step("7. held-out tasks after training"):
                 await self._evaluate(session, AFTER, self.model, held_out)
             before, after = (campaign_score(session.config.store, name) for name in ("demo-before", AFTER))
@@ -154,15 +156,15 @@ class Demo(Demonstration):
             )
             save_model(model, out, tokenizer=tokenizer)
 
-    async def _train(self) -> None:
-        settings = self.settings
+    async def train(self, run: str, directory: Path, settings: DemoSettings, *, tokenizer: Path) -> None:
+        """Fine-tune a new model on the dataset that is in `directory`."""
         await self.fine_tune(
-            "demo-sft",
-            self.directory / "run",
+            run,
+            directory / "run",
             settings.lr,
-            dataset=str(self.directory / "dataset"),
+            dataset=str(directory / "dataset"),
             shape=settings.shape,
-            tokenizer=str(self.directory / "tokenizer"),
+            tokenizer=str(tokenizer),
             epochs=settings.epochs,
             global_batch=settings.batch,
             threads=settings.threads,

@@ -17,6 +17,8 @@ from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_
 T = TypeVar("T")
 
 _NO_MESSAGE = 10037
+_GONE = (_NO_MESSAGE, 10043, 10057)
+"""How a deletion is answered where there is nothing to delete: 10043 between messages that are there."""
 _AT_ONCE = 500
 _READS_AT_ONCE = 64
 
@@ -90,11 +92,7 @@ async def delete_message(connection: Connection, stream: str, sequence: int) -> 
     milliseconds for each: acknowledging does not overwrite them either."""
     wanted = {"seq": sequence, "no_erase": True}
     reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, Reply)
-    if (
-        reply.error is not None
-        and reply.error.err_code not in (_NO_MESSAGE, 10057)
-        and reply.error.code != 404
-    ):
+    if reply.error is not None and reply.error.err_code not in _GONE and reply.error.code != 404:
         raise StreamsError(f"{stream} did not delete message {sequence} ({reply.error.description})")
 
 

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 FRESH_SECONDS = 1.0
 """What queues and processes say is asked again after it; tables by their position."""
 AGAIN_SECONDS = 5.0
+"""Between two tries to reach the pipeline's server, and two looks whether it is still there."""
+PATIENCE_SECONDS = 5.0
+"""A page waits so long for queues and processes, and then shows what the tables have."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,10 @@ class Watch:
         async with self._lock:
             at = await self._tables.position()
             known = self._newest
-            fresh = self._connection is None or (
-                known is not None and time.monotonic() - known.taken < FRESH_SECONDS
-            )
-            if known is not None and fresh and known.position == at:
-                return known
+            if known is not None and known.position == at:
+                alone = self._connection is None and known.pipeline is None
+                if alone or time.monotonic() - known.taken < FRESH_SECONDS:
+                    return known
             found = await self._look()
             same = known is not None and (found.campaigns, found.pipeline, found.position) == (
                 known.campaigns,
@@ -85,16 +87,17 @@ class Watch:
     async def _look(self) -> Overview:
         if self._connection is not None:
             try:
-                book = await CampaignBook(self._connection).list()
-                records = {name: record for name, (record, _) in book.items()}
-                for name, record in records.items():
-                    self._queues.setdefault(name, record.queue)
-                now = await standing(
-                    self._session, self._connection, records, self._queues, self._tables.ask, STANDING
-                )
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    book = await CampaignBook(self._connection).list()
+                    records = {name: record for name, (record, _) in book.items()}
+                    for name, record in records.items():
+                        self._queues.setdefault(name, record.queue)
+                    now = await standing(
+                        self._session, self._connection, records, self._queues, self._tables.ask, STANDING
+                    )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
-            except StreamsError as error:
-                log.warning("the queues cannot be read just now: %s", error)
+            except (StreamsError, TimeoutError) as error:
+                log.warning("the queues cannot be read just now: %s", error or "no answer")
         campaigns = await self._tables.ask(recorded, STANDING)
         return Overview(campaigns, None, self._tables.reached, 0)
 
@@ -103,7 +106,9 @@ class Watch:
             try:
                 async with self._session.reading_connection("page") as connection:
                     self._connection = connection
-                    await asyncio.Event().wait()
+                    while True:  # where it is gone for good, the next one may have another address
+                        await asyncio.sleep(AGAIN_SECONDS)
+                        await connection.ready(AGAIN_SECONDS, to_read=True)
             except (StreamsError, ValueError) as error:
                 log.debug("no pipeline: %s", error)
             finally:

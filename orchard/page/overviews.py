@@ -10,8 +10,9 @@ from aiohttp import web
 
 from orchard.page import texts
 from orchard.page.beside import aligned, read_both
+from orchard.page.campaigns import PATIENCE_SECONDS
 from orchard.page.compare import Arm, Comparison, Tallied, compare, examples, matrix, tallied
-from orchard.page.evaluations import evaluated, known_evaluations, shown_of
+from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
 from orchard.page.rollouts import BadFilter
@@ -32,6 +33,8 @@ class Overviews:
 
     def __init__(self, site: "Site") -> None:
         self._site = site
+        self._evaluations: dict[str, tuple[int, Evaluation]] = {}
+        """By campaign, as they were at a sequence: the bootstrap of many intervals takes seconds."""
 
     def register(self, app: web.Application) -> None:
         """Add the routes."""
@@ -131,10 +134,13 @@ class Overviews:
     async def evaluation(self, request: web.Request) -> web.Response:
         """One: its matrix, and the tables of `orchard eval report`."""
         name = request.match_info["campaign"]
-        found = await self._site.tables.ask(evaluated, name)
-        if found is None:
-            raise web.HTTPNotFound
-        shown = await asyncio.to_thread(shown_of, *found)
+        at, shown = self._evaluations.get(name, (-1, None))
+        if shown is None or at != await self._site.tables.position():
+            found = await self._site.tables.ask(evaluated, name)
+            if found is None:
+                raise web.HTTPNotFound
+            at, shown = self._site.tables.reached, await asyncio.to_thread(shown_of, *found)
+            self._evaluations[name] = at, shown
         return await self._site.page(request, "evaluation.html", found=shown, campaign=name)
 
     async def health(self, request: web.Request) -> web.Response:
@@ -143,8 +149,9 @@ class Overviews:
         found = await self._site.tables.ask(recorded, overview.position)
         if (connection := self._site.watch.connection) is not None:
             try:
-                found = await heard(found, connection)
-            except StreamsError:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    found = await heard(found, connection)
+            except (StreamsError, TimeoutError):
                 overview = await self._site.watch.newest()
         return await self._site.page(request, "health.html", found=found, overview=overview)
 

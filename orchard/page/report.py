@@ -228,16 +228,22 @@ def _rows(tables: duckdb.DuckDBPyConnection, query: Query) -> Iterator[list[dict
 def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progress | None) -> None:
     """A page of each, all together of about BYTES."""
     count = len(folder.rollouts)
+    parts = {"values": "values_all", "services": "service_calls_all", "verdicts": "judgements_all"}
+    empty = {
+        part for part, table in parts.items() if not tables.execute(f"from page.{table} limit 1").fetchone()
+    }
+    sight = one_rollout.Sight(window=100_000, without=frozenset({"others", *empty}))
     for done, rollout in enumerate(folder.rollouts):
         folder.room += PICTURES // count
-        _rollout(tables, folder, rollout, BYTES // count)
+        _rollout(tables, folder, rollout, BYTES // count, sight)
         if progress is not None:
             progress(done + 1, count)
 
 
-def _rollout(tables: duckdb.DuckDBPyConnection, folder: Folder, rollout: str, room: int) -> None:
+def _rollout(
+    tables: duckdb.DuckDBPyConnection, folder: Folder, rollout: str, room: int, sight: one_rollout.Sight
+) -> None:
     page = f"rollouts/{rollout}.html"
-    sight = one_rollout.Sight(window=100_000)
     (turns,) = tables.execute(
         "select count(*) from tables.messages_all where rollout_id = $id", {"id": rollout}
     ).fetchone() or (0,)

@@ -182,6 +182,9 @@ class Sight:
     """Turns of the window."""
     text: int = TEXT
     """Characters of one text."""
+    without: frozenset[str] = frozenset()
+    """Parts that are not read, because they are not shown or known to be empty: values, services, verdicts,
+    others."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,10 @@ def read(tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight) -> Rollo
         cuts = {"nodes": within, "most": sight.text, "end": sight.text // 3}
         texts = {row["node_id"]: row for row in rows(tables, _TEXTS, narrow | cuts)}
     whole = sight.as_of is None
+
+    def wanted(part: str) -> bool:
+        return whole and part not in sight.without
+
     found = rows(tables, _FOUND, asked | {"text": sight.find, "limit": FOUND}) if sight.find and whole else []
     return Rollout(
         request,
@@ -280,12 +287,14 @@ def read(tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight) -> Rollo
         texts,
         calls,
         rows(tables, _REWARDS, asked) if whole else [],
-        [_curve(row) for row in rows(tables, _VALUES, {"id": rollout, "attempt": attempt})] if whole else [],
+        [_curve(row) for row in rows(tables, _VALUES, {"id": rollout, "attempt": attempt})]
+        if wanted("values")
+        else [],
         found,
         pictures_of(rollout, [node for turn in turns for node in turn.nodes], nodes),
-        rows(tables, _SERVICES, asked) if whole else [],
-        rows(tables, _VERDICTS, asked) if whole else [],
-        rows(tables, _OTHERS, whose | {k: request[c] for k, c in _LIKE.items()}) if whole else [],
+        rows(tables, _SERVICES, asked) if wanted("services") else [],
+        rows(tables, _VERDICTS, asked) if wanted("verdicts") else [],
+        rows(tables, _OTHERS, whose | {k: request[c] for k, c in _LIKE.items()}) if wanted("others") else [],
         any(row["may_have_tokens"] and row["role"] == "assistant" for row in nodes.values()),
     )
 

@@ -86,7 +86,8 @@ class Words:
             if self._index is None:
                 raise
             self.close()
-            self._file.unlink(missing_ok=True)
+            for end in ("", "-wal", "-shm"):
+                Path(f"{self._file}{end}").unlink(missing_ok=True)
             return self._step(tables, position)
 
     def rollouts(self, wanted: Wanted) -> Iterator[list[int]]:

@@ -27,12 +27,14 @@ import aiohttp
 import psutil
 import uvloop
 
+from orchard.page.report import write_report
 from orchard.storage.reader import open_tables, position
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.benchmarks.million import Plan, fill_store
 from tests.page import big
 from tests.trajectory_log import Author
 
@@ -252,6 +254,14 @@ async def measure(store: Path, rollouts: int, parts: Sequence[str]) -> None:
                     await server.get(path)
                 await indexed(server)
                 figure("the same on a fortieth of the rollouts", server.peak_mb(), "MB", MEMORY_GOAL_MB)
+        if "report" in parts:
+            mailed = Path(name, "mailed")
+            fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000), str(mailed))
+            began, worked = time.perf_counter(), time.process_time()
+            made = await asyncio.to_thread(write_report, str(mailed), "million-0", Path(name, "out"))
+            figure("report of 1,000 rollouts", time.perf_counter() - began, "s", 60)
+            figure("report of 1,000 rollouts, processor time", time.process_time() - worked, "s")
+            figure("report of 1,000 rollouts", made.bytes / 1e6, "MB", 50)
         if "writer" in parts:
             alone, beside = await slowed(Path(name))
             figure("writer alone", alone, "s")
@@ -259,7 +269,7 @@ async def measure(store: Path, rollouts: int, parts: Sequence[str]) -> None:
             figure("ratio of the two", beside / alone, "", 1.05)
 
 
-PARTS = ("pages", "memory", "writer")
+PARTS = ("pages", "memory", "report", "writer")
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ that is there is not run again, unless its seed is not whole and was of another 
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -29,9 +30,10 @@ from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha
 from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
 from orchard.pipelines.scores import Score
 from orchard.pipelines.values.requests import Asking
-from orchard.schemas.campaigns import TaskRef
+from orchard.schemas.campaigns import CampaignSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
 from orchard.session import Session
+from orchard.streams.tasks import end
 from orchard.terminal import console
 from tests.benchmarks.credit_arms import Arm, rows_of
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
@@ -40,13 +42,13 @@ RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 EVERY_STEP = -2.0
 """Credit that every step has at least."""
 EXPERIMENT = DemoSettings(
-    tasks=310,
-    samples=3,
-    further=60,
+    tasks=240,
+    samples=2,
+    further=1,
     kinds=("sum", "difference", "larger", "smaller"),
     functions=24,
-    mix={"resolves": 0.55, "wrong_edit": 0.3, "gives_up": 0.03, "malformed": 0.04, "out_of_steps": 0.08},
-    held_out=100,
+    mix={"resolves": 0.55, "wrong_edit": 0.37, "gives_up": 0.02, "malformed": 0.02, "out_of_steps": 0.04},
+    held_out=40,
     vocabulary=900,
     shape="tiny-test",
     epochs=16,
@@ -56,6 +58,8 @@ EXPERIMENT = DemoSettings(
     answer_tokens=80,
 )
 """Small, so that ten seeds of five arms can be had: see the cost of a seed in the results."""
+TIMEOUTS = Timeouts(command=120.0)
+"""So that a busy machine ends no command of a policy."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,40 +87,40 @@ class Experiment(Demo):
         self, store: Path, results: Path, examples: int, settings: DemoSettings = EXPERIMENT
     ) -> None:
         super().__init__(str(store), settings)
-        self._source, self._work, self._results, self._examples = (
-            self.directory,
-            store / "arms",
-            results,
-            examples,
-        )
-        self._settings = settings
+        self._work, self._results, self._examples = store / "arms", results, examples
         found = results.read_bytes() if results.exists() else b"[]"
         self.done = msgspec.json.decode(found, type=list[Result])
+
+    async def campaign(self, session: Session, spec: CampaignSpec) -> None:
+        """With time for a command on a machine that others use."""
+        await super().campaign(session, msgspec.structs.replace(spec, timeouts=TIMEOUTS))
 
     async def run_arms(self, seeds: Sequence[int], most: int | None = None) -> None:
         """What is missing of these seeds, all arms of one before the next; at most so many of them."""
         async with pipeline(self.config) as session:
             train, held_out = await self._tasks(session)
-            await self.campaign(session, self._oracle(train))
-            await annotate_campaign(session, ORACLE, Asking(model="oracle", endpoint="oracle"), 16)
-            await self._dataset(session)
+            if not (self.directory / "dataset").is_dir():
+                await self.campaign(session, self._oracle(train))
+                await annotate_campaign(session, ORACLE, Asking(model="oracle", endpoint="oracle"), 16)
+                await self._dataset(session)
             whole = await asyncio.to_thread(self._with_every_step)
-            rises = list(read_rows(self._source / "dataset"))
-            missing = ((seed, arm) for seed in seeds for arm in self._missing(seed))
-            for seed, arm in islice(missing, most):
-                rows = rows_of(arm, rises, whole, self._examples, seed)
-                self.done.append(await self._arm(session, arm, seed, rows, held_out))
-                self._results.write_bytes(msgspec.json.format(msgspec.json.encode(self.done), indent=1))
+            rises = list(read_rows(self.directory / "dataset"))
+            missing = [(arm, seed) for seed in seeds for arm in self._missing(seed)][:most]
+            trained = self._trained_ahead(missing, rises, whole)
+            async with aclosing(trained):
+                async for policy in trained:
+                    self.done.append(await self._measured(session, policy, held_out))
+                    self._results.write_bytes(msgspec.json.format(msgspec.json.encode(self.done), indent=1))
 
     def _with_every_step(self) -> dict[str, Row]:
         """The unresolved trajectories with all steps trained, by rollout."""
         settings = DatasetSettings(
             name="every-step",
-            tokenizer=str(self._source / "tokenizer"),
+            tokenizer=str(self.directory / "tokenizer"),
             source=Source(campaigns=(ORACLE,), model_kinds=(ModelKind.ORACLE,), unproven=True),
             values=Values(annotator="oracle", eps=EVERY_STEP),
         )
-        out = self._source / "dataset-every-step"
+        out = self.directory / "dataset-every-step"
         build(self.config.store, settings, out)
         return {row.rollout_id: row for row in read_rows(out) if not row.resolved}
 
@@ -125,41 +129,68 @@ class Experiment(Demo):
         mine = [one for one in self.done if one.seed == seed]
         if len(mine) == len(Arm):
             return []
-        sha256 = read_manifest(self._source / "dataset").sha256
+        sha256 = read_manifest(self.directory / "dataset").sha256
         kept = {one.arm for one in mine if one.source_sha256 == sha256}
         self.done = [one for one in self.done if one.seed != seed or one.arm in kept]
         return [arm for arm in Arm if arm not in kept]
 
-    async def _arm(
-        self, session: Session, arm: Arm, seed: int, rows: Sequence[Row], held_out: list[TaskRef]
-    ) -> Result:
-        """One arm: trained, then measured."""
-        console.rule(f"{arm} {seed}")
-        name, whole = f"{arm}-{seed}", read_manifest(self._source / "dataset")
-        self.directory = self._work / name
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if not (link := self.directory / "tokenizer").is_symlink():
-            link.symlink_to((self._source / "tokenizer").resolve())
-        manifest = write_subset(rows, whole, name, self.directory / "dataset")
-        epochs = self._settings.epochs * (2 if arm is Arm.NOTHING else 1)
-        self.settings = msgspec.structs.replace(self._settings, seed=seed, epochs=epochs)
-        await self._train()
-        await self._evaluate(session, name, self.model, held_out)
-        steps = (self.directory / "run" / "metrics.jsonl").read_bytes().splitlines()
+    async def _trained_ahead(
+        self, arms: Sequence[tuple[Arm, int]], rises: Sequence[Row], whole: Mapping[str, Row]
+    ) -> AsyncIterator["Policy"]:
+        """The policies of these arms and seeds; each trains while the one before it is measured."""
+        trainings = (self._trained(arm, seed, rises, whole) for arm, seed in arms)
+        ahead = [asyncio.create_task(training) for training in islice(trainings, 1)]
+        try:
+            while ahead:
+                policy = await ahead.pop()
+                ahead += [asyncio.create_task(training) for training in islice(trainings, 1)]
+                yield policy
+        finally:
+            for task in ahead:
+                await end(task)
+
+    async def _trained(self, arm: Arm, seed: int, rises: Sequence[Row], whole: Mapping[str, Row]) -> "Policy":
+        """The policy of one arm and seed, in a directory of its own."""
+        name, dataset = f"{arm}-{seed}", read_manifest(self.directory / "dataset")
+        directory = self._work / name
+        rows = rows_of(arm, rises, whole, self._examples, seed)
+        manifest = write_subset(rows, dataset, name, directory / "dataset")
+        epochs = self.settings.epochs * (2 if arm is Arm.NOTHING else 1)
+        settings = msgspec.structs.replace(self.settings, seed=seed, epochs=epochs)
+        await self.train(name, directory, settings, tokenizer=self.directory / "tokenizer")
+        return Policy(arm=arm, directory=directory, settings=settings, manifest=manifest, of=dataset.sha256)
+
+    async def _measured(self, session: Session, policy: "Policy", held_out: list[TaskRef]) -> Result:
+        """What a policy does on the held-out tasks."""
+        name = policy.directory.name
+        console.rule(name)
+        await self._evaluate(session, name, policy.directory / "run" / "model", held_out)
+        steps = (policy.directory / "run" / "metrics.jsonl").read_bytes().splitlines()
         last = msgspec.json.decode(steps[-1])
         return Result(
-            arm=arm,
-            seed=seed,
-            source_sha256=whole.sha256,
-            settings=self.settings,
-            examples=manifest.rows,
-            trained_tokens=manifest.trained_tokens,
+            arm=policy.arm,
+            seed=policy.settings.seed,
+            source_sha256=policy.of,
+            settings=policy.settings,
+            examples=policy.manifest.rows,
+            trained_tokens=policy.manifest.trained_tokens,
             steps=last["step"],
             final_loss=last["loss"],
             score=campaign_score(session.config.store, name),
             training_seconds=sum(msgspec.json.decode(step)["seconds"] for step in steps),
             measured=datetime.now(UTC).strftime("%Y-%m-%d"),
         )
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained arm that is to be measured."""
+
+    arm: Arm
+    directory: Path
+    settings: DemoSettings
+    manifest: Manifest
+    of: str
+    """SHA-256 of the dataset that its own was drawn from."""
 
 
 def write_subset(rows: Sequence[Row], whole: Manifest, name: str, out: Path) -> Manifest:
@@ -220,6 +251,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "credit-arms.json")
     parser.add_argument("--most", type=int, help="arms of this run, so that long ones can be cut in slices")
     options = parser.parse_args()
+    if options.examples % EXPERIMENT.batch:
+        parser.error(f"--examples must be whole batches of {EXPERIMENT.batch}: else arms differ in steps")
     experiment = Experiment(options.store, options.results, options.examples)
     asyncio.run(experiment.run_arms(range(options.seeds), options.most))
     sys.stdout.write(table(experiment.done))

@@ -26,9 +26,9 @@ REWARDS = {Behaviour.RESOLVES: 1.0, Behaviour.WRONG_EDIT: -1.0, Behaviour.GIVES_
 """What the oracle earns by what it does. How the others end depends on their dice, so they are not here."""
 
 
-async def no_sandboxes_left(client: AsyncSandboxClient) -> list[str]:
-    """Workers that were killed leave sandboxes; their time to live must take them."""
-    deadline = time.monotonic() + 60
+async def no_sandboxes_left(client: AsyncSandboxClient, seconds: float = 60.0) -> list[str]:
+    """Workers that were killed leave sandboxes; their time to live, below `seconds`, must take them."""
+    deadline = time.monotonic() + seconds
     while left := await client.list_sandboxes():
         if time.monotonic() > deadline:
             return [f"{len(left)} sandboxes left after their time to live"]
@@ -64,15 +64,16 @@ def tables_hold(store: Path, rollouts: int) -> list[str]:
     checks = {
         "rollouts with more or less than one accepted outcome": """
             select count(*) from (select rollout_id from rollouts group by 1 having count(*) <> 1)""",
-        "accepted outcomes that are not finished": "select count(*) from rollouts where status = 'aborted'",
+        "accepted outcomes that nobody asked for": """
+            select count(*) from rollouts where status = 'aborted' and cause <> 'cancelled'""",
         "campaigns whose rollouts are not accounted for": "select count(*) from conservation where not holds",
         "rollouts without an outcome": f"select coalesce(sum(open), 0) from conservation where {mine}",
         "outcomes without a start of their attempt": """
             select count(*) from rollouts r anti join attempts a on a.rollout_id = r.rollout_id
-            and a.attempt = r.attempt and a.started_at is not null""",
+            and a.attempt = r.attempt and a.started_at is not null where r.status <> 'aborted'""",
         "outcomes without exactly one reward": """
             select count(*) from (select r.rollout_id from rollouts r left join rewards w using (rollout_id)
-            group by 1 having count(w.value) <> 1)""",
+            where r.status <> 'aborted' group by 1 having count(w.value) <> 1)""",
         "attempts that have no ending": "select count(*) from attempts where ending = 'open'",
         "events stored twice": "select count(*) - count(distinct sequence) from events",
     }

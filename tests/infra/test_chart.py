@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.infra.conftest import INFRA, Manifest, Manifests
+from tests.infra.conftest import INFRA, Manifest, Manifests, containers
 
 HELM = Path(sys.executable).with_name("helm")
 CHART = INFRA / "chart"
@@ -84,6 +84,34 @@ def test_a_model_server_in_the_cluster_is_let_through_by_its_labels() -> None:
 
     _, *added = items.one("NetworkPolicy", "outside")["spec"]["egress"]
     assert added == [rule]
+
+
+def test_who_uses_the_store_may_have_the_identity_of_its_account_in_place_of_keys() -> None:
+    role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/orchard"}
+    plain, items = (
+        Manifests(rendered(*words)) for words in ((), ("--set-json", f"storeIdentity={json.dumps(role)}"))
+    )
+
+    def accounts(of: Manifests) -> set[str]:
+        """Of all Pods that would have the keys."""
+        return {
+            pod["spec"]["serviceAccountName"]
+            for _, pod in of.pods()
+            if any(
+                source.get("secretRef", {}).get("name") == "store-s3"
+                for box in containers(pod)
+                for source in box.get("envFrom", ())
+            )
+        }
+
+    identified = {
+        item["metadata"]["name"]
+        for item in items.of("ServiceAccount")
+        if item["metadata"].get("annotations") == role
+    }
+    assert identified == accounts(items) == accounts(plain)
+    assert {"writer", "worker", "console"} <= identified
+    assert not any("annotations" in item["metadata"] for item in plain.of("ServiceAccount"))
 
 
 def test_another_namespace_is_another_everywhere() -> None:

@@ -406,7 +406,12 @@ def test_disruption_budgets(manifests: Manifests, name: str, lost: int, quorum: 
     ]
 
     assert budget["spec"]["maxUnavailable"] == lost
-    assert workload["spec"]["replicas"] - lost == quorum
+    scaled = [
+        item["spec"]["minReplicaCount"]
+        for item in manifests.of("ScaledObject")
+        if item["spec"]["scaleTargetRef"]["name"] == name
+    ]
+    assert (scaled[0] if scaled else workload["spec"]["replicas"]) - lost == quorum
 
 
 def test_no_host_and_no_zone_takes_the_quorum(built: dict[str, Manifests]) -> None:

@@ -1,8 +1,9 @@
 """The cluster's own configuration on three real servers: quorum, one lost, how KEDA finds the lag there."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import aiohttp
 import msgspec
 import pytest
 
+from orchard.schemas.events import RolloutReopened, make_event
+from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
-from orchard.streams.claims import Claims
-from orchard.streams.connection import connect
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
+from orchard.streams.reading import subject_count
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from tests.entries import named
@@ -33,22 +38,43 @@ def cluster(built: dict[str, Manifests], secrets: Path, tmp_path: Path) -> list[
 @pytest.fixture
 async def processes(cluster: list[Member]) -> AsyncIterator[Running]:
     """Of the servers, by their names."""
-    started = {}
-    async with AsyncExitStack() as stack:
+    running: Running = {}
+    try:
         for member in cluster:
-            with (member.home / "log").open("wb") as log:
-                started[member.name] = await asyncio.create_subprocess_exec(
-                    *member.command, env=member.environment, stderr=log
-                )
-            stack.push_async_callback(stopped, started[member.name])
-        yield started
+            running[member.name] = await started(member)
+        yield running
+    finally:
+        for process in running.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
-async def stopped(process: asyncio.subprocess.Process) -> None:
-    """Killed, unless it is gone already."""
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+async def started(member: Member) -> asyncio.subprocess.Process:
+    with (member.home / "log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(*member.command, env=member.environment, stderr=log)
+
+
+@pytest.fixture
+def operator(
+    cluster: list[Member], secrets: Path, built: dict[str, Manifests], monkeypatch: pytest.MonkeyPatch
+) -> NatsSettings:
+    """Of a client with all rights."""
+    monkeypatch.setenv("OPERATOR_PASSWORD", (secrets / "orchard/nats-users/operator").read_text())
+    return NatsSettings(
+        url=url_of(cluster),
+        user="operator",
+        password_env="OPERATOR_PASSWORD",
+        tls_ca=str(secrets / "orchard" / "nats-ca" / "ca.crt"),
+        replicas=int(built["cloud"].one("ConfigMap", "settings")["data"]["ORCHARD_NATS__REPLICAS"]),
+    )
+
+
+async def all_ready(http: aiohttp.ClientSession, cluster: list[Member]) -> None:
+    """Until each server's readiness probe is content."""
+    async with asyncio.timeout(60):
+        while not all([await member.healthy(http) for member in cluster]):
+            await asyncio.sleep(0.05)
 
 
 async def monitored(http: aiohttp.ClientSession, member: Member, path: str) -> Any:
@@ -68,28 +94,16 @@ async def seen_by_keda(http: aiohttp.ClientSession, cluster: list[Member], trigg
 async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
     cluster: list[Member],
     processes: Running,
-    secrets: Path,
+    operator: NatsSettings,
     built: dict[str, Manifests],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OPERATOR_PASSWORD", (secrets / "orchard/nats-users/operator").read_text())
-    replicas = int(built["cloud"].one("ConfigMap", "settings")["data"]["ORCHARD_NATS__REPLICAS"])
-    settings = NatsSettings(
-        url=url_of(cluster),
-        user="operator",
-        password_env="OPERATOR_PASSWORD",
-        tls_ca=str(secrets / "orchard" / "nats-ca" / "ca.crt"),
-        replicas=replicas,
-    )
     metadata = built["cloud"].one("ScaledJob", QUEUE.consumer)["spec"]["triggers"][0]["metadata"]
     trigger = Trigger.of_metadata(metadata)
     async with aiohttp.ClientSession() as http:
-        async with asyncio.timeout(60):
-            while not all([await member.healthy(http) for member in cluster]):
-                await asyncio.sleep(0.05)
+        await all_ready(http, cluster)
 
-        async with connect(settings, name="test") as connection:
-            await declare(connection, settings, [QUEUE])
+        async with connect(operator, name="test") as connection:
+            await declare(connection, operator, [QUEUE])
             publisher = Publisher(connection)
             await publisher.offer(named(QUEUE, "one", b"one"))
             async with asyncio.timeout(20):  # the leader may store it after the two that made the quorum
@@ -119,3 +133,75 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
                     got.add(claim.body)
                     await claim.complete()
             assert got == {b"one", b"two"}
+
+
+class Answers:
+    """A campaign in small: requests are offered, claimed and answered until it is told to end."""
+
+    def __init__(self, connection: Connection, claims: Claims) -> None:
+        self._publisher, self._claims = Publisher(connection), claims
+        self._over = False
+        self.offered: set[str] = set()
+        self.accepted: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """At the end all that was offered is answered."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._offer, *4 * [self._answer]):
+                tasks.create_task(work())
+            yield
+            self._over = True
+
+    async def _offer(self) -> None:
+        while not self._over:
+            name = f"r{len(self.offered)}"
+            await self._publisher.offer(named(QUEUE, name, name.encode()))
+            self.offered.add(name)
+
+    async def _answer(self) -> None:
+        while not (self._over and set(self.accepted) == self.offered):
+            claim = await self._claims.next(timeout=2.0)
+            if claim is not None:
+                await self._finish(claim)
+
+    async def _finish(self, claim: Claim) -> None:
+        rollout = claim.body.decode()
+        ended = RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED)
+        event = make_event(
+            ended, id=f"{rollout}-{claim.deliveries}", source="t", campaign="c", rollout_id=rollout
+        )
+        with suppress(OutcomeRefused):  # of a request that was delivered again
+            await self._publisher.terminal(event, fence=0)
+            self.accepted[rollout] += 1
+        await claim.complete()
+
+
+@pytest.mark.slow
+async def test_servers_are_replaced_one_after_the_other_while_a_campaign_runs(
+    cluster: list[Member], processes: Running, operator: NatsSettings
+) -> None:
+    """As a StatefulSet does it: told to end in its own time, started anew on its volume, the next one when it
+    is ready again."""
+    settings = msgspec.structs.replace(operator, ack_wait=10.0, heartbeat=2.0, connect_timeout=60.0)
+    async with aiohttp.ClientSession() as http, asyncio.timeout(280):
+        await all_ready(http, cluster)
+        async with connect(settings, name="test") as connection:
+            await declare(connection, settings, [QUEUE])
+            async with (
+                Claims(connection, QUEUE) as claims,
+                (campaign := Answers(connection, claims)).running(),
+            ):
+                for member in cluster:
+                    before = len(campaign.accepted)
+                    processes[member.name].terminate()
+                    await processes[member.name].wait()
+                    processes[member.name] = await started(member)
+                    await all_ready(http, cluster)
+                    while len(campaign.accepted) < before + 20:
+                        await asyncio.sleep(0.05)
+            stored = await subject_count(connection, names.EVENTS)
+
+    assert set(campaign.accepted) == campaign.offered and len(campaign.offered) >= 60
+    assert set(campaign.accepted.values()) == {1}, "an outcome was accepted twice"
+    assert stored >= len(campaign.offered)

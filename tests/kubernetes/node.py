@@ -47,10 +47,10 @@ def tools() -> Path:
     return place
 
 
-def binaries() -> Path:
-    """The folder with Kubernetes' own programs. Raises NoNode."""
+def binaries(*needed: str) -> Path:
+    """The folder with Kubernetes' own programs, all or those that are needed. Raises NoNode."""
     place = binaries_place()
-    if missing := missing_binaries():
+    if missing := [name for name in missing_binaries() if name in (needed or PROGRAMS)]:
         raise NoNode(
             f"The test node lacks {', '.join(missing)} in {place}: run `make kubernetes-binaries` (about "
             f"five minutes, once), set {BINARIES_VARIABLE} to a folder that has them, or set KUBECONFIG."

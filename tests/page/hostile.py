@@ -168,7 +168,10 @@ def hostile_events(log: BlobRef) -> list[e.Event]:
         events += rollout(author, [text], number, _task(text, number), log)
     sets = {"s": texts[-1][:200]}
     planned = EvaluationPlanned(suite=log, task_sets=sets, k=(1, 2), arms={"m": texts[-1][:200]})
-    events.append(author.event(planned, "", None))
+    suite = Author("suite")
+    events.append(suite.event(planned, "", None))
+    for number, text in enumerate(texts[60:64]):
+        events += rollout(suite, [text], number, "one", log)
     for number, text in enumerate(texts[:40]):
         facts = {**dict.fromkeys(PolicyStep.__struct_fields__, 0), "run": f"{number} {text[:200]}", "step": 1}
         events.append(author.event(PolicyStep(**facts), "", None))  # type: ignore[arg-type]
@@ -187,7 +190,7 @@ def overviews(rollout: str, others: Sequence[str]) -> list[str]:
         "/failures?campaign=hostile",
         "/status",
     ]
-    found += ["/status", "/evaluations", "/evaluations/hostile", "/runs", f"/runs?before=9{runs}"]
+    found += ["/status", "/evaluations", "/evaluations/suite", "/runs", f"/runs?before=9{runs}"]
     found += [f"/beside?a={rollout}&b={other}" for other in others]
     found += [f"/beside?a={rollout}&b={others[0]}&turn={turn}" for turn in (40, 180)]
     return found

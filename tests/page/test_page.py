@@ -15,6 +15,7 @@ import pytest_asyncio
 from orchard.config import Config
 from orchard.page import rollout as one_rollout
 from orchard.page import server
+from orchard.page.campaigns import Watch
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import SORTS, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import Tables, one, rows
@@ -24,6 +25,10 @@ from orchard.schemas.messages import MessageNode, Role, node_id
 from orchard.session import Session
 from orchard.standing import recorded
 from orchard.storage.reader import open_tables, position, refresh
+from orchard.streams.connection import connect
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
 from tests.benchmarks.million import Plan, fill_store
 from tests.page.big import append
 from tests.page.conftest import TOKEN, Serve, served, stored
@@ -329,6 +334,36 @@ async def test_what_is_committed_is_told_to_open_pages(tmp_path: Path) -> None:
         await stored(tmp_path, author.rollout(1, ["ls"], resolved=True))
         async with asyncio.timeout(60):
             assert await told() > before
+
+
+async def test_the_page_goes_on_without_the_pipeline_and_finds_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends, and another at another address."""
+    monkeypatch.setattr("orchard.page.campaigns.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.page.campaigns.PATIENCE_SECONDS", 2.0)
+    store = await stored(tmp_path, Author("gone").rollout(0, ["ls"], resolved=True))
+    settings = NatsSettings()
+    session = Session(Config(store=str(store)))
+    where: list[str] = []
+    monkeypatch.setattr(Session, "nats_url", lambda _: where[-1])
+    tables = Tables(str(store))
+    watch = Watch(session, tables)
+    try:
+        for number in range(2):
+            async with EmbeddedServer(tmp_path / f"nats-{number}") as server:
+                where.append(server.url)
+                async with connect(settings, name="test", url=server.url) as connection:
+                    await declare(connection, settings, [])
+                if not number:
+                    watch.start()
+                while (await watch.newest()).pipeline is None:
+                    await asyncio.sleep(0.05)
+            while (await watch.newest()).pipeline is not None:
+                await asyncio.sleep(0.05)
+    finally:
+        await watch.close()
+        await tables.close()
 
 
 async def test_without_a_store_the_page_says_so(tmp_path: Path, serve: Serve) -> None:

@@ -15,7 +15,7 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.delayed import Delayed
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import bounds
+from orchard.streams.reading import bounds, delete_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
@@ -169,6 +169,20 @@ async def test_a_claim_is_settled_once(connection: Connection, queue: Queue, cla
 
     with pytest.raises(RuntimeError, match="settled already"):
         await claim.complete()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_request_that_is_gone_already_is_deleted(
+    connection: Connection, queue: Queue, number: int
+) -> None:
+    """As by the acknowledgement of before a server was lost, while its claim is completed again."""
+    publisher = Publisher(connection)
+    placed = [await publisher.offer(named(queue, name, b"body")) for name in ("first", "middle", "last")]
+
+    for _ in range(2):
+        await delete_message(connection, names.WORK, placed[number].sequence)
+
+    assert (await connection.jetstream.stream_info(names.WORK)).state.messages == 2
 
 
 async def test_retry_later_is_invisible_until_due_and_survives_a_killed_server(

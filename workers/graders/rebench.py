@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from orchard.workers.graders.lines import Parser, lines_of
 from orchard.workers.graders.rebench_runs import RUN_PARSERS
+from orchard.workers.graders.reports import REPORT_PARSERS
 
 _PYTEST = ("PASSED", "FAILED", "SKIPPED", "ERROR")
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*m?s\s*\)?\s*$", re.IGNORECASE)
@@ -83,18 +84,23 @@ def _junit_named(form: str) -> Parser:
     return parse
 
 
+_CLASS_NAME = _junit_named("{owner} {name}")
+
 _RUNNING = re.compile(r"(?:\[INFO\]\s+)?Running\s+(\S+)")
 _COUNTS = re.compile(r"Tests run:\s*\d+,\s*Failures:\s*(\d+),\s*Errors:\s*(\d+),\s*Skipped:\s*(\d+)(.*)")
 _FAILURE = re.compile(r"\[ERROR\]\s+([\w$.]+)\.([\w$]+)(?::\d+)?\b.*")
 
 
 def _surefire(log: str) -> dict[str, str]:
-    """Maven Surefire's summaries: ids are classes, and `class.method` for methods that fail."""
+    """Maven Surefire's summaries: ids are classes, and `class.method` for methods that fail. What they do not
+    name may stand in JUnit XML, or be the tests of commands with `-Dtest=NAME`."""
     found: dict[str, str] = {}
     running = ""
+    ran: list[str] = []
     for line in lines_of(log):
         if match := _RUNNING.fullmatch(line):
             running = match[1]
+            ran.append(running)
         elif match := _FAILURE.fullmatch(line):
             raised = "Exception" in line and "AssertionError" not in line
             found[f"{match[1]}.{match[2]}"] = "ERROR" if raised else "FAILED"
@@ -105,7 +111,8 @@ def _surefire(log: str) -> dict[str, str]:
             if name:
                 found.setdefault(name, "FAILED" if failed else "PASSED" if match[3] == "0" else "SKIPPED")
             running = ""
-    return found
+    found = REPORT_PARSERS["maven"](log) | _CLASS_NAME(log) | found
+    return found or dict.fromkeys(ran, "PASSED")
 
 
 _SUITE = re.compile(r"[A-Z][A-Za-z0-9_]*")
@@ -238,7 +245,7 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
         ("SKIPPED", r"([^#]+#.+)\s+=\s+[\d.]+\s+s\s+=\s+S"),
         ("PASSED", r"([^#]+#.+)\s+=\s+[\d.]+\s+s\s+=\s+\."),
     ),
-    "junit-class-name": _junit_named("{owner} {name}"),
+    "junit-class-name": _CLASS_NAME,
     "junit-name-class": _junit_named("{name} ({owner})"),
     "surefire": _surefire,
     "plain-pytest": _plain_pytest,
