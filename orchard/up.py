@@ -38,7 +38,7 @@ from orchard.wholeness import expected
 PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 """Looked up here: between fork and exec the loader's lock may be another thread's, which is not there."""
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 SERVICES = ("agent", "orchestrator", "oracle")
 """Children without which nothing can start; others may wait for what is not there yet."""
 WATCH_AGAIN_SECONDS = 15.0
