@@ -105,6 +105,20 @@ async def test_calls_at_once_are_counted_one_by_one(face: Reached, monkeypatch: 
     assert sum("result" in answer for answer in answers) == len(face.world.services.audit) == 20
 
 
+async def test_a_batch_is_answered_whole_or_refused_whole(face: Reached) -> None:
+    call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "mail_list_messages"}}
+    for size, status in ((0, 400), (faces.CALLS_AT_ONCE, 200), (faces.CALLS_AT_ONCE + 1, 400)):
+        batch = [{**call, "id": number} for number in range(size)]
+        async with face.client.post(f"{face.root}/mcp", json=batch) as response:
+            answer = await response.json()
+            assert response.status == status
+        if status == 200:
+            assert [each["id"] for each in answer] == [*range(size)]
+        else:
+            assert "batch" in answer["error"]["message"]
+    assert len(face.world.services.audit) == faces.CALLS_AT_ONCE
+
+
 async def test_an_injected_rate_limit_says_when_to_try_again() -> None:
     world = Logged(Services(desk(error_rate=1.0), 3))
     statuses = {}

@@ -119,9 +119,9 @@ class _Faces:
         except Unreadable as error:
             return _json(_error(None, _PARSE, str(error)), 400)
         several = asked if isinstance(asked, list) else [asked]
-        answers = [
-            answer for each in several[:CALLS_AT_ONCE] if (answer := await self._message(each, len(body)))
-        ]
+        if not 0 < len(several) <= CALLS_AT_ONCE:
+            return _json(_error(None, _INVALID, f"a batch has 1 to {CALLS_AT_ONCE} messages"), 400)
+        answers = [answer for each in several if (answer := await self._message(each, len(body)))]
         if not answers:
             return web.Response(status=202)
         return _json(answers if isinstance(asked, list) else answers[0])
