@@ -50,14 +50,15 @@ class GuiJudgeGrader:
 
 async def _verdict(judges: Judges, outcome: GuiOutcome, judgement: Judgement, protocol: str) -> Verdict:
     """Raises InfrastructureError: JUDGE_FAILED at once where a judge that answers gave no verdict, and after
-    OUTAGE where none answered."""
-    waits = iter(OUTAGE)
+    OUTAGE, or as much of it as the judgement has time for, where none answered."""
+    clock = asyncio.get_running_loop().time
+    waits, ends = iter(OUTAGE), clock() + judgement.timeout
     while True:
         try:
             return await rule_outcome(judges, judgement.task.statement, outcome, judgement.blobs, protocol)
         except InfrastructureError as error:
             why = error.__cause__
             down = isinstance(why, InfrastructureError) and why.cause is AbortCause.LLM_UNAVAILABLE
-            if not down or (seconds := next(waits, None)) is None:
+            if not down or (seconds := next(waits, None)) is None or clock() + seconds >= ends:
                 raise
         await asyncio.sleep(seconds)
