@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
     "show": ("reading", "A rollout, readable: every message, the diff it submitted, what the tests said."),
     "ui": ("page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
-    "report": ("page", "A campaign, a training run or a comparison as a folder of pages, which opens from disk."),
+    "report": ("page", "A campaign, training run or comparison as a folder of pages that opens from disk."),
     "sql": ("reading", "DuckDB over all tables, while the pipeline runs."),
     "doctor": ("doctor", "What this machine can do and cannot, and what to install."),
     "config": (

@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
         *,
         out: Annotated[Path, typer.Option(help="Folder; files of the same names are replaced.")],
     ) -> None:
-        """A campaign, a training run or a comparison as a folder of pages, which opens from disk.
+        """A campaign, training run or comparison as a folder of pages that opens from disk.
 
         Keys of known vendors are masked, and secrets.txt lists on which pages. For example:
 

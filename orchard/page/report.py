@@ -30,8 +30,10 @@ BYTES = 36_000_000
 """Of all pages of rollouts, about: what can be mailed."""
 MOST_PAIRS = 200
 """Of tasks gained and lost that are shown side by side."""
-_MARKUP = 1_600
-"""Bytes of a turn's markup."""
+_HEAD, _MARKUP = 13_000, 1_900
+"""Bytes around the turns of a rollout, and of a turn's markup."""
+_SHORTEST = 100
+"""Characters of a text that stay, however many texts there are."""
 _COPIED = (
     *("messages_all", "llm_calls_all", "rewards_all", "rollouts_all", "requests_all", "values_all"),
     *("service_calls_all", "judgements_all"),
@@ -247,8 +249,9 @@ def _rollout(
     (turns,) = tables.execute(
         "select count(*) from tables.messages_all where rollout_id = $id", {"id": rollout}
     ).fetchone() or (0,)
-    each = (room - _MARKUP * (turns // 2 + 4)) // max(2 * turns, 1)
-    found = one_rollout.read(tables, rollout, replace(sight, text=min(max(each, 240), one_rollout.TEXT)))
+    each = (room - _HEAD - _MARKUP * (turns // 2)) // max(2 * turns, 1)
+    text = min(max(each, _SHORTEST), one_rollout.TEXT)
+    found = one_rollout.read(tables, rollout, replace(sight, text=text))
     if found is None:
         return
     shown = folder.renderer.rollout(folder.scrubbed(found, page), sight, folder.blobs, room // 4)

@@ -172,7 +172,7 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
 async def test_a_thousand_rollouts_can_be_mailed(tmp_path: Path) -> None:
     """Under 50 MB, with 40 KB of text in each, and every planted key masked and listed."""
     store, out = tmp_path / "store", tmp_path / "out"
-    fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000), str(store))
+    fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000, open_share=0.0), str(store))
     author = Author("million-0")
     planted = [author.rollout(n, [f"echo {KEY}"], resolved=True, task=f"planted-{n}") for n in range(20)]
     append(store, [event for made in planted for event in made])
