@@ -145,6 +145,8 @@ class Folder:
             if not file and not set(asked) - {"campaign"}:
                 file = self.files.get(parts.path, "")
             file += mark if file else ""
+        if mark and file == self._page + mark:
+            return f'{attribute}="{mark}"'
         return f'{attribute}="{up}{file}"' if file else ""
 
     def _picture(self, sha256: str) -> str:
