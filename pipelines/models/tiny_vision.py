@@ -111,7 +111,7 @@ def new_vision_model(
             )
             if sight.family == "qwen3_vl"
             else Qwen2_5_VLForConditionalGeneration(
-                Qwen2_5_VLConfig(text_config=words, vision_config=_tower_of_25(sight, text), **marks)
+                Qwen2_5_VLConfig(text_config=words, vision_config=_tower(sight, text), **marks)
             )
         )
         if sight.places_std is not None:
@@ -149,6 +149,14 @@ def _words(text: Shape, vocabulary: int, tokenizer: PreTrainedTokenizerBase, sig
 
 
 def _tower(sight: Sight, text: Shape) -> dict[str, Any]:
+    own: dict[str, Any] = (
+        {"num_position_embeddings": sight.places, "deepstack_visual_indexes": list(sight.deepstack)}
+        if sight.family == "qwen3_vl"
+        else {
+            "window_size": 4 * sight.patch * sight.merge,
+            "fullatt_block_indexes": [sight.depth - 1],
+        }
+    )
     return {
         "depth": sight.depth,
         "hidden_size": sight.hidden_size,
@@ -157,22 +165,7 @@ def _tower(sight: Sight, text: Shape) -> dict[str, Any]:
         "patch_size": sight.patch,
         "spatial_merge_size": sight.merge,
         "out_hidden_size": text.hidden_size,
-        "num_position_embeddings": sight.places,
-        "deepstack_visual_indexes": list(sight.deepstack),
-    }
-
-
-def _tower_of_25(sight: Sight, text: Shape) -> dict[str, Any]:
-    return {
-        "depth": sight.depth,
-        "hidden_size": sight.hidden_size,
-        "intermediate_size": 3 * sight.hidden_size,
-        "num_heads": sight.heads,
-        "patch_size": sight.patch,
-        "spatial_merge_size": sight.merge,
-        "out_hidden_size": text.hidden_size,
-        "window_size": 4 * sight.patch * sight.merge,
-        "fullatt_block_indexes": [sight.depth - 1],
+        **own,
     }
 
 

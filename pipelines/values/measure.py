@@ -27,6 +27,7 @@ from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.workers.comparing import Divergence
 from orchard.workers.harnesses import planned_harness
+from orchard.workers.harnesses.interface import CannotExecute
 from orchard.workers.preparation import prepare
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
@@ -227,13 +228,16 @@ async def _replayed(point: Point, machine: SandboxMachine) -> tuple[Replay, int]
     request, task = recorded.request, recorded.task
     await prepare(task, machine, request.timeouts.creation)
     before = await _processes(machine)
-    done = await replay(
-        recorded.executed(point.at),
-        harness=planned_harness(request.harness, request.harness_version),
-        task=task,
-        machine=machine,
-        timeouts=request.timeouts,
-    )
+    try:
+        done = await replay(
+            recorded.executed(point.at),
+            harness=planned_harness(request.harness, request.harness_version),
+            task=task,
+            machine=machine,
+            timeouts=request.timeouts,
+        )
+    except CannotExecute as error:
+        raise PointRefused(f"step {point.at}: {error}, so it cannot be gone on from here") from error
     return done, max(await _processes(machine) - before, 0)
 
 

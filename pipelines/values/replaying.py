@@ -33,7 +33,8 @@ async def replay(
 ) -> Replay:
     """Execute the commands, in their order, in a machine that is as the task begins.
 
-    Processes that a command left behind in the background run again, too. Raises InfrastructureError.
+    Processes that a command left behind in the background run again, too. Raises InfrastructureError,
+    CannotExecute.
     """
     found = []
     for command in commands:

@@ -3,13 +3,14 @@ sandboxes may be."""
 
 import math
 import re
-from unittest.mock import AsyncMock
+from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchard.injector.kubernetes import marks
+from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.limits import Limits
 from orchard.injector.orchestrator.metrics import Metrics
 from orchard.schemas.quantities import parse_bytes
@@ -33,7 +34,7 @@ def limits(manifests: Manifests) -> Limits:
 
 @pytest.mark.parametrize("overlay", SCALED)
 async def test_replicas_come_by_a_figure_that_the_orchestrator_has(
-    built: dict[str, Manifests], overlay: str
+    built: dict[str, Manifests], overlay: str, tmp_path: Path
 ) -> None:
     manifests = built[overlay]
     (trigger,) = scaled(manifests)["triggers"]
@@ -41,7 +42,7 @@ async def test_replicas_come_by_a_figure_that_the_orchestrator_has(
     assert found is not None
     metrics = Metrics({"name": "key-1"})
     with metrics.in_flight(), metrics.in_flight():
-        text = (await metrics.exposition(AsyncMock(list=AsyncMock(return_value=[])))).decode()
+        text = (await metrics.exposition(LocalBackend(tmp_path, start_agent=False))).decode()
     (family,) = [one for one in text_string_to_metric_families(text) if one.name == found[1]]
     assert [sample.value for sample in family.samples] == [2.0], "one number for each replica"
 

@@ -260,6 +260,15 @@ async def test_steps_without_a_future_are_refused(world: World) -> None:
         await world.read("zz")
 
 
+@pytest.mark.parametrize("harness", ["claw-react", "opencode", "browser"])
+async def test_what_only_its_attempt_can_execute_is_refused(world: World, harness: str) -> None:
+    """Its services, its program, its browser are gone."""
+    recorded = await world.play("pwd", "ls")
+    other = replace(recorded, request=msgspec.structs.replace(recorded.request, harness=harness))
+    with pytest.raises(PointRefused, match=f"'{harness}' cannot be executed without its attempt"):
+        await measured(world, world.point(other, 0, "script"))
+
+
 async def test_stopped_it_leaves_no_sandbox_and_goes_on(world: World) -> None:
     recorded = await world.play("pwd", EDIT, DIFF)
     point = world.point(recorded, 0, "script", 2)

@@ -5,10 +5,8 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.messages import Role, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.tasks import Task
 from orchard.workers.browser import prompts
 from orchard.workers.browser.calls import RESPONSE, calls_of
 from orchard.workers.browser.tools import TOOLS
@@ -17,7 +15,7 @@ from orchard.workers.budgets import out_of_time, spent
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult, text_action
 from orchard.workers.llm.client import Completion, ContextLengthExceeded
-from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.machine import CommandOutcome
 from orchard.workers.pictures import Picture
 
 MOST_CALLS = 20
@@ -106,12 +104,6 @@ class BrowserHarness(Harness):
                     leaf, text_action(answer.text), text + end, outcome, role=Role.USER
                 )
         return leaf
-
-    async def execute(
-        self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
-    ) -> tuple[CommandOutcome, str]:
-        """Not here: a call needs the browser of its attempt."""
-        raise NotImplementedError(f"{self.name}: calls cannot be executed without their browser")
 
 
 async def _looked(world: BrowserAttempt, before: str) -> tuple[str, tuple[Picture, ...], float]:

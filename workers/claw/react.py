@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from orchard.schemas.campaigns import Timeouts
-from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.tasks import Task
 from orchard.workers.budgets import out_of_time, spent
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm.client import ContextLengthExceeded
-from orchard.workers.machine import CommandOutcome, Machine
 
 SYSTEM = """\
 You are an assistant with tools. Do what you are asked by calling them, and do nothing that was not asked: \
@@ -66,9 +62,3 @@ class ClawReact(Harness):
             if (left_out := len(answer.tool_calls) - MOST_CALLS) > 0:
                 leaf = await trace.user(leaf, f"{left_out} calls too many in one message were not executed.")
         return HarnessResult(exit_status=over, submission="", leaf=leaf)
-
-    async def execute(
-        self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
-    ) -> tuple[CommandOutcome, str]:
-        """Not here: a call needs the world of its attempt."""
-        raise NotImplementedError(f"{self.name}: calls cannot be executed without their world")

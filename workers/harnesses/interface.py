@@ -97,6 +97,10 @@ def text_action(text: str) -> ToolCall:
     return ToolCall(id="", name="", arguments=text)
 
 
+class CannotExecute(Exception):
+    """A call that means nothing without the attempt that made it."""
+
+
 class Harness(Protocol):
     """The loop around the model. Name it as a base class: what it may leave out has a default here."""
 
@@ -117,6 +121,12 @@ class Harness(Protocol):
         """Drive the model until it submits or a budget runs out; raises InfrastructureError for ours."""
 
     async def execute(
-        self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
+        self,
+        call: ToolCall,
+        task: Task,
+        machine: Machine,
+        timeouts: Timeouts,  # noqa: ARG002
     ) -> tuple[CommandOutcome, str]:
-        """Execute one recorded call as `run` does: its outcome, and what the model is shown of it."""
+        """Execute one recorded call as `run` does: its outcome, and what the model is shown of it. Raises
+        CannotExecute where a call needs the attempt that made it: its program, its browser, its services."""
+        raise CannotExecute(f"a call of the harness {self.name!r} cannot be executed without its attempt")

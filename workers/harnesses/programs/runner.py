@@ -7,9 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.tasks import Task
 from orchard.streams.tasks import end
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway.recording import Recording
@@ -78,10 +76,6 @@ class ProgramHarness(Harness):
         return HarnessResult(
             exit_status=status, submission=submission, leaf=door.recording.leaf or episode.trace.newest
         )
-
-    async def execute(self, call: ToolCall, task: Task, machine: Machine, timeouts: Any) -> Any:
-        """Not here: what a program did can be told by itself alone."""
-        raise NotImplementedError(f"{self.name} is a program: its calls cannot be executed without it")
 
     @asynccontextmanager
     async def _world(self, episode: Episode) -> AsyncIterator[str]:
