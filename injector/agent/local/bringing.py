@@ -9,9 +9,10 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,6 +91,7 @@ def _do(request: Mapping[str, Any]) -> Image:
                     "credentials": None if credentials is None else Credentials(**credentials),
                 }
             ),
+            run=_until_terminated,
         )
     except MemoryError:
         raise RequestInvalid(
@@ -110,8 +112,43 @@ def image_limit() -> int:
         raise RequestInvalid(f"{LIMIT_VARIABLE}: {error}") from error
 
 
-def _end(_number: int, _frame: object) -> NoReturn:
+def _end(number: int, _frame: object) -> NoReturn:
+    """Once: each thread of a parent that is killed sends the signal anew, while what was begun is removed."""
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(1)
+
+
+def _until_terminated(main: Coroutine[Any, Any, str]) -> str:
+    """`asyncio.run`, ended by SIGTERM whenever that comes. An exception of `_end` might be caught by whatever
+    it meets in the loop, and would not be raised while the loop waits for a server, if the signal came as it
+    began to wait. Raises SystemExit."""
+
+    async def watched() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int, _frame: object) -> None:
+            signal.signal(number, signal.SIG_IGN)
+            task.cancel()
+
+        woken, waking = socket.socketpair()
+        with woken, waking:
+            waking.setblocking(False)
+            asyncio.get_running_loop().add_reader(woken, woken.recv, 1)
+            signal.set_wakeup_fd(waking.fileno())
+            signal.signal(signal.SIGTERM, cancel)
+            try:
+                return await main
+            finally:
+                if signal.signal(signal.SIGTERM, _end) is signal.SIG_IGN:
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.set_wakeup_fd(-1)
+                asyncio.get_running_loop().remove_reader(woken)
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        raise SystemExit(1) from None
 
 
 def main() -> None:

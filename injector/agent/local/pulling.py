@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,14 @@ class _Descriptor:
     size: int
 
 
-def pull(state: Path, wanted: Pull, patience: Patience | None = None) -> Image:
-    """Pull an image into the store of `state`. Blocks.
+def pull(
+    state: Path,
+    wanted: Pull,
+    patience: Patience | None = None,
+    *,
+    run: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
+) -> Image:
+    """Pull an image into the store of `state`; `run` executes what is awaited. Blocks.
 
     Raises what `Registry` and `import_image` raise, and RegistryUnavailable when time is up.
     """
@@ -72,7 +78,7 @@ def pull(state: Path, wanted: Pull, patience: Patience | None = None) -> Image:
     if reference.digest is not None and (there := _there(store, name, reference.digest, wanted.owner)):
         return there
     with store.scratch() as work:
-        digest = asyncio.run(_download(store, work, reference, wanted, patience))
+        digest = run(_download(store, work, reference, wanted, patience))
         there = _there(store, name, digest, wanted.owner)
         return there or import_image(state, work, name, owner=wanted.owner, digest=digest, limit=wanted.limit)
 
