@@ -77,6 +77,9 @@ class Reader:
         self._broken = True
         self._outstanding = 0
         self._delivered = 0
+        self._silent = 0.0
+        """Seconds that were waited since the consumer was last heard of: a caller with little patience waits
+        for it as long as others, and time that it spends elsewhere is not the consumer's silence."""
         connection.on_loss(self._break)
 
     async def next(self, idle: float | None) -> list[Arrived]:
@@ -92,11 +95,13 @@ class Reader:
                     return []
                 continue
             # Which of the two limits ends the wait is decided before it: clocks of event loops are coarse.
-            left = _SILENCE if deadline is None else deadline - clock()
+            patience = _SILENCE - self._silent
+            left = patience if deadline is None else min(max(deadline - clock(), 0.0), patience)
             try:
-                await waited(self._news.wait(), max(min(left, _SILENCE), 0.0))
+                await waited(self._news.wait(), left)
             except TimeoutError:
-                if left < _SILENCE:
+                if left < patience:
+                    self._silent += left
                     return []
                 log.info("the consumer %s fell silent: reading on with a new one", self._consumer)
                 self._broken = True
@@ -178,6 +183,7 @@ class Reader:
     async def _open(self) -> None:
         nats = self._connection.nats
         self._arrived, self._outstanding, self._delivered, self._broken = [], 0, 0, False
+        self._silent = 0.0
         self._news.clear()
         self._subscription = await nats.listen(nats.new_inbox(), self._on_frame)
         info = await self._connection.jetstream.add_consumer(
@@ -207,6 +213,7 @@ class Reader:
             log.debug("removing the consumer %s: %s", consumer, error)
 
     def _on_frame(self, frame: Frame) -> None:
+        self._silent = 0.0
         if frame.reply.startswith(_DELIVERED):
             self._outstanding -= 1
             self._arrived.append(frame)

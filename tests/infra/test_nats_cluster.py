@@ -13,12 +13,13 @@ import pytest
 
 from orchard.schemas.events import RolloutReopened, make_event
 from orchard.schemas.outcomes import AbortCause
-from orchard.streams import names
+from orchard.streams import names, reader
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import subject_count
+from orchard.streams.reading import consumers, subject_count
+from orchard.streams.replay import arrivals
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from tests.entries import named
@@ -133,6 +134,42 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
                     got.add(claim.body)
                     await claim.complete()
             assert got == {b"one", b"two"}
+
+
+async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
+    cluster: list[Member], processes: Running, operator: NatsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own connection lives, nobody tells it, and it waits no longer than the writer for one batch."""
+    monkeypatch.setattr(reader, "_HEARTBEAT", 0.5)
+    monkeypatch.setattr(reader, "_SILENCE", 1.5)
+    event = make_event(
+        RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED),
+        id="one",
+        source="t",
+        campaign="c",
+        rollout_id="r",
+    )
+    async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+        await all_ready(http, cluster)
+        async with connect(operator, name="test") as connection:
+            await declare(connection, operator, [QUEUE])
+            while True:
+                following = arrivals(connection, 1, until=None, idle=0.2)
+                assert await anext(following) == []
+                (info,) = await consumers(connection, names.EVENTS)
+                assert info.cluster is not None and connection.nats.connected_url is not None
+                (holder,) = [member for member in cluster if member.name == info.cluster.leader]
+                if holder.client != connection.nats.connected_url.port:
+                    break
+                await following.aclose()
+            assert await anext(following) == []  # it has asked, and waits to be answered
+            processes[holder.name].kill()
+            await processes[holder.name].wait()
+            await Publisher(connection).event(event)
+            while not (arrived := await anext(following)):
+                pass
+            assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["one"]
+            await following.aclose()
 
 
 class Answers:
