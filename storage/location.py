@@ -4,9 +4,10 @@ Credentials and endpoints of S3 come from the usual environment variables (`AWS_
 `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`), never from events or files.
 """
 
+import atexit
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -33,6 +34,32 @@ _DELTA_RETRIES = {
 """How long a request to S3 is tried. Both engines ride out what a service calls "slow down", and both give up
 within about a minute (Delta's default is three): then the command says so in one sentence, and `orchard up`
 starts a writer again."""
+
+
+@cache
+def _s3(
+    access_key: str | None,
+    secret_key: str | None,
+    session_token: str | None,
+    region: str | None,
+    endpoint: str | None,
+) -> pafs.S3FileSystem:
+    """One for a process, and gone before Arrow's own end, which waits for ever for one whose credentials
+    were exchanged for a workload's identity (https://github.com/apache/arrow/issues/50188)."""
+    return pafs.S3FileSystem(
+        access_key=access_key,
+        secret_key=secret_key,
+        session_token=session_token,
+        region=region,
+        endpoint_override=endpoint,
+        scheme="http" if endpoint and endpoint.startswith("http://") else "https",
+        connect_timeout=_CONNECT_SECONDS,
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_TRIES),
+        allow_delayed_open=True,  # a small object is one request instead of three
+    )
+
+
+atexit.register(_s3.cache_clear)  # after Arrow's, so it is called before
 
 
 @dataclass(frozen=True)
@@ -85,25 +112,13 @@ class Location:
         else:
             write_whole(self.path.joinpath(*parts[:-1]), parts[-1], data)
 
-    @cached_property
+    @property
     def filesystem(self) -> pafs.FileSystem:
-        """Arrow's view of the place."""
+        """Arrow's view of the place; keep it no longer than it is used (`_s3`)."""
         if not self.is_s3:
             return pafs.LocalFileSystem()
-        environment = os.environ
-        endpoint = environment.get("AWS_ENDPOINT_URL")
         with store_errors(self.url):
-            return pafs.S3FileSystem(
-                access_key=environment.get("AWS_ACCESS_KEY_ID"),
-                secret_key=environment.get("AWS_SECRET_ACCESS_KEY"),
-                session_token=environment.get("AWS_SESSION_TOKEN"),
-                region=environment.get("AWS_REGION"),
-                endpoint_override=endpoint,
-                scheme="http" if endpoint and endpoint.startswith("http://") else "https",
-                connect_timeout=_CONNECT_SECONDS,
-                retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_TRIES),
-                allow_delayed_open=True,  # a small object is one request instead of three
-            )
+            return _s3(*(os.environ.get(name) for name in _S3_VARIABLES))
 
     @cached_property
     def storage_options(self) -> dict[str, str] | None:

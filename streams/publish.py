@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.errors import APIError
 
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
@@ -41,6 +42,8 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 _WRONG_SEQUENCE = frozenset({10071, 10164})
 _STORE_FAILED = 10077
 _NO_ROOM = frozenset({10023, 10028, 10047})
+UNSETTLED = 10008
+"""JetStream's answer while the servers of a cluster choose who leads: worth another try."""
 
 
 class Message(NamedTuple):
@@ -206,8 +209,12 @@ class Trial:
         while True:
             try:
                 return await once()
-            except (ConnectionLost, NobodyListens) as error:
+            except (ConnectionLost, NobodyListens, Unavailable) as error:
                 self.problem = error
+            except APIError as error:
+                if error.err_code != UNSETTLED:
+                    raise
+                self.problem = Unavailable(str(error.description))
             except TimeoutError:
                 self.problem = Unavailable("no answer")
             except (NatsError, OSError) as error:
@@ -229,7 +236,7 @@ class Trial:
         patient = self._connection.waits_when_full
         if self._kind is Unavailable and not patient and now - self._since > STALL_GRACE:
             raise StoreRefused(
-                f"NATS at {host} is connected but has not stored a message for {subject} in "
+                f"NATS at {host} is connected but has not confirmed {subject} in "
                 f"{STALL_GRACE:.0f} s ({self.problem}): look for a full disk, then restart the server"
             )
         if self.left <= 0 and self._kind is Full:

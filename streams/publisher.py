@@ -11,7 +11,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import Place, QueueEntry, place_in
 from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
 from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
-from orchard.streams.publish import Message, fates_of, store, store_all
+from orchard.streams.publish import Message, Trial, Unavailable, fates_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent
 from orchard.streams.trails import Trails
@@ -161,18 +161,25 @@ class Publisher:
 
     async def _guarded(self, event: Event, expected: int) -> int:
         message = _message(event)._replace(expected=expected)
-        try:
-            return await store(self._connection, message)
-        except WrongSequence as refusal:
-            follower = await self._follower(message.subject, expected)
-            if follower is not None and follower.event is not None and follower.event.id == event.id:
-                return follower.sequence
-            accepted = await self._last(message.subject)
-            if accepted is None:
-                raise StreamsError(
-                    f"{message.subject} is empty but sequence {expected} was expected: its events were purged"
-                ) from refusal
-            raise OutcomeRefused(accepted) from refusal
+        trial = Trial(self._connection)
+        while True:
+            try:
+                return await store(self._connection, message)
+            except WrongSequence as refusal:
+                follower = await self._follower(message.subject, expected)
+                if follower is not None and follower.event is not None and follower.event.id == event.id:
+                    return follower.sequence
+                accepted = await self._last(message.subject)
+                if accepted is None and expected:
+                    raise StreamsError(
+                        f"{message.subject} is empty but sequence {expected} was expected: its events were "
+                        "purged"
+                    ) from refusal
+                if accepted is not None and accepted.sequence != expected:
+                    raise OutcomeRefused(accepted) from refusal
+            # A cluster's leader refuses by what it has taken in and not stored, which may be lost with it.
+            trial.problem = Unavailable("the subject is as expected, and was refused for its sequence")
+            await trial.pause(message.subject)
 
     async def _last(self, subject: str) -> StoredEvent | None:
         found = await last_message(self._connection, names.EVENTS, subject)

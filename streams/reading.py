@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from nats.js.api import ConsumerInfo
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import StreamsError, TopologyError
-from orchard.streams.publish import NobodyListens, Trial
+from orchard.streams.publish import UNSETTLED, NobodyListens, Trial, Unavailable
 from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
 
 T = TypeVar("T")
@@ -29,6 +29,10 @@ class _Stored(msgspec.Struct):
     time: str
     data: bytes = b""
     hdrs: bytes = b""
+
+
+class _Problem(msgspec.Struct):
+    error: ApiError | None = None
 
 
 class Reply(msgspec.Struct):
@@ -161,6 +165,12 @@ async def consumers(connection: Connection, stream: str) -> list[ConsumerInfo]:
             raise TopologyError(
                 f"there is no stream {stream}: declare the topology (`orchard up`)"
             ) from error
+        except APIError as error:
+            if error.err_code == UNSETTLED:
+                raise
+            raise TopologyError(
+                f"the consumers of {stream} cannot be listed ({error.description}): allow this user to"
+            ) from error
 
     while more := await Trial(connection, to_read=True).until(f"CONSUMER.LIST.{stream}", page):
         found += more
@@ -203,6 +213,9 @@ async def request(connection: Connection, api: str, body: dict[str, Any], form: 
         answer = await connection.ask(f"$JS.API.{api}", payload)
         if status_of(answer) == "503":
             raise NobodyListens("JetStream does not answer")
+        problem = msgspec.json.decode(answer.data, type=_Problem).error
+        if problem is not None and problem.err_code == UNSETTLED:
+            raise Unavailable(problem.description)
         return msgspec.json.decode(answer.data, type=form)
 
     return await Trial(connection, to_read=True).until(api, once)

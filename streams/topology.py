@@ -1,7 +1,7 @@
 """Streams, consumers and the campaign bucket, declared as often as one likes."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
+from orchard.streams.publish import UNSETTLED, Trial, Unavailable
 from orchard.streams.settings import NatsSettings, Queue
 
 log = logging.getLogger(__name__)
@@ -255,6 +256,32 @@ def _refusals(connection: Connection) -> Iterator[None]:
 
 
 async def _declare_stream(connection: Connection, wanted: api.StreamConfig) -> None:
+    await _settled(connection, f"{wanted.name}", lambda: _declare_stream_once(connection, wanted))
+
+
+async def _declare_consumer(connection: Connection, stream: str, wanted: api.ConsumerConfig) -> None:
+    await _settled(connection, f"{wanted.name}", lambda: _declare_consumer_once(connection, stream, wanted))
+
+
+async def _settled(connection: Connection, name: str, once: Callable[[], Awaitable[None]]) -> None:
+    """As soon as the servers of a cluster have chosen who leads, within `patience`. A request that a user may
+    not send is not answered either: that is not waited for."""
+    trial = Trial(connection, to_read=True)
+    while True:
+        try:
+            return await once()
+        except APIError as error:
+            if error.err_code != UNSETTLED:
+                raise
+            trial.problem = Unavailable(str(error.description))
+        except TimeoutError as error:
+            if "permissions violation" in str(connection.last_error):
+                raise
+            trial.problem = Unavailable(str(error))
+        await trial.pause(name)
+
+
+async def _declare_stream_once(connection: Connection, wanted: api.StreamConfig) -> None:
     jetstream = connection.jetstream
     assert wanted.name is not None
     try:
@@ -271,13 +298,15 @@ async def _declare_stream(connection: Connection, wanted: api.StreamConfig) -> N
     try:
         await jetstream.update_stream(current.evolve(**{key: getattr(wanted, key) for key in changes}))
     except APIError as error:
+        if error.err_code == UNSETTLED:
+            raise
         raise TopologyError(
             f"the stream {wanted.name} exists with other settings that cannot be changed in place "
             f"({error.description}): use another NATS account or store, or delete the stream"
         ) from error
 
 
-async def _declare_consumer(connection: Connection, stream: str, wanted: api.ConsumerConfig) -> None:
+async def _declare_consumer_once(connection: Connection, stream: str, wanted: api.ConsumerConfig) -> None:
     jetstream = connection.jetstream
     assert wanted.name is not None
     try:
@@ -304,6 +333,8 @@ async def _declare_consumer(connection: Connection, stream: str, wanted: api.Con
     try:
         await jetstream.add_consumer(stream, keep)
     except APIError as error:
+        if error.err_code == UNSETTLED:
+            raise
         raise TopologyError(
             f"the consumer {wanted.name} of {stream} exists with other settings that cannot be changed in "
             f"place ({error.description}): delete it when its queue is empty"

@@ -46,7 +46,6 @@ class Shelf:
 
     def __init__(self, url: str) -> None:
         self.location = Location.parse(url)
-        self._files = self.location.filesystem
 
     def parts(self, campaign: str | None = None) -> list[Part]:
         """All parts, or those of one campaign, by campaign and position. Reads no files."""
@@ -115,14 +114,18 @@ class Shelf:
         ]
         with store_errors(self.location.url):
             for path in left:
-                self._files.delete_file(path)
+                self.location.filesystem.delete_file(path)
         return len(left)
 
     def _listed(self, campaign: str | None) -> list[pafs.FileInfo]:
         root = self.location.key(campaign) if campaign else self.location.key()
         selector = pafs.FileSelector(root.rstrip("/"), recursive=campaign is None, allow_not_found=True)
         with store_errors(self.location.url):
-            return [info for info in self._files.get_file_info(selector) if info.type == pafs.FileType.File]
+            return [
+                info
+                for info in self.location.filesystem.get_file_info(selector)
+                if info.type == pafs.FileType.File
+            ]
 
     def _key(self, campaign: str, name: str) -> str:
         return self.location.key(campaign, name)

@@ -15,10 +15,11 @@ from orchard.schemas.events import RolloutReopened, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names, reader
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.connection import Connection, connect
+from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import OutcomeRefused
+from orchard.streams.publish import UNSETTLED
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import consumers, subject_count
+from orchard.streams.reading import bounds, consumers, subject_count
 from orchard.streams.replay import arrivals
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
@@ -170,6 +171,35 @@ async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
                 pass
             assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["one"]
             await following.aclose()
+
+
+@pytest.mark.slow
+async def test_who_asks_while_no_server_leads_waits_for_one(
+    cluster: list[Member], processes: Running, operator: NatsSettings
+) -> None:
+    """Two of three are gone, and the third says that JetStream is unavailable for a time."""
+    async with aiohttp.ClientSession() as http, asyncio.timeout(240):
+        await all_ready(http, cluster)
+        async with connect(operator, name="test") as connection:
+            await declare(connection, operator, [QUEUE])
+            for member in cluster[1:]:
+                processes[member.name].kill()
+                await processes[member.name].wait()
+            while True:
+                with suppress(ConnectionLost, TimeoutError):
+                    answer = await connection.ask(f"$JS.API.STREAM.INFO.{names.EVENTS}", timeout=2.0)
+                    if msgspec.json.decode(answer.data)["error"]["err_code"] == UNSETTLED:
+                        break
+                await asyncio.sleep(0.2)
+            asked = asyncio.gather(
+                declare(connection, operator, [QUEUE]),
+                bounds(connection, names.EVENTS),
+                consumers(connection, names.WORK),
+                Publisher(connection).outcome("r"),
+            )
+            for member in cluster[1:]:
+                processes[member.name] = await started(member)
+            assert (await asked)[3] is None
 
 
 class Answers:

@@ -15,6 +15,7 @@ from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutReopened, RolloutStarted, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
+from orchard.streams import publisher as publisher_module
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import (
     MessageTooLarge,
@@ -23,8 +24,10 @@ from orchard.streams.errors import (
     StoreRefused,
     StreamsError,
     TopologyError,
+    WrongSequence,
 )
 from orchard.streams.placing import Placed, Verdict
+from orchard.streams.publish import Message
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
@@ -234,6 +237,36 @@ async def test_ones_own_outcome_stored_already_counts_as_stored(
     await asyncio.sleep(0.3)  # the dedupe window must be over: compare-and-set alone has to recognize it
 
     assert await publisher.terminal(event) == first
+
+
+@pytest.mark.parametrize("fence", [False, True])
+async def test_a_refusal_for_what_a_leader_had_taken_in_and_lost_is_no_refusal(
+    connection: Connection,
+    make_terminal: Callable[..., Event],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fence: bool,
+) -> None:
+    """The subject has the expected sequence afterwards: nobody else's outcome stands there."""
+    store = publisher_module.store
+    refusals: list[int | None] = []
+
+    async def refusing(connection: Connection, message: Message) -> int:
+        if message.id == late.id and len(refusals) < 3:
+            refusals.append(message.expected)
+            raise WrongSequence("wrong last sequence")
+        return await store(connection, message)
+
+    monkeypatch.setattr(publisher_module, "store", refusing)
+    publisher, late = Publisher(connection), make_terminal(2)
+    expected = 0
+    if fence:
+        accepted = await publisher.terminal(make_terminal(1))
+        expected = await publisher.terminal(reopening(accepted), fence=accepted)
+    stored = await publisher.terminal(late, fence=expected)
+
+    assert stored == (await bounds(connection, names.EVENTS)).last
+    assert refusals == 3 * [expected]
 
 
 async def test_a_reopened_rollout_takes_an_outcome_with_its_fence_only(
