@@ -5,6 +5,7 @@ Credentials and endpoints of S3 come from the usual environment variables (`AWS_
 """
 
 import atexit
+import gc
 import os
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -59,7 +60,12 @@ def _s3(
     )
 
 
-atexit.register(_s3.cache_clear)  # after Arrow's, so it is called before
+def _forget() -> None:
+    _s3.cache_clear()
+    gc.collect()
+
+
+atexit.register(_forget)  # after Arrow's, so it is called before
 
 
 @dataclass(frozen=True)
