@@ -9,6 +9,7 @@ No pin is needed to read: a file outlives the commit that replaced it by GRACE s
 reader lists files and pins them within that time, or starts again (`pinned`); vacuum looks at the pins last.
 """
 
+import atexit
 import contextlib
 import fcntl
 import logging
@@ -32,6 +33,8 @@ GRACE = 60.0
 PULSE = 60.0
 DEAD_AFTER = 600.0
 _FOLDER = "readers"
+_END_SECONDS = 10.0
+"""That the end of a process waits for its pins to be taken away."""
 _T = TypeVar("_T")
 
 
@@ -135,9 +138,23 @@ def _pulsing(location: Location, text: bytes) -> Callable[[], None]:
                 location.write(text, *place)
         with contextlib.suppress(OSError):
             location.filesystem.delete_file(location.key(*place))
+        del _pulses[released]
 
-    threading.Thread(target=pulse, name="pin", daemon=True).start()
+    _pulses[released] = threading.Thread(target=pulse, name="pin", daemon=True)
+    _pulses[released].start()
     return released.set
+
+
+_pulses: dict[threading.Event, threading.Thread] = {}
+"""By what releases them."""
+
+
+@atexit.register
+def _release_all() -> None:
+    """Before Arrow ends: a request that is under way then may keep it from its end (`location._s3`)."""
+    for released, thread in list(_pulses.items()):
+        released.set()
+        thread.join(_END_SECONDS)
 
 
 def _held_on_s3(location: Location) -> Iterator[str]:
