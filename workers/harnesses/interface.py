@@ -122,9 +122,9 @@ class Harness(Protocol):
 
     async def execute(
         self,
-        call: ToolCall,
-        task: Task,
-        machine: Machine,
+        call: ToolCall,  # noqa: ARG002
+        task: Task,  # noqa: ARG002
+        machine: Machine,  # noqa: ARG002
         timeouts: Timeouts,  # noqa: ARG002
     ) -> tuple[CommandOutcome, str]:
         """Execute one recorded call as `run` does: its outcome, and what the model is shown of it. Raises
