@@ -200,7 +200,7 @@ async def run(sandboxes: int, replicas: int, home: Path) -> Report:
 
         async with AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
-            await stack.enter_async_context(agents(agent_port))
+            stack.enter_context(agents(agent_port))
             playing = asyncio.create_task(kubelets.run())
             stack.callback(playing.cancel)
             for _ in range(replicas):

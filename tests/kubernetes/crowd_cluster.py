@@ -6,9 +6,10 @@ one process answers for all Pods, each of which has an address of its own in 127
 """
 
 import asyncio
-import contextlib
 import ipaddress
+import resource
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -164,9 +165,20 @@ def running(address: str, pod: Pod) -> dict[str, Any]:
     }
 
 
-@contextlib.asynccontextmanager
-async def agents(port: int) -> Any:
-    """One server for the agents of all Pods, each with a key of its own."""
+@contextmanager
+def agents(port: int) -> Iterator[None]:
+    """The agents of all Pods, in a process of their own: each connection is a descriptor, at both ends."""
+    command = [sys.executable, "-m", __name__, str(port)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    with process:
+        assert process.stdout.readline(), "the agents did not start"
+        yield
+        process.stdin.close()  # they end with it, however we end
+
+
+async def serve_agents(port: int) -> None:
+    """One server for all Pods, each with a key of its own, until stdin ends."""
     by_address: dict[str, Sealing] = {}
 
     @web.middleware
@@ -180,7 +192,13 @@ async def agents(port: int) -> Any:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "0.0.0.0", port, backlog=4096).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
+    sys.stdout.write("listening\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asyncio.run(serve_agents(int(sys.argv[1])))
