@@ -1,9 +1,10 @@
 """The learning demonstration of browser agents: a model from nothing learns to see a screen and click on it.
 
-Generated sites of the tiny family, oracle rollouts in real Chromium with seeded mistakes, a dataset with
-pictures, a vision-language model from scratch, reinforcement learning on rewards from the sites' records, and
-held-out layouts before and after; and once more with black pictures, which says what of it is owed to seeing.
-Stopped in the middle it goes on where it was.
+Generated sites of the tiny family, oracle rollouts in real Chromium with seeded mistakes, drawn drills that a
+base learns to see from, a dataset with pictures, a vision-language model from scratch, reinforcement learning
+on rewards from the sites' records, and held-out layouts before and after; and once more with black pictures,
+which says what of it is owed to seeing. Seeds of one store share worlds, drills and the oracle's log. Stopped
+in the middle it goes on where it was.
 """
 
 import asyncio
@@ -15,10 +16,12 @@ import msgspec
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.demonstrations import ENDPOINT, CommandFailed, Demonstration, campaign_score
+from orchard.pipelines.datasets.settings import DatasetSettings, Pictures, Source
 from orchard.pipelines.rl.barren import NothingToLearn
 from orchard.pipelines.rl.curves import plot_curves
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.gui import synthesize
+from orchard.pipelines.synthesis.screens import write_drills
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.gui import DOMAIN
@@ -35,6 +38,8 @@ BUDGET = Budget(steps=6, cost_usd=0.0)
 """A task takes four steps at most."""
 CONTEXT = 2048
 """Tokens of a rollout."""
+SHARED = "demo-gui"
+"""Begin of the names of what all seeds share, and its directory in the store."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -43,7 +48,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How much of everything."""
 
     seed: int = 0
-    """Of tasks, of weights and of the order of examples."""
+    """Of weights, and of the order of examples and tasks."""
     tasks: Count = 400
     """Tasks that the oracle plays."""
     mistakes: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.08
@@ -55,9 +60,14 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     three answers of full length, and none acts."""
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 768
     shape: str = "tiny-vision"
-    epochs: Count = 20
+    drills: Count = 16_000
+    """Drawn screens that the base learns to see from."""
+    drill_epochs: Count = 3
+    epochs: Count = 8
+    """Of fine-tuning."""
     batch: Count = 16
     lr: float = 3e-3
+    """Of the base; fine-tuning has half of it."""
     answer_tokens: Count = 110
     """Of one answer of the model, at most."""
     rl_tasks: Count = 120
@@ -91,8 +101,9 @@ class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """After reinforcement learning."""
     blind: Score
     """The same with black pictures."""
+    drills: int
     rows: int
-    """Training examples."""
+    """Training examples of the oracle's log."""
     policies: int
     """That reinforcement learning made; 0 where there was nothing to learn from."""
     seconds: dict[str, float]
@@ -107,6 +118,8 @@ class GuiDemo(Demonstration):
         super().__init__(store, self.run_name, workers=settings.workers, slots=settings.slots, domain=DOMAIN)
         self.settings = settings
         self.out = self.directory / "rl"
+        self.shared = Path(store).absolute() / SHARED
+        self.shared.mkdir(parents=True, exist_ok=True)
 
     async def run(self) -> GuiDemoResult:
         """All steps; raises what their commands raise."""
@@ -119,25 +132,31 @@ class GuiDemo(Demonstration):
             with self.step("2. the oracle in Chromium"):
                 share = f"oracle/{settings.mistakes:g}"
                 oracle = ModelSpec(name=share, endpoint="oracle", kind=ModelKind.ORACLE)
-                await self.campaign(session, self._plan(f"{name}-oracle", train, oracle))
-            with self.step("3. tokenizer and dataset"):
-                rows = await self._dataset(session)
+                await self.campaign(session, self._plan(f"{SHARED}-oracle", train, oracle))
+            with self.step("3. drawn drills, tokenizer and datasets"):
+                await self._drills()
+                await asyncio.to_thread(self._made, await self._words(session))
+                drills = Source(campaigns=(f"{SHARED}-drills",), unproven=True)
+                log = Source(campaigns=(f"{SHARED}-oracle",), model_kinds=(ModelKind.ORACLE,), unproven=True)
+                drilled = await self._dataset(session, "drills", drills, 1)
+                rows = await self._dataset(session, "oracle", log, "shown")
             with self.step("4. held-out layouts before training"):
-                await asyncio.to_thread(self._untrained)
-                await self._measure(
-                    session, "before", self.directory / "untrained", held_out[: settings.before]
-                )
-            with self.step("5. fine-tuning"):
-                await self._train()
-            with self.step("6. held-out layouts after fine-tuning"):
+                untrained = self.directory / "untrained"
+                await self._measure(session, "before", untrained, held_out[: settings.before])
+            with self.step("5. a base that sees, from drills"):
+                await self._train("base", untrained, "drills", settings.drill_epochs, settings.lr)
+            with self.step("6. fine-tuning on the oracle's log"):
+                base = self.directory / "base" / "model"
+                await self._train("run", base, "oracle", settings.epochs, settings.lr / 2)
+            with self.step("7. held-out layouts after fine-tuning"):
                 tuned = self.directory / "run" / "model"
                 await self._measure(session, "tuned", tuned, held_out)
             if settings.rl_steps:
-                with self.step("7. reinforcement learning"):
+                with self.step("8. reinforcement learning"):
                     await self._reinforce(tuned, further)
             policies = sorted((self.out / "policies").glob("version-*"))
             newest = policies[-1] if policies else tuned
-            with self.step("8. held-out layouts after it, and with black pictures"):
+            with self.step("9. held-out layouts after it, and with black pictures"):
                 await self._measure(session, "after", newest, held_out)
                 await self._measure(session, "blind", newest, held_out, blind=True)
             store = session.config.store
@@ -149,16 +168,17 @@ class GuiDemo(Demonstration):
                 for each in ("before", "tuned", "after", "blind")
             }
         made = len(policies)
-        return GuiDemoResult(run=name, rows=rows, policies=made, seconds=self.seconds, **scores)
+        return GuiDemoResult(
+            run=name, drills=drilled, rows=rows, policies=made, seconds=self.seconds, **scores
+        )
 
     async def _tasks(self, session: Session, split: Split, count: int, part: int) -> list[TaskRef]:
         """Tasks of the tiny family, registered as `orchard tasks synthesize gui` does it."""
-        seed = 2 * self.settings.seed + part
-        options = ("--sites", SITE, "--limit", str(count), "--seed", str(seed), "--layouts", split)
+        options = ("--sites", SITE, "--limit", str(count), "--seed", str(part), "--layouts", split)
         await self.command("tasks", "synthesize", "gui", *options)
         async with session.connection("demo") as connection:
             await session.committed(connection)
-        wanted = {task.task_id for task in synthesize(seed, count, sites=(SITE,), split=split)}
+        wanted = {task.task_id for task in synthesize(part, count, sites=(SITE,), split=split)}
         return [ref for ref in read_task_refs(session.config.store, source=NAME) if ref.task_id in wanted]
 
     def _plan(self, name: str, tasks: list[TaskRef], model: ModelSpec) -> CampaignSpec:
@@ -172,43 +192,69 @@ class GuiDemo(Demonstration):
             budget=BUDGET,
         )
 
-    async def _dataset(self, session: Session) -> int:
-        """Tokenizer, model from scratch and dataset; how many examples."""
-        from orchard.pipelines.datasets.settings import DatasetSettings, Source
-
-        oracle = f"{self.run_name}-oracle"
-        await self.tokenizer(session, [oracle], self.settings.vocabulary, pictures=True)
-        await asyncio.to_thread(self._untrained)
-        settings = DatasetSettings(
-            name=self.run_name,
-            tokenizer=str(self.directory / "untrained"),
-            source=Source(campaigns=(oracle,), model_kinds=(ModelKind.ORACLE,), unproven=True),
-            pairs=True,
-            pictures="shown",
+    async def _drills(self) -> None:
+        """The drills in the log, imported as a user's own data would be."""
+        if (done := self.shared / "drills-imported").exists():
+            return
+        file = self.shared / "drills.parquet"
+        await asyncio.to_thread(write_drills, file, 0, self.settings.drills)
+        campaign = f"{SHARED}-drills"
+        options = (
+            "--format",
+            "orchard-gui",
+            "--campaign",
+            campaign,
+            "--name",
+            campaign,
+            "--harness",
+            HARNESS,
         )
-        return await self.dataset(session, settings, self.directory / "dataset")
+        await self.command("dataset", "import", str(file), *options)
+        done.touch()
 
-    def _untrained(self) -> None:
-        """The model as it is before any training, with its tokenizer and image processor."""
+    async def _words(self, session: Session) -> Path:
+        """The tokenizer of all seeds, of the oracle's words."""
+        oracle = [f"{SHARED}-oracle"]
+        words = self.settings.vocabulary
+        return await self.tokenizer(session, oracle, words, pictures=True, out=self.shared / "tokenizer")
+
+    def _made(self, words: Path) -> None:
+        """The model as it is before any training, and what makes tokens of texts and pictures."""
         from orchard.pipelines.models.directories import load_tokenizer, save_model
         from orchard.pipelines.models.tiny_vision import new_vision_model
 
-        out = self.directory / "untrained"
+        out, reader = self.directory / "untrained", self.shared / "reader"
         if not out.is_dir():
-            tokenizer = load_tokenizer(self.directory / "tokenizer")
+            tokenizer = load_tokenizer(words)
             shape, seed = self.settings.shape, self.settings.seed
             model, processor = new_vision_model(shape, tokenizer=tokenizer, seed=seed)
+            for part in (tokenizer, processor):
+                part.save_pretrained(reader)
             save_model(model, out, tokenizer=tokenizer, processor=processor)
 
-    async def _train(self) -> None:
+    async def _dataset(self, session: Session, what: str, source: Source, pictures: Pictures) -> int:
+        """A dataset that all seeds share; how many examples."""
+        settings = DatasetSettings(
+            name=f"{SHARED}-{what}",
+            tokenizer=str(self.shared / "reader"),
+            source=source,
+            pairs=True,
+            pictures=pictures,
+        )
+        return await self.dataset(session, settings, self._examples(what))
+
+    def _examples(self, what: str) -> Path:
+        return self.shared / f"{what}-dataset"
+
+    async def _train(self, what: str, model: Path, examples: str, epochs: int, lr: float) -> None:
         settings = self.settings
         await self.fine_tune(
-            self.run_name,
-            self.directory / "run",
-            settings.lr,
-            dataset=str(self.directory / "dataset"),
-            model=str(self.directory / "untrained"),
-            epochs=settings.epochs,
+            f"{self.run_name}-{what}",
+            self.directory / what,
+            lr,
+            dataset=str(self._examples(examples)),
+            model=str(model),
+            epochs=epochs,
             global_batch=settings.batch,
             threads=settings.threads,
             seed=settings.seed,
@@ -280,7 +326,8 @@ def show(result: GuiDemoResult) -> None:
         ("after reinforcement learning", str(result.after)),
         ("the same with black pictures", str(result.blind)),
         ("held-out tasks", str(result.after.tasks)),
-        ("training examples", f"{result.rows:,}"),
+        ("drills", f"{result.drills:,}"),
+        ("training examples of the oracle's log", f"{result.rows:,}"),
         ("policies of reinforcement learning", str(result.policies)),
         *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),
         ("all of it", f"{sum(result.seconds.values()) / 60:.1f} min"),

@@ -180,13 +180,14 @@ class Demonstration:
         *,
         schemas: bool = True,
         pictures: bool = False,
+        out: Path | None = None,
     ) -> Path:
         """A tokenizer trained on what the log of some campaigns says; where it lies. `schemas` and
         `pictures` as in `train_tokenizer`."""
         from orchard.pipelines.datasets.corpus import log_texts
         from orchard.pipelines.datasets.tokenizer import train_tokenizer
 
-        out = self.directory / "tokenizer"
+        out = out or self.directory / "tokenizer"
         if not out.is_dir():
             with open_tables(session.config.store) as tables:
                 texts = log_texts(tables, campaigns, 1_000_000)

@@ -1,4 +1,4 @@
-"""`orchard demo-gui`, small: worlds, an oracle in real Chromium, a dataset with pictures, a model that sees.
+"""`orchard demo-gui`, small: worlds, an oracle in real Chromium, drills, datasets, a model that sees.
 
 That it then clicks on the right shape takes more examples than a test has time for: see docs/gui.md.
 """
@@ -17,7 +17,17 @@ from orchard.storage.reader import open_tables
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SMALL = GuiDemoSettings(
-    tasks=8, mistakes=0.0, held_out=3, epochs=2, rl_tasks=1, rl_steps=0, slots=2, threads=1, answer_tokens=40
+    tasks=8,
+    mistakes=0.0,
+    held_out=3,
+    drills=48,
+    drill_epochs=2,
+    epochs=2,
+    rl_tasks=1,
+    rl_steps=0,
+    slots=2,
+    threads=1,
+    answer_tokens=40,
 )
 
 
@@ -36,18 +46,27 @@ def test_the_log_of_the_oracle_becomes_rows_with_the_pictures_that_it_was_shown(
 ) -> None:
     with open_tables(str(store)) as tables:
         played = tables.execute(
-            "select count(*), count(*) filter (resolved) from rollouts where campaign = 'demo-gui-0-oracle'"
+            "select count(*), count(*) filter (resolved) from rollouts where campaign = 'demo-gui-oracle'"
         ).fetchone()
         shown = tables.execute(
-            "select images_shown from llm_calls where campaign = 'demo-gui-0-oracle' order by all"
+            "select images_shown from llm_calls where campaign = 'demo-gui-oracle' order by all"
         ).fetchall()
     assert played == (SMALL.tasks, SMALL.tasks)
-    dataset = store / "demo-gui-0" / "dataset"
+    dataset = store / "demo-gui" / "oracle-dataset"
     rows = list(read_rows(dataset))
     assert len(rows) == taught.rows == len(shown)
     assert sorted(row.images for row in rows) == sorted(tuple(images) for (images,) in shown)
     for row in rows:
         assert [len(BlobStore(dataset).read(image)) > 100 for image in row.images] == [True] * len(row.images)
+
+
+def test_the_base_trains_on_drills_that_came_in_as_data_of_others(store: Path, taught: GuiDemoResult) -> None:
+    rows = list(read_rows(store / "demo-gui" / "drills-dataset"))
+    assert len(rows) == taught.drills == SMALL.drills
+    assert {row.task_source for row in rows} == {"screen-drills"}
+    assert all(len(row.images) == 1 and 15 <= row.trained_tokens <= 30 for row in rows)
+    steps = read_steps(store / "demo-gui-0" / "base" / "metrics.jsonl")
+    assert steps[-1].loss < steps[0].loss
 
 
 def test_it_trains_and_is_measured_before_after_and_blind(store: Path, taught: GuiDemoResult) -> None:

@@ -124,7 +124,7 @@ def test_rewards_follow_the_end_and_the_form_and_a_strange_record_is_no_reward(t
 
 
 def test_who_sees_nothing_hits_few_targets_of_the_tiny_family() -> None:
-    """No fixed point of the screen is in the target of a fifth of the tasks."""
+    """No fixed point of the screen is in the target of a quarter of the first screens."""
     for split in LAYOUTS:
         hits = np.zeros((SIDE, SIDE))
         for task in synthesize(1, 300, sites=("tiny",), kinds=("tiny.one",), split=split):
@@ -133,7 +133,7 @@ def test_who_sees_nothing_hits_few_targets_of_the_tiny_family() -> None:
             left, top = dict(tiny.screens[0])[tiny.targets[0]]
             assert 0 <= left <= SIDE - SIZE and 0 <= top <= SIDE - SIZE
             hits[top : top + SIZE, left : left + SIZE] += 1
-        assert hits.max() / 300 < 0.2
+        assert hits.max() / 300 < 0.25
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_turn_does_what_is_left_on_the_page_and_scrolls_to_what_is_not_seen() 
     assert turn(scenes, at("end"), "http://a/") == [("done", {"response": "Ready."})]
 
 
-def test_a_tiny_policy_is_told_all_that_is_on_the_screen_in_few_tokens() -> None:
+def test_a_tiny_policy_is_told_what_is_clicked_and_where_it_is_in_few_tokens() -> None:
     """Points are whole hundreds, in the thought a digit each, and inside of every shape of every layout."""
     for seed in range(40):
         site = msgspec.structs.replace(TINY, seed=6 * seed, layout=("scatter", "grid", "ring")[seed % 3])
@@ -185,17 +185,19 @@ def test_a_tiny_policy_is_told_all_that_is_on_the_screen_in_few_tokens() -> None
         )
         view = View(page="screen:1", width=SIDE, height=SIDE, elements=elements)
         said = play(site, goal_of(site, "tiny.one"), view, seed=1, number=0, mistakes=0.0)
-        thought = said.text.removeprefix("<think>").removesuffix("</think>").split(", ")
-        assert sorted(each.rsplit(" ", 2)[0] for each in thought) == sorted(" ".join(w) for w, _ in shown)
-        for each in thought:
-            key, x, y = each.rsplit(" ", 2)
-            left, top = next(place for what, place in shown if " ".join(what) == key)
-            assert len(x) == len(y) == 1
-            assert 0 < int(x) / 10 * SIDE - left < SIZE and 0 < int(y) / 10 * SIDE - top < SIZE
-        target = " ".join(Tiny(site).targets[0])
+        thought = said.text.removeprefix("<think>").removesuffix("</think>")
+        key, x, y = thought.rsplit(" ", 2)
+        target = Tiny(site).targets[0]
+        assert key == " ".join(target)
+        left, top = dict(shown)[target]
+        assert 0 < int(x) / 10 * SIDE - left < SIZE and 0 < int(y) / 10 * SIDE - top < SIZE
         point = json.loads(said.calls[0].arguments)["point_2d"]
-        assert point[0] % 100 == point[1] % 100 == 0
-        assert f"{target} {point[0] // 100} {point[1] // 100}" in thought
+        assert point == [100 * int(x), 100 * int(y)]
+        over = View(page="over", width=SIDE, height=SIDE)
+        assert (
+            "Nothing is left."
+            in play(site, goal_of(site, "tiny.one"), over, seed=1, number=1, mistakes=0.0).text
+        )
 
 
 def test_it_sees_from_the_loop_that_processes_run_on() -> None:

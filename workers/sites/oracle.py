@@ -96,7 +96,7 @@ def play(site: Site, goal: Goal, view: View, *, seed: int, number: int, mistakes
     if number >= (PATIENCE_DOWN if view.page == "down" else PATIENCE):
         calls = [("done", {"response": "I could not do it."})]
     if site.name == "tiny":
-        thought, calls = _on_screen(view), [_coarsely(each) for each in calls]
+        thought, calls = _found(calls, view), [_coarsely(each) for each in calls]
     else:
         thought = _thought(calls)
     if dice.random() < mistakes:
@@ -111,13 +111,14 @@ def _call(call: Call) -> ToolCall:
     return ToolCall(id="", name=name, arguments=json.dumps(arguments))
 
 
-def _on_screen(view: View) -> str:
-    """What is on the screen, places in hundreds, a token each: a tiny policy learns to see from what is said
-    of it."""
-    seen = sorted(view.elements, key=lambda each: (round(each.y / view.height * 3), each.x))
-    points = [" ".join(str(round(at / 100)) for at in point(each, view)) for each in seen]
-    said = [f"{each.key} {at}" for each, at in zip(seen, points, strict=True)]
-    return ", ".join(said) or "Nothing is left."
+def _found(calls: list[Call], view: View) -> str:
+    """What is clicked next and where it is, in hundreds, a digit each: a tiny policy first says what it looks
+    for, and then where it sees it."""
+    for _, given in calls:
+        for each in view.elements:
+            if point(each, view) == given.get("point_2d"):
+                return " ".join([each.key, *(str(round(at / 100)) for at in point(each, view))])
+    return "Nothing is left."
 
 
 def _coarsely(call: Call) -> Call:

@@ -14,16 +14,22 @@ from orchard.workers.sites.pages import Link, Missing, Page, Redirect, Reply, mi
 
 SIDE = 256
 """Pixels of the screen, both ways."""
-SIZE = 56
+SIZE = 80
 """Pixels of a shape."""
-SHAPES = {
-    "circle": '<circle cx="50" cy="50" r="46"/>',
-    "square": '<rect x="8" y="8" width="84" height="84"/>',
-    "triangle": '<polygon points="50,4 97,94 3,94"/>',
-    "star": '<polygon points="50,2 61,37 98,37 68,59 79,95 50,73 21,95 32,59 2,37 39,37"/>',
-    "cross": '<polygon points="34,4 66,4 66,34 96,34 96,66 66,66 66,96 34,96 34,66 4,66 4,34 34,34"/>',
-}
-"""Shape to SVG, in a box of 100 x 100."""
+OUTLINES: dict[str, tuple[tuple[int, int], ...]] = {
+    "circle": ((4, 4), (96, 96)),
+    "square": ((8, 8), (92, 8), (92, 92), (8, 92)),
+    "triangle": ((50, 4), (97, 94), (3, 94)),
+    "star": (
+        (50, 2), (61, 37), (98, 37), (68, 59), (79, 95), (50, 73), (21, 95), (32, 59), (2, 37), (39, 37),
+    ),
+    "cross": (
+        (34, 4), (66, 4), (66, 34), (96, 34), (96, 66), (66, 66),
+        (66, 96), (34, 96), (34, 66), (4, 66), (4, 34), (34, 34),
+    ),
+}  # fmt: skip
+"""Shape to its corners in a box of 100 x 100; two are those of the box around a circle."""
+SHAPES = tuple(OUTLINES)
 COLOURS = {"red": "#d62728", "blue": "#1f6fd6", "green": "#21963b", "yellow": "#e9b60c", "purple": "#8b3fc0"}
 PAPERS = {"light": "#ffffff", "sand": "#f3e8d2", "mist": "#dfe9f2"}
 """Theme to background."""
@@ -33,6 +39,8 @@ MOST = 3
 """Screens of a task."""
 Place = tuple[int, int]
 """Left and top of a shape, in pixels."""
+What = tuple[str, str]
+"""Colour and shape."""
 
 
 class Tiny:
@@ -71,7 +79,7 @@ class Tiny:
         name = "over" if over else f"screen:{at + 1}"
         shown = [] if over else self.screens[at]
         data = {
-            "shapes": [(place, " ".join(what), SHAPES[what[1]], COLOURS[what[0]]) for what, place in shown],
+            "shapes": [(place, " ".join(what), _svg(what[1]), COLOURS[what[0]]) for what, place in shown],
             "over": over, "wrong": self.wrong, "paper": self._paper, "side": SIDE, "size": SIZE,
         }  # fmt: skip
         return Page(name=name, title=self.title, template="tiny.html", data=data)
@@ -89,13 +97,26 @@ class Tiny:
         return Redirect("/")
 
 
-def _targets(dice: random.Random) -> list[tuple[str, str]]:
+def _svg(shape: str) -> str:
+    corners = OUTLINES[shape]
+    if len(corners) == 2:
+        (left, _), (right, _) = corners
+        middle = (left + right) // 2
+        return f'<circle cx="{middle}" cy="{middle}" r="{right - middle}"/>'
+    return f'<polygon points="{" ".join(f"{x},{y}" for x, y in corners)}"/>'
+
+
+def _targets(dice: random.Random) -> list[What]:
     pairs = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     return dice.sample(pairs, MOST)
 
 
-def _screen(dice: random.Random, target: tuple[str, str], layout: str) -> list[tuple[tuple[str, str], Place]]:
-    """The shapes of a screen with their places. One differs from the target in colour, one in shape."""
+def _screen(dice: random.Random, target: What, layout: str) -> list[tuple[What, Place]]:
+    return list(zip(shapes_beside(dice, target), _places(dice, layout), strict=True))
+
+
+def shapes_beside(dice: random.Random, target: What) -> list[What]:
+    """The shapes of a screen, in any order: one differs from the target in colour, one in shape."""
     colour, shape = target
     others = [
         (dice.choice([each for each in COLOURS if each != colour]), shape),
@@ -103,36 +124,41 @@ def _screen(dice: random.Random, target: tuple[str, str], layout: str) -> list[t
     ]
     shapes = [target, *others]
     dice.shuffle(shapes)
-    return list(zip(shapes, _places(dice, layout), strict=True))
+    return shapes
 
 
 def _places(dice: random.Random, layout: str) -> list[Place]:
-    room = SIDE - SIZE
+    room, cell = SIDE - SIZE, SIDE // 3
+    spare = room - 2 * cell + 1
     match layout:
         case "grid":
             cells = dice.sample([(column, row) for column in range(3) for row in range(3)], SHOWN)
             return [
-                (column * 85 + 8 + dice.randrange(20), row * 85 + 8 + dice.randrange(20))
+                (column * cell + dice.randrange(spare), row * cell + dice.randrange(spare))
                 for column, row in cells
             ]
         case "row":
             top = dice.randrange(room)
-            return [(column * 85 + 5 + dice.randrange(22), top) for column in range(SHOWN)]
+            return [(column * cell + dice.randrange(spare), top) for column in range(SHOWN)]
         case "column":
             left = dice.randrange(room)
-            return [(left, row * 85 + 5 + dice.randrange(22)) for row in range(SHOWN)]
+            return [(left, row * cell + dice.randrange(spare)) for row in range(SHOWN)]
         case "ring":
             turn = dice.random() * math.tau
             angles = [turn + math.tau * at / SHOWN for at in range(SHOWN)]
-            return [(round(room / 2 + 92 * math.cos(a)), round(room / 2 + 92 * math.sin(a))) for a in angles]
+            middle = room / 2
+            around = [(math.cos(angle), math.sin(angle)) for angle in angles]
+            return [(round(middle + middle * x), round(middle + middle * y)) for x, y in around]
         case "scatter":
-            return _scattered(dice, room)
+            return scattered(dice, SIZE)
     raise KeyError(layout)
 
 
-def _scattered(dice: random.Random, room: int) -> list[Place]:
+def scattered(dice: random.Random, size: int) -> list[Place]:
+    """Places of SHOWN shapes of `size` pixels anywhere on the screen, none over another."""
+    room = SIDE - size
     while True:
         found = [(dice.randrange(room), dice.randrange(room)) for _ in range(SHOWN)]
         pairs = [(a, b) for at, a in enumerate(found) for b in found[:at]]
-        if all(max(abs(a[0] - b[0]), abs(a[1] - b[1])) > SIZE + 6 for a, b in pairs):
+        if all(max(abs(a[0] - b[0]), abs(a[1] - b[1])) > size + 2 for a, b in pairs):
             return found

@@ -1,0 +1,51 @@
+"""Drawn drills: what is said of a picture is on it, and it comes in as the released GUI layout does."""
+
+import io
+from pathlib import Path
+
+from PIL import Image, ImageColor
+
+from orchard.pipelines.datasets.gui_rows import read_gui_rows
+from orchard.pipelines.synthesis.screens import screen_drills, write_drills
+from orchard.schemas.messages import Role
+from orchard.storage.blobs import BlobStore
+from orchard.workers.sites.look import TINY_THEMES
+from orchard.workers.sites.tiny import COLOURS, PAPERS, SHAPES, SIDE
+
+COUNT = 60
+
+
+def test_each_line_names_a_shape_and_its_middle_has_that_colour() -> None:
+    near = right = 0
+    for row in screen_drills(0, COUNT):
+        image = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB")
+        assert image.size == (SIDE, SIDE)
+        for line in row["messages"][1]["content"].splitlines():
+            colour, shape, x, y = line.split()
+            assert shape in SHAPES
+            seen = image.getpixel((int(x) * SIDE // 10, int(y) * SIDE // 10))
+            wanted = ImageColor.getrgb(COLOURS[colour])
+            assert isinstance(seen, tuple)
+            near += 1
+            right += max(abs(a - b) for a, b in zip(seen, wanted, strict=True)) < 40
+    assert near == 3 * COUNT and right > 0.9 * near  # half a tenth beside the middle of a star may be ground
+
+
+def test_drills_are_of_their_seed_and_on_no_ground_that_is_held_out() -> None:
+    rows = list(screen_drills(0, COUNT))
+    assert rows == list(screen_drills(0, COUNT)) and rows != list(screen_drills(1, COUNT))
+    held_out = {ImageColor.getrgb(PAPERS[theme]) for theme in TINY_THEMES["held-out"]}
+    for row in rows:
+        corner = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB").getpixel((0, 0))
+        assert corner not in held_out
+
+
+def test_a_drill_is_read_as_a_trajectory_of_others(tmp_path: Path) -> None:
+    write_drills(tmp_path / "drills.parquet", 0, COUNT)
+    blobs = BlobStore(tmp_path)
+    found = list(read_gui_rows([tmp_path / "drills.parquet"], blobs, "browser-compact"))
+    assert len({each.task_id for each in found}) == len(found) == COUNT
+    for each in found:
+        assert each.resolved and [node.role for node in each.nodes] == [Role.USER, Role.ASSISTANT]
+        [image] = each.nodes[0].images
+        assert len(blobs.get(image.blob)) == image.blob.size
