@@ -213,10 +213,10 @@ class GuiDemo(Demonstration):
         done.touch()
 
     async def _words(self, session: Session) -> Path:
-        """The tokenizer of all seeds, of the oracle's words."""
-        oracle = [f"{SHARED}-oracle"]
+        """The tokenizer of all seeds."""
+        campaigns = [f"{SHARED}-oracle", f"{SHARED}-drills"]
         words = self.settings.vocabulary
-        return await self.tokenizer(session, oracle, words, pictures=True, out=self.shared / "tokenizer")
+        return await self.tokenizer(session, campaigns, words, pictures=True, out=self.shared / "tokenizer")
 
     def _made(self, words: Path) -> None:
         """The model as it is before any training, and what makes tokens of texts and pictures."""

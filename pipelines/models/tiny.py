@@ -35,7 +35,7 @@ SHAPES = {
     "tiny-half": Shape(
         hidden_size=96,
         intermediate_size=288,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=24,
@@ -58,7 +58,7 @@ SHAPES = {
     ),
 }
 SHAPES["tiny-far"] = msgspec.structs.replace(SHAPES["tiny-test"], rope_theta=1_000_000.0)
-"""By name. With 2,048 tokens of vocabulary: 0.2, 0.7, 1.05, 2.2 and 0.2 million parameters. `tiny-far` has
+"""By name. With 2,048 tokens of vocabulary: 0.2, 0.6, 1.05, 2.2 and 0.2 million parameters. `tiny-far` has
 the rope_theta of Qwen3: what it learned to copy over 100 tokens it soon copies over 1,500."""
 
 

@@ -65,15 +65,16 @@ SIGHTS = {
         hidden_size=64,
         depth=2,
         heads=4,
-        patch=12,
-        merge=1,
-        pixels=96 * 96,
+        patch=8,
+        merge=2,
+        pixels=80 * 80,
+        places=100,
         places_std=0.5,
         mean=0.85,
         std=0.25,
     ),
 }
-"""By name. `tiny-vision` has 0.7 million parameters with 1,024 tokens of vocabulary, and 64 tokens for a
+"""By name. `tiny-vision` has 0.6 million parameters with 768 tokens of vocabulary, and 25 tokens for a
 picture. Its pixels count from the light ground of the pages that it sees."""
 
 

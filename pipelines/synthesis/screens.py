@@ -31,6 +31,8 @@ from orchard.workers.sites.tiny import (
 )
 
 SOURCE = "screen-drills"
+ASKED = ("names", "places")
+"""What comes first in the lines."""
 QUALITY = 70
 """Of JPEG, as of a browser's screenshots."""
 _SMALLEST = SIZE - 12
@@ -42,18 +44,19 @@ _TRAY = 500
 
 
 def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Rows of the released GUI layout: a picture, and then a line for each shape on it, in any order: its
-    name, and its middle in tenths of the screen."""
+    """Rows of the released GUI layout: a picture, then a line for each shape on it, in any order: its name and
+    its middle in tenths of the screen, or in half of the drills first the middle and then the name."""
     for number in range(count):
         dice = random.Random(f"{seed}-screen-{number}")
         size = dice.randint(_SMALLEST, SIZE)
         target = dice.choice(list(COLOURS)), dice.choice(SHAPES)
         shapes = list(zip(shapes_beside(dice, target), scattered(dice, size), strict=True))
         paper = tuple(dice.randint(_LIGHT, 255) for _ in range(3))
-        lines = [
-            " ".join([*what, *(str(round((at + size / 2) / SIDE * 10)) for at in place)])
-            for what, place in shapes
-        ]
+        asked = dice.choice(ASKED)
+        lines = []
+        for what, place in shapes:
+            middle = [str(round((at + size / 2) / SIDE * 10)) for at in place]
+            lines.append(" ".join([*what, *middle] if asked == ASKED[0] else [*middle, *what]))
         metadata = {
             "task_id": f"screen-{seed}-{number}",
             "source": SOURCE,
@@ -62,7 +65,7 @@ def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
         }
         yield {
             "messages": [
-                {"role": "user", "content": MARK},
+                {"role": "user", "content": f"{MARK}{asked}"},
                 {"role": "assistant", "content": "\n".join(lines)},
             ],
             "images": [{"bytes": drawn(shapes, size, paper), "path": None}],

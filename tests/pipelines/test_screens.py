@@ -5,6 +5,7 @@ from pathlib import Path
 
 from PIL import Image, ImageColor
 
+from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.gui_rows import read_gui_rows
 from orchard.pipelines.synthesis.screens import screen_drills, write_drills
 from orchard.schemas.messages import Role
@@ -21,7 +22,9 @@ def test_each_line_names_a_shape_and_its_middle_has_that_colour() -> None:
         image = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB")
         assert image.size == (SIDE, SIDE)
         for line in row["messages"][1]["content"].splitlines():
-            colour, shape, x, y = line.split()
+            words = line.split()
+            asked = row["messages"][0]["content"].removeprefix(MARK)
+            colour, shape, x, y = words if asked == "names" else (*words[2:], *words[:2])
             assert shape in SHAPES
             seen = image.getpixel((int(x) * SIDE // 10, int(y) * SIDE // 10))
             wanted = ImageColor.getrgb(COLOURS[colour])

@@ -31,6 +31,9 @@ OUTLINES: dict[str, tuple[tuple[int, int], ...]] = {
 """Shape to its corners in a box of 100 x 100; two are those of the box around a circle."""
 SHAPES = tuple(OUTLINES)
 COLOURS = {"red": "#d62728", "blue": "#1f6fd6", "green": "#21963b", "yellow": "#e9b60c", "purple": "#8b3fc0"}
+What = tuple[str, str]
+"""Colour and shape."""
+_PAIRS: list[What] = [(colour, shape) for colour in COLOURS for shape in SHAPES]
 PAPERS = {"light": "#ffffff", "sand": "#f3e8d2", "mist": "#dfe9f2"}
 """Theme to background."""
 SHOWN = 3
@@ -39,8 +42,6 @@ MOST = 3
 """Screens of a task."""
 Place = tuple[int, int]
 """Left and top of a shape, in pixels."""
-What = tuple[str, str]
-"""Colour and shape."""
 
 
 class Tiny:
@@ -107,8 +108,7 @@ def _svg(shape: str) -> str:
 
 
 def _targets(dice: random.Random) -> list[What]:
-    pairs = [(colour, shape) for colour in COLOURS for shape in SHAPES]
-    return dice.sample(pairs, MOST)
+    return dice.sample(_PAIRS, MOST)
 
 
 def _screen(dice: random.Random, target: What, layout: str) -> list[tuple[What, Place]]:
@@ -116,13 +116,8 @@ def _screen(dice: random.Random, target: What, layout: str) -> list[tuple[What, 
 
 
 def shapes_beside(dice: random.Random, target: What) -> list[What]:
-    """The shapes of a screen, in any order: one differs from the target in colour, one in shape."""
-    colour, shape = target
-    others = [
-        (dice.choice([each for each in COLOURS if each != colour]), shape),
-        (colour, dice.choice([each for each in SHAPES if each != shape])),
-    ]
-    shapes = [target, *others]
+    """The shapes of a screen, in any order: no two are alike in both colour and shape."""
+    shapes = [target, *dice.sample([each for each in _PAIRS if each != target], SHOWN - 1)]
     dice.shuffle(shapes)
     return shapes
 
