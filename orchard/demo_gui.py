@@ -49,13 +49,13 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     seed: int = 0
     """Of weights, and of the order of examples and tasks."""
-    tasks: Count = 400
+    tasks: Count = 160
     """Tasks that the oracle plays."""
     mistakes: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.08
     """Share of the oracle's turns with one."""
     held_out: Count = 60
     """Tasks on layouts, grounds and contents that training has not seen."""
-    before: Count = 20
+    before: Count = 10
     """The first of these, for the untrained model: it ends no answer by itself, so each of its rollouts is
     three answers of full length, and none acts."""
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 768
@@ -63,16 +63,16 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drills: Count = 16_000
     """Drawn screens that the base learns to see from."""
     drill_epochs: Count = 3
-    epochs: Count = 8
+    epochs: Count = 10
     """Of fine-tuning."""
     batch: Count = 16
     lr: float = 3e-3
     """Of the base; fine-tuning has half of it."""
-    answer_tokens: Count = 110
+    answer_tokens: Count = 80
     """Of one answer of the model, at most."""
     rl_tasks: Count = 120
     """Tasks that the oracle did not play."""
-    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 6
+    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 4
     """0: no reinforcement learning, as for a policy that never succeeds."""
     prompts: Count = 6
     """Groups in each step."""
@@ -80,7 +80,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Rollouts of a group."""
     rl_patience: Count = 144
     """Rollouts without a group to learn from after which the policy stays as it is."""
-    rl_lr: float = 2e-4
+    rl_lr: float = 3e-4
     temperature: float = 0.8
     """At which reinforcement learning samples."""
     workers: Count = 1

@@ -135,12 +135,13 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-gui")
     def demo_gui(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Tasks that the oracle plays.", min=1)] = 400,
+        tasks: Annotated[int, typer.Option(help="Tasks that the oracle plays.", min=1)] = 160,
         held_out: Annotated[int, typer.Option(help="Tasks to measure on.", min=1)] = 60,
-        epochs: Annotated[int, typer.Option(help="Passes over the dataset.", min=1)] = 20,
-        steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 6,
+        drills: Annotated[int, typer.Option(help="Drawn screens to learn to see from.", min=1)] = 16_000,
+        epochs: Annotated[int, typer.Option(help="Passes over the oracle's log.", min=1)] = 10,
+        steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 4,
         slots: Annotated[int, typer.Option(help="Browsers at once.", min=1)] = 4,
-        seed: Annotated[int, typer.Option(help="Of tasks, weights and order.", min=0)] = 0,
+        seed: Annotated[int, typer.Option(help="Of weights and orders.", min=0)] = 0,
     ) -> None:
         """Teach a vision-language model from nothing to click on what it sees, in real Chromium.
 
@@ -152,7 +153,13 @@ def register(app: typer.Typer) -> None:
         require_torch("orchard demo-gui")
         session: Session = context.obj
         settings = GuiDemoSettings(
-            seed=seed, tasks=tasks, held_out=held_out, epochs=epochs, rl_steps=steps, slots=slots
+            seed=seed,
+            tasks=tasks,
+            held_out=held_out,
+            drills=drills,
+            epochs=epochs,
+            rl_steps=steps,
+            slots=slots,
         )
         demo = GuiDemo(session.config.store, settings)
         result = uvloop.run(demo.run())

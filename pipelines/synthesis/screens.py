@@ -44,8 +44,8 @@ _TRAY = 500
 
 
 def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Rows of the released GUI layout: a picture, then a line for each shape on it, in any order: its name and
-    its middle in tenths of the screen, or in half of the drills first the middle and then the name."""
+    """Rows of the released GUI layout: a picture, then a line for each shape on it, in any order: its name
+    and its middle in tenths of the screen, or in half of the drills first the middle and then the name."""
     for number in range(count):
         dice = random.Random(f"{seed}-screen-{number}")
         size = dice.randint(_SMALLEST, SIZE)
