@@ -62,7 +62,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shape: str = "tiny-vision"
     drills: Count = 16_000
     """Drawn screens that the base learns to see from."""
-    drill_epochs: Count = 3
+    drill_epochs: Count = 2
     epochs: Count = 10
     """Of fine-tuning."""
     batch: Count = 16

@@ -22,6 +22,7 @@ from orchard.workers.sites.tiny import (
     COLOURS,
     OUTLINES,
     SHAPES,
+    SHOWN,
     SIDE,
     SIZE,
     Place,
@@ -31,8 +32,8 @@ from orchard.workers.sites.tiny import (
 )
 
 SOURCE = "screen-drills"
-ASKED = ("names", "places")
-"""What comes first in the lines."""
+ASKED, NAMES, PLACES = "asked", "names", "places"
+"""What a drill asks for."""
 QUALITY = 70
 """Of JPEG, as of a browser's screenshots."""
 _SMALLEST = SIZE - 12
@@ -44,19 +45,25 @@ _TRAY = 500
 
 
 def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Rows of the released GUI layout: a picture, then a line for each shape on it, in any order: its name
-    and its middle in tenths of the screen, or in half of the drills first the middle and then the name."""
+    """Rows of the released GUI layout: a picture, then a line for each shape, its name and its middle in tenths.
+
+    Half of them say which shapes and in which order, in the words of the family's tasks. The others ask for
+    all in any order, and half of these for the middle before the name.
+    """
     for number in range(count):
         dice = random.Random(f"{seed}-screen-{number}")
         size = dice.randint(_SMALLEST, SIZE)
         target = dice.choice(list(COLOURS)), dice.choice(SHAPES)
         shapes = list(zip(shapes_beside(dice, target), scattered(dice, size), strict=True))
         paper = tuple(dice.randint(_LIGHT, 255) for _ in range(3))
-        asked = dice.choice(ASKED)
+        said, asked = shapes, dice.choice((ASKED, ASKED, NAMES, PLACES))
+        if asked == ASKED:
+            said = shapes[: dice.randint(1, SHOWN)]
+            asked = f"Click the {', then the '.join(' '.join(what) for what, _ in said)}."
         lines = []
-        for what, place in shapes:
+        for what, place in said:
             middle = [str(round((at + size / 2) / SIDE * 10)) for at in place]
-            lines.append(" ".join([*what, *middle] if asked == ASKED[0] else [*middle, *what]))
+            lines.append(" ".join([*middle, *what] if asked == PLACES else [*what, *middle]))
         metadata = {
             "task_id": f"screen-{seed}-{number}",
             "source": SOURCE,
@@ -65,7 +72,7 @@ def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
         }
         yield {
             "messages": [
-                {"role": "user", "content": f"{MARK}{asked}"},
+                {"role": "user", "content": f"{asked}\n{MARK}"},
                 {"role": "assistant", "content": "\n".join(lines)},
             ],
             "images": [{"bytes": drawn(shapes, size, paper), "path": None}],
