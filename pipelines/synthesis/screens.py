@@ -45,7 +45,7 @@ _TRAY = 500
 
 
 def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Rows of the released GUI layout: a picture, then a line for each shape, its name and its middle in tenths.
+    """Rows of the released GUI layout: a picture, then a line for each shape: its name, its middle in tenths.
 
     Half of them say which shapes and in which order, in the words of the family's tasks. The others ask for
     all in any order, and half of these for the middle before the name.
