@@ -38,6 +38,8 @@ BUDGET = Budget(steps=6, cost_usd=0.0)
 """A task takes four steps at most."""
 CONTEXT = 2048
 """Tokens of a rollout."""
+SIGHT = ("*visual*",)
+"""Weights of the vision tower, which fine-tuning leaves as they are, as the paper's does."""
 SHARED = "demo-gui"
 """Begin of the names of what all seeds share, and its directory in the store."""
 
@@ -147,7 +149,7 @@ class GuiDemo(Demonstration):
                 await self._train("base", untrained, "drills", settings.drill_epochs, settings.lr)
             with self.step("6. fine-tuning on the oracle's log"):
                 base = self.directory / "base" / "model"
-                await self._train("run", base, "oracle", settings.epochs, settings.lr / 2)
+                await self._train("run", base, "oracle", settings.epochs, settings.lr / 2, freeze=SIGHT)
             with self.step("7. held-out layouts after fine-tuning"):
                 tuned = self.directory / "run" / "model"
                 await self._measure(session, "tuned", tuned, held_out)
@@ -246,7 +248,9 @@ class GuiDemo(Demonstration):
     def _examples(self, what: str) -> Path:
         return self.shared / f"{what}-dataset"
 
-    async def _train(self, what: str, model: Path, examples: str, epochs: int, lr: float) -> None:
+    async def _train(
+        self, what: str, model: Path, examples: str, epochs: int, lr: float, *, freeze: tuple[str, ...] = ()
+    ) -> None:
         settings = self.settings
         await self.fine_tune(
             f"{self.run_name}-{what}",
@@ -258,6 +262,7 @@ class GuiDemo(Demonstration):
             global_batch=settings.batch,
             threads=settings.threads,
             seed=settings.seed,
+            freeze=list(freeze),
         )
 
     async def _reinforce(self, policy: Path, tasks: list[TaskRef]) -> None:
