@@ -65,7 +65,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drills: Count = 16_000
     """Drawn screens that the base learns to see from."""
     drill_epochs: Count = 2
-    epochs: Count = 10
+    epochs: Count = 8
     """Of fine-tuning."""
     batch: Count = 16
     lr: float = 3e-3
@@ -74,7 +74,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of one answer of the model, at most."""
     rl_tasks: Count = 120
     """Tasks that the oracle did not play."""
-    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 4
+    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
     """0: no reinforcement learning, as for a policy that never succeeds."""
     prompts: Count = 6
     """Groups in each step."""
