@@ -64,7 +64,10 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shape: str = "tiny-vision"
     drills: Count = 16_000
     """Drawn screens that the base learns to see from."""
+    drill_rounds: Count = 2
+    """Runs of fine-tuning on them, one after the other: each begins again at the full learning rate."""
     drill_epochs: Count = 2
+    """Passes over them in each."""
     epochs: Count = 8
     """Of fine-tuning."""
     batch: Count = 16
@@ -97,7 +100,7 @@ class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     before: Score
     """Of the model as it was made."""
-    tuned: Score
+    sft: Score
     """Fine-tuned on the oracle's log."""
     after: Score
     """After reinforcement learning."""
@@ -146,13 +149,16 @@ class GuiDemo(Demonstration):
                 untrained = self.directory / "untrained"
                 await self._measure(session, "before", untrained, held_out[: settings.before])
             with self.step("5. a base that sees, from drills"):
-                await self._train("base", untrained, "drills", settings.drill_epochs, settings.lr)
+                base = untrained
+                for number in range(settings.drill_rounds):
+                    what = f"base-{number + 1}"
+                    await self._train(what, base, "drills", settings.drill_epochs, settings.lr)
+                    base = self.directory / what / "model"
             with self.step("6. fine-tuning on the oracle's log"):
-                base = self.directory / "base" / "model"
-                await self._train("run", base, "oracle", settings.epochs, settings.lr / 2, freeze=SIGHT)
+                await self._train("sft", base, "oracle", settings.epochs, settings.lr / 2, freeze=SIGHT)
             with self.step("7. held-out layouts after fine-tuning"):
-                tuned = self.directory / "run" / "model"
-                await self._measure(session, "tuned", tuned, held_out)
+                tuned = self.directory / "sft" / "model"
+                await self._measure(session, "sft", tuned, held_out)
             if settings.rl_steps:
                 with self.step("8. reinforcement learning"):
                     await self._reinforce(tuned, further)
@@ -166,8 +172,7 @@ class GuiDemo(Demonstration):
                 with open_tables(store) as tables:
                     plot_curves(tables, [name], self.directory / "curves.png")
             scores = {
-                each: campaign_score(store, f"{name}-{each}")
-                for each in ("before", "tuned", "after", "blind")
+                each: campaign_score(store, f"{name}-{each}") for each in ("before", "sft", "after", "blind")
             }
         made = len(policies)
         return GuiDemoResult(
@@ -327,7 +332,7 @@ def show(result: GuiDemoResult) -> None:
     """The result as a table."""
     rows = [
         (f"held-out success before training, {result.before.tasks} tasks", str(result.before)),
-        ("after fine-tuning", str(result.tuned)),
+        ("after fine-tuning", str(result.sft)),
         ("after reinforcement learning", str(result.after)),
         ("the same with black pictures", str(result.blind)),
         ("held-out tasks", str(result.after.tasks)),

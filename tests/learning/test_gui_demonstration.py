@@ -21,7 +21,7 @@ SMALL = GuiDemoSettings(
     mistakes=0.0,
     held_out=3,
     drills=48,
-    drill_epochs=2,
+    drill_epochs=1,
     epochs=2,
     rl_tasks=1,
     rl_steps=0,
@@ -65,13 +65,13 @@ def test_the_base_trains_on_drills_that_came_in_as_data_of_others(store: Path, t
     assert len(rows) == taught.drills == SMALL.drills
     assert {row.task_source for row in rows} == {"screen-drills"}
     assert all(len(row.images) == 1 and 15 <= row.trained_tokens <= 30 for row in rows)
-    steps = read_steps(store / "demo-gui-0" / "base" / "metrics.jsonl")
+    steps = read_steps(store / "demo-gui-0" / "base-2" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
 
 
 def test_it_trains_and_is_measured_before_after_and_blind(store: Path, taught: GuiDemoResult) -> None:
-    steps = read_steps(store / "demo-gui-0" / "run" / "metrics.jsonl")
+    steps = read_steps(store / "demo-gui-0" / "sft" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
-    for score in (taught.before, taught.tuned, taught.after, taught.blind):
+    for score in (taught.before, taught.sft, taught.after, taught.blind):
         assert score.tasks == SMALL.held_out
     assert taught.before.value == 0.0
