@@ -38,8 +38,6 @@ BUDGET = Budget(steps=6, cost_usd=0.0)
 """A task takes four steps at most."""
 CONTEXT = 2048
 """Tokens of a rollout."""
-SIGHT = ("*visual*",)
-"""Weights of the vision tower, which fine-tuning leaves as they are, as the paper's does."""
 SHARED = "demo-gui"
 """Begin of the names of what all seeds share, and its directory in the store."""
 
@@ -68,9 +66,10 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Runs of fine-tuning on them, one after the other: each begins again at the full learning rate."""
     drill_epochs: Count = 2
     """Passes over them in each."""
-    epochs: Count = 8
+    epochs: Count = 12
     """Of fine-tuning."""
-    batch: Count = 16
+    batch: Annotated[int, msgspec.Meta(ge=2)] = 16
+    """Of the drills; fine-tuning takes half of it."""
     lr: float = 3e-3
     """Of the base; fine-tuning has half of it."""
     answer_tokens: Count = 80
@@ -152,31 +151,44 @@ class GuiDemo(Demonstration):
                 base = untrained
                 for number in range(settings.drill_rounds):
                     what = f"base-{number + 1}"
-                    await self._train(what, base, "drills", settings.drill_epochs, settings.lr)
+                    await self._train(
+                        what, base, "drills", settings.drill_epochs, settings.lr, settings.batch
+                    )
                     base = self.directory / what / "model"
             with self.step("6. fine-tuning on the oracle's log"):
-                await self._train("sft", base, "oracle", settings.epochs, settings.lr / 2, freeze=SIGHT)
+                await self._train(
+                    "sft", base, "oracle", settings.epochs, settings.lr / 2, settings.batch // 2
+                )
             with self.step("7. held-out layouts after fine-tuning"):
                 tuned = self.directory / "sft" / "model"
-                await self._measure(session, "sft", tuned, held_out)
+                await self._measure(session, "tuned", tuned, held_out)
             if settings.rl_steps:
                 with self.step("8. reinforcement learning"):
                     await self._reinforce(tuned, further)
             policies = sorted((self.out / "policies").glob("version-*"))
             newest = policies[-1] if policies else tuned
             with self.step("9. held-out layouts after it, and with black pictures"):
-                await self._measure(session, "after", newest, held_out)
+                if policies:
+                    await self._measure(session, "after", newest, held_out)
                 await self._measure(session, "blind", newest, held_out, blind=True)
             store = session.config.store
             if policies:
                 with open_tables(store) as tables:
                     plot_curves(tables, [name], self.directory / "curves.png")
-            scores = {
-                each: campaign_score(store, f"{name}-{each}") for each in ("before", "sft", "after", "blind")
-            }
-        made = len(policies)
+            before, sft, after, blind = (
+                campaign_score(store, f"{name}-{each}")
+                for each in ("before", "tuned", "after" if policies else "tuned", "blind")
+            )
         return GuiDemoResult(
-            run=name, drills=drilled, rows=rows, policies=made, seconds=self.seconds, **scores
+            run=name,
+            before=before,
+            sft=sft,
+            after=after,
+            blind=blind,
+            drills=drilled,
+            rows=rows,
+            policies=len(policies),
+            seconds=self.seconds,
         )
 
     async def _tasks(self, session: Session, split: Split, count: int, part: int) -> list[TaskRef]:
@@ -253,9 +265,7 @@ class GuiDemo(Demonstration):
     def _examples(self, what: str) -> Path:
         return self.shared / f"{what}-dataset"
 
-    async def _train(
-        self, what: str, model: Path, examples: str, epochs: int, lr: float, *, freeze: tuple[str, ...] = ()
-    ) -> None:
+    async def _train(self, what: str, model: Path, examples: str, epochs: int, lr: float, batch: int) -> None:
         settings = self.settings
         await self.fine_tune(
             f"{self.run_name}-{what}",
@@ -264,10 +274,9 @@ class GuiDemo(Demonstration):
             dataset=str(self._examples(examples)),
             model=str(model),
             epochs=epochs,
-            global_batch=settings.batch,
+            global_batch=batch,
             threads=settings.threads,
             seed=settings.seed,
-            freeze=list(freeze),
         )
 
     async def _reinforce(self, policy: Path, tasks: list[TaskRef]) -> None:

@@ -138,7 +138,7 @@ def register(app: typer.Typer) -> None:
         tasks: Annotated[int, typer.Option(help="Tasks that the oracle plays.", min=1)] = 160,
         held_out: Annotated[int, typer.Option(help="Tasks to measure on.", min=1)] = 60,
         drills: Annotated[int, typer.Option(help="Drawn screens to learn to see from.", min=1)] = 16_000,
-        epochs: Annotated[int, typer.Option(help="Passes over the oracle's log.", min=1)] = 8,
+        epochs: Annotated[int, typer.Option(help="Passes over the oracle's log.", min=1)] = 12,
         steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 3,
         slots: Annotated[int, typer.Option(help="Browsers at once.", min=1)] = 4,
         seed: Annotated[int, typer.Option(help="Of weights and orders.", min=0)] = 0,
