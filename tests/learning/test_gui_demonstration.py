@@ -65,7 +65,7 @@ def test_the_base_trains_on_drills_that_came_in_as_data_of_others(store: Path, t
     assert len(rows) == taught.drills == SMALL.drills
     assert {row.task_source for row in rows} == {"screen-drills"}
     assert all(len(row.images) == 1 and 15 <= row.trained_tokens <= 30 for row in rows)
-    steps = read_steps(store / "demo-gui-0" / "base-2" / "metrics.jsonl")
+    steps = read_steps(store / "demo-gui-0" / "base-1" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
 
 
