@@ -20,6 +20,9 @@ T = TypeVar("T")
 PICTURES = 10_000_000
 """Bytes of all pictures, of which each rollout has its share and what those before it left."""
 SHORTEST_KEY = 16
+KEY = 8_192
+"""No key has more characters. Texts are read so far beyond where they are cut, that a key which the cut goes
+through is masked too."""
 _ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
 _OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
 """Parameters of a rollout's address that ask for what the folder does not have."""
