@@ -40,7 +40,7 @@ _BEGINS = "|".join(
 
 
 def _kind(name: str, hint: str, pattern: str) -> _Kind:
-    """`pattern` begins with a character or a set of some: only where there is one, what is before is looked at."""
+    """`pattern` begins with a character or a set: what is before is looked at only where there is one."""
     start = pattern[: pattern.index("]") + 1] if pattern.startswith("[") else pattern[0]
     return _Kind(name, hint, re.compile(rf"(?={start})(?:{_BEGINS}){pattern}(?![A-Za-z0-9_])"))
 

@@ -76,7 +76,7 @@ class Folder:
     def save(self, name: str, template: str, path: str, **values: Any) -> None:
         """A page, at the address `path`, as a file. What comes from the log is scrubbed already."""
         self._page = name
-        values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav}
+        values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav, "live": None}
         html = self.renderer.page(template, values)
         up = "../" * name.count("/")
         html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
@@ -115,8 +115,9 @@ class Folder:
             return self.clean(value)
         if isinstance(value, dict):
             return {self._mapped(key): self._mapped(each) for key, each in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._mapped(each) for each in value)
+        if isinstance(value, list | tuple):
+            made = [self._mapped(each) for each in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         if is_dataclass(value) and not isinstance(value, type):
             changes = {each.name: self._mapped(getattr(value, each.name)) for each in fields(value)}
             return replace(value, **changes)

@@ -145,7 +145,7 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
     folder.begin([member for member in members if member in there])
     _copy(known.tables, folder.rollouts)
     found = replace(found, runs=[row for row in found.runs if row["run"] == name])
-    folder.save("index.html", "runs.html", "/runs", found=folder.scrubbed(found, "index.html"), overview=None)
+    folder.save("index.html", "runs.html", "/runs", found=folder.scrubbed(found, "index.html"))
     _rollouts(known.tables, folder, progress)
     return folder.finish()
 

@@ -106,7 +106,10 @@ class Site:
 
     async def campaigns(self, request: web.Request) -> web.Response:
         """All campaigns."""
-        return await self.page(request, "campaigns.html", overview=await self.watch.newest())
+        overview = await self.watch.newest()
+        return await self.page(
+            request, "campaigns.html", overview=overview, live=("version", overview.version)
+        )
 
     async def rollouts(self, request: web.Request) -> web.Response:
         """Rollouts by filter."""
@@ -114,7 +117,8 @@ class Site:
         found = await self.tables.ask(answer, self.words, query, await self.tables.position())
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
-        return await self.page(request, "rollouts.html", query=query, found=found)
+        live = None if query.after else self.live_log
+        return await self.page(request, "rollouts.html", query=query, found=found, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout."""
@@ -130,7 +134,8 @@ class Site:
         if found is None:
             raise web.HTTPNotFound
         more = await asyncio.to_thread(self.renderer.rollout, found, sight, self.session.blobs)
-        return await self.page(request, "rollout.html", **more)
+        live = self.live_log if found.outcome is None and sight.as_of is None else None
+        return await self.page(request, "rollout.html", **more, live=live)
 
     async def events(self, request: web.Request) -> web.Response:
         """Events of a rollout by their sequence."""
@@ -227,11 +232,17 @@ class Site:
     # --- parts -----------------------------------------------------------------------------------
 
     async def page(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """A page filled in."""
+        """A page filled in. `live`: which number of `/live` makes it ask again while it is open, and its value."""
+        values = {"live": None, **values}
         values |= {"may_change": self.door.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)
+
+    @property
+    def live_log(self) -> tuple[str, int]:
+        """For pages that show what the tables have now."""
+        return "position", self.tables.reached
 
     async def rollout_id(self, given: str) -> str:
         """The whole id of the rollout that begins so. Raises HTTPNotFound."""
