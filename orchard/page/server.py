@@ -232,7 +232,7 @@ class Site:
     # --- parts -----------------------------------------------------------------------------------
 
     async def page(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """A page filled in. `live`: which number of `/live` makes it ask again while it is open, and its value."""
+        """A page filled in. `live`: the number of `/live` that an open page follows, and what it is now."""
         values = {"live": None, **values}
         values |= {"may_change": self.door.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)

@@ -116,9 +116,8 @@ async def test_a_comparison_is_that_of_sql_and_of_mcnemar(tables: duckdb.DuckDBP
         assert repo.second == pytest.approx(expected[0]["x"])
     for part in found.difficulties:
         asked = "select avg(resolved::int) from rollouts where campaign = 'second' and task_id like $like"
-        assert part.second == pytest.approx(
-            tables.execute(asked, {"like": LEVELS[part.name]}).fetchall()[0][0]
-        )
+        ((expected_rate,),) = tables.execute(asked, {"like": LEVELS[part.name]}).fetchall()
+        assert part.second == pytest.approx(expected_rate)
     assert {part.name: part.tasks for part in found.difficulties} == {"easy": 10, "hard": 50}
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchard.page.compare import Arm
+from orchard.page.folder import Folder
 from orchard.page.report import UnknownReport, write_report
 from orchard.page.rollout import CALL, TEXT
 from orchard.schemas import events as e
@@ -17,6 +19,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
+from orchard.workers.masking import masked
 from tests.benchmarks.million import Plan, fill_store
 from tests.page.big import append
 from tests.page.conftest import stored
@@ -112,6 +115,13 @@ def _straddled(author: Author) -> list[e.Event]:
     made[-1] = author.event(msgspec.structs.replace(outcome, leaf="thought"), name)
     made[-1:-1] = [author.event(node, name), author.event(called, name)]
     return made
+
+
+def test_keys_in_names_of_arms_are_masked_too(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), tmp_path / "out", "t", [])
+    assert folder.scrubbed({"arms": [Arm("c", f"harness-of {KEY}", "m")]}, "compare.html") == {
+        "arms": [Arm("c", f"harness-of {masked(KEY).text}", "m")]
+    }
 
 
 async def test_no_part_of_a_key_is_left_where_a_text_is_cut(tmp_path: Path) -> None:
