@@ -13,6 +13,7 @@ from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import Shown
 from orchard.page.rollout import CALL, Rollout, Sight, Turn
+from orchard.page.rollouts import COLUMNS, USUAL
 from orchard.page.tables import Row
 from orchard.pipelines.trajectories import stored_node
 from orchard.schemas.blobs import BlobRef
@@ -67,6 +68,8 @@ class Renderer:
             "rollout_address": rollout_address,
             "hints": _hints,
             "nav": NAV,
+            "titles": COLUMNS,
+            "usual": USUAL,
         }
 
     def page(self, template: str, values: dict[str, Any]) -> str:
