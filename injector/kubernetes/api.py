@@ -11,6 +11,7 @@ the whole cluster: nodes list.
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -56,12 +57,52 @@ def passing_over(*codes: int) -> Iterator[None]:
             raise
 
 
+class Gate:
+    """Lets `most` through at once, in the order in which they came; urgent ones before all others."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._lines: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
+
+    @asynccontextmanager
+    async def through(self, urgent: bool) -> AsyncIterator[None]:
+        """Around what goes through."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._lines[not urgent].append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        for line in self._lines:
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._free += 1
+
+
 class ClusterApi:
-    """Requests to one API server."""
+    """Requests to one API server.
+
+    What brings on a sandbox that is there already, or ends it, goes before what makes another: a crowd of
+    creations would else be a line behind which leases run out and agents wait for their keys.
+    """
 
     def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
         self._client = client
-        self._writes = asyncio.Semaphore(concurrent_writes)
+        self._writes = Gate(concurrent_writes)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
@@ -97,24 +138,24 @@ class ClusterApi:
         """Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
         return await self._repeated(kind, "GET", path, params=params, patience=patience)
 
-    async def create(self, kind: type[T], path: str, body: Manifest) -> T:
+    async def create(self, kind: type[T], path: str, body: Manifest, *, urgent: bool = False) -> T:
         """Raises ApiRefused (409: it exists, maybe by an earlier try of ours) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent):
             return await self._repeated(kind, "POST", path, body=body)
 
     async def replace(self, kind: type[T], path: str, body: Manifest, *, patience: float = PATIENCE) -> T:
         """Raises ApiRefused (409: it changed since its `resourceVersion`) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PUT", path, body=body, patience=patience)
 
     async def patch(self, kind: type[T], path: str, body: Manifest) -> T:
         """A merge patch. Raises ApiRefused (409: it changed since the `resourceVersion` in it)."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PATCH", path, body=body, content=MERGE_PATCH)
 
     async def delete(self, path: str, body: Manifest) -> None:
         """Nothing when it is gone already. Raises ApiRefused (409: a precondition) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             with passing_over(404):
                 await self._repeated(msgspec.Raw, "DELETE", path, body=body)
 

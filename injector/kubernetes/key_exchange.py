@@ -58,6 +58,8 @@ class KeyExchange:
         self._settings = settings
         self._identity = identity
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._marking = asyncio.Semaphore(settings.concurrent_writes)
+        """A mark has the time at which it was made, so it is made when its turn to be written has come."""
         cache.listen(self._changed)
 
     async def close(self) -> None:
@@ -95,18 +97,23 @@ class KeyExchange:
             self._consider(now, PAUSE)
 
     async def _introduce(self, name: str, uid: str) -> None:
-        pod = self._cache.named(name)
-        if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
+        pod = self._startable(name, uid)
+        if pod is None:
             return
         wait = self._others_turn(pod)
         if wait > 0:
             await asyncio.sleep(wait)
             return
-        mark = f"{marks.stamp(time.time())} {self._identity}"
-        marked = asyncio.get_running_loop().time()
         try:
-            if not await self._write(pod, {marks.INTRODUCING: mark}):
-                return
+            async with self._marking:
+                now = self._startable(name, uid)
+                if now is None or self._others_turn(now) > 0:
+                    return  # while we waited
+                pod = now
+                mark = f"{marks.stamp(time.time())} {self._identity}"
+                marked = asyncio.get_running_loop().time()
+                if not await self._write(pod, {marks.INTRODUCING: mark}):
+                    return
             if marks.claimed(pod):
                 await policies.ensure(self._api, pod, self._settings)
             if not await self._send(pod, marked + SENDING):
@@ -120,6 +127,13 @@ class KeyExchange:
                 await self._agents.fail(current, marks.Failure(reason=error.reason, message=error.detail))
         except SandboxError as error:
             log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
+
+    def _startable(self, name: str, uid: str) -> Pod | None:
+        """The Pod, as long as its agent answers and has no key."""
+        pod = self._cache.named(name)
+        if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
+            return None
+        return pod
 
     def _others_turn(self, pod: Pod) -> float:
         """Seconds until we may do it; the mark has a time and who made it."""
