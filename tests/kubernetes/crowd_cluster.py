@@ -166,14 +166,15 @@ def running(address: str, pod: Pod) -> dict[str, Any]:
 
 
 @contextmanager
-def agents(port: int) -> Iterator[None]:
-    """The agents of all Pods, in a process of their own: each connection is a descriptor, at both ends."""
+def agents(port: int) -> Iterator[int]:
+    """The agents of all Pods, in a process of their own: each connection is a descriptor, at both ends. Its
+    number is given."""
     command = [sys.executable, "-m", __name__, str(port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     with process:
         assert process.stdout.readline(), "the agents did not start"
-        yield
+        yield process.pid
         process.stdin.close()  # they end with it, however we end
 
 
