@@ -29,6 +29,8 @@ REQUEST_TIMEOUT = 15.0
 """Seconds for one request; a watch has its own."""
 PATIENCE = 30.0
 """Seconds over which a request is repeated before SandboxUnavailable is raised."""
+WEIGHT = 0.1
+"""Of the newest answer in the average of how long they take."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 MERGE_PATCH = "application/merge-patch+json"
 T = TypeVar("T")
@@ -103,6 +105,8 @@ class ClusterApi:
     def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
         self._client = client
         self._writes = Gate(concurrent_writes)
+        self.pace = 0.0
+        """Seconds that the server takes for what it is asked, a moving average: the same for all replicas."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
@@ -190,6 +194,7 @@ class ClusterApi:
         timeout = aiohttp.ClientTimeout(total=min(REQUEST_TIMEOUT, patience))
         pause = 0.1
         while True:
+            begun = loop.time()
             try:
                 reply = await self._send(
                     method, path, params=params, body=body, content=content, timeout=timeout
@@ -199,6 +204,7 @@ class ClusterApi:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 why, wished = _words(error), 0.0
             else:
+                self.pace += WEIGHT * (loop.time() - begun - self.pace)
                 if reply.status < 300:
                     return msgspec.json.decode(data, type=kind)
                 refused = _refusal(reply.status, data)

@@ -34,7 +34,10 @@ TAKEOVER = 20.0
 SENDING = 8.0
 """Seconds after our mark within which we send: far below TAKEOVER."""
 DEFERENCE = (0.5, 1.5)
-"""Seconds that an orchestrator waits for the one which made the Pod."""
+"""Seconds that an orchestrator waits for the one which made the Pod, beside the next."""
+ANSWERS = 4
+"""Answers of the API server, as long as they take now, that it waits besides: in a crowd the maker's mark takes
+as long, and all other orchestrators would try, each with two requests more."""
 PAUSE = 0.2
 """Seconds before an agent that does not answer yet is tried again."""
 
@@ -71,12 +74,15 @@ class KeyExchange:
 
     def hurry(self, pod: Pod) -> None:
         """Somebody waits for it here."""
-        self._consider(pod, 0.0)
+        self._consider(pod, 0.0 if self._ours(pod) else ANSWERS * self._api.pace)
 
     def _changed(self, _was: Pod | None, now: Pod | None) -> None:
         if now is not None:
-            ours = marks.claimed(now) and marks.birth(now).attempt.startswith(self._identity)
-            self._consider(now, 0.0 if ours else random.uniform(*DEFERENCE))
+            patience = random.uniform(*DEFERENCE) + ANSWERS * self._api.pace
+            self._consider(now, 0.0 if self._ours(now) else patience)
+
+    def _ours(self, pod: Pod) -> bool:
+        return marks.claimed(pod) and marks.birth(pod).attempt.startswith(self._identity)
 
     def _consider(self, pod: Pod, delay: float) -> None:
         if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:

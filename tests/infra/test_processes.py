@@ -161,11 +161,10 @@ class TestWorkers:
             assert float(arguments[arguments.index("--idle-exit") + 1]) > 0
             grace = target["template"]["spec"]["terminationGracePeriodSeconds"]
             assert config.up.shutdown_seconds + 15 <= grace
-            if arguments[0] == "worker":
-                age = float(arguments[arguments.index("--max-age") + 1])
-                assert target["activeDeadlineSeconds"] >= age + Timeouts().rollout
-                spot = "nodeSelector" in target["template"]["spec"]
-                assert spot or config.up.shutdown_seconds >= Timeouts().rollout
+            age = float(arguments[arguments.index("--max-age") + 1])
+            assert target["activeDeadlineSeconds"] >= age + Timeouts().rollout
+            spot = "nodeSelector" in target["template"]["spec"]
+            assert spot or config.up.shutdown_seconds >= Timeouts().rollout
 
     def test_a_node_that_is_taken_back_has_30_seconds(self, built: dict[str, Manifests]) -> None:
         for job in built["spot"].of("ScaledJob"):

@@ -121,3 +121,28 @@ async def test_to_be_healthy_nobody_reads_all_pods(
         assert server.listed - before <= 1
     finally:
         await backend.close()
+
+
+async def test_others_wait_for_the_maker_as_long_as_answers_take(
+    api: ClusterApi, server: ApiServer, agent: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that does not costs two requests for each sandbox, and makes the others slower."""
+    delays: list[float] = []
+    name = "sandbox-a"
+    server.pods[name] = pod(
+        name, birth=born(at=time.time(), timeout=60), version=5, **running(podIP="127.0.0.1")
+    )
+    server.version = 5
+    side = Side(api, agent.port or 0, "other")
+    api.pace = 30.0
+
+    def considered(_self: object, _pod: Pod, delay: float) -> None:
+        delays.append(delay)
+
+    monkeypatch.setattr(type(side.introductions), "_consider", considered)
+    side.cache.start()
+    await side.cache.synced(20)
+    side.introductions.hurry(server.pods[name])
+    assert len(delays) == 2 and min(delays) > 60
+    assert 0 < api.pace < 30.0, "answers bring it down again"
+    await side.close()
