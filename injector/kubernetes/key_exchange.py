@@ -36,8 +36,8 @@ SENDING = 8.0
 DEFERENCE = (0.5, 1.5)
 """Seconds that an orchestrator waits for the one which made the Pod, beside the next."""
 ANSWERS = 4
-"""Answers of the API server, as long as they take now, that it waits besides: in a crowd the maker's mark takes
-as long, and all other orchestrators would try, each with two requests more."""
+"""Answers of the API server, as long as they take now, that it waits besides: a mark takes that long in a
+crowd, and all other orchestrators would try, each with two requests more."""
 PAUSE = 0.2
 """Seconds before an agent that does not answer yet is tried again."""
 

@@ -142,7 +142,7 @@ def worker(
         float,
         typer.Option(
             "--max-age",
-            help="Claim nothing more after so many seconds (half of them at the least); end when done. 0: never.",
+            help="Claim nothing more after so many seconds (half of them at least); end when done. 0: never.",
             min=0.0,
         ),
     ] = 0.0,

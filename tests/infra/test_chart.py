@@ -124,7 +124,8 @@ def test_another_namespace_is_another_everywhere() -> None:
         "template", "x", str(CHART), "--namespace", "elsewhere", *words, "--set", f"sandboxes={sandboxes}"
     )
 
-    for word in (r"namespace: orchard\b", r"namespace=~?\\?.orchard\b", r"\.orchard\.svc", "orchard-sandboxes"):
+    own = (r"namespace: orchard\b", r"namespace=~?\\?.orchard\b", r"\.orchard\.svc", "orchard-sandboxes")
+    for word in own:
         assert not re.search(word, text), word
     assert "nats-0.nats.elsewhere.svc" in text
     assert 'kube_pod_status_unschedulable{namespace=~"elsewhere|boxes"}' in text
