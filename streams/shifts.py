@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 
 def share_of(age: float) -> float:
-    """Seconds after which one process claims nothing more, where `age` is the most: each has another share of it.
-    Those started together would otherwise leave together, and count for the scaler until their last work
-    ends."""
+    """Seconds after which one process claims nothing more, where `age` is the most: each has another share.
+    Those started together would else leave together, and count for the scaler until their last work ends.
+    """
     return age * random.uniform(0.5, 1.0)
 
 

@@ -101,8 +101,8 @@ class Annotator:
         """Told of each verdict that was published."""
 
     async def run(self, stop: asyncio.Event, idle_exit: float = 0.0, max_age: float = 0.0) -> None:
-        """Until `stop` is set, no slot had work for `idle_exit` seconds, or a share of `max_age` seconds is over
-        (0: for ever).
+        """Until `stop` is set, no slot had work for `idle_exit` seconds, or a share of `max_age` seconds is
+        over (0: for ever).
 
         What is claimed by then is still finished. Raises StreamsError.
         """
