@@ -10,6 +10,7 @@ the whole cluster: nodes list.
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -105,8 +106,9 @@ class ClusterApi:
     def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
         self._client = client
         self._writes = Gate(concurrent_writes)
-        self.pace = 0.0
-        """Seconds that the server takes for what it is asked, a moving average: the same for all replicas."""
+        self._average = 0.0
+        self._under_way: dict[object, float] = {}
+        """When what is not answered yet was sent, in the event loop's time, in this order."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
@@ -126,6 +128,12 @@ class ClusterApi:
                 " a Pod with a service account"
             ) from error
         return cls(kubernetes_asyncio.client.ApiClient(configuration), concurrent_writes)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that the server takes now for what it is asked: about the same for all replicas."""
+        oldest = next(iter(self._under_way.values()), math.inf)
+        return max(self._average, asyncio.get_running_loop().time() - oldest)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -194,17 +202,16 @@ class ClusterApi:
         timeout = aiohttp.ClientTimeout(total=min(REQUEST_TIMEOUT, patience))
         pause = 0.1
         while True:
-            begun = loop.time()
             try:
-                reply = await self._send(
-                    method, path, params=params, body=body, content=content, timeout=timeout
-                )
-                async with reply:
-                    data = await reply.read()
+                with self._timed():
+                    reply = await self._send(
+                        method, path, params=params, body=body, content=content, timeout=timeout
+                    )
+                    async with reply:
+                        data = await reply.read()
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 why, wished = _words(error), 0.0
             else:
-                self.pace += WEIGHT * (loop.time() - begun - self.pace)
                 if reply.status < 300:
                     return msgspec.json.decode(data, type=kind)
                 refused = _refusal(reply.status, data)
@@ -217,6 +224,17 @@ class ClusterApi:
                 raise SandboxUnavailable(f"the API server cannot be used: {why}", reason="api_unavailable")
             log.warning("the API server cannot be used, trying again: %s", why)
             await asyncio.sleep(delay)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Around a request."""
+        now, mark = asyncio.get_running_loop().time, object()
+        begun = self._under_way[mark] = now()
+        try:
+            yield
+        finally:
+            del self._under_way[mark]
+            self._average += WEIGHT * (now() - begun - self._average)
 
     async def _send(
         self,

@@ -74,12 +74,11 @@ class KeyExchange:
 
     def hurry(self, pod: Pod) -> None:
         """Somebody waits for it here."""
-        self._consider(pod, 0.0 if self._ours(pod) else ANSWERS * self._api.pace)
+        self._consider(pod, 0.0)
 
     def _changed(self, _was: Pod | None, now: Pod | None) -> None:
         if now is not None:
-            patience = random.uniform(*DEFERENCE) + ANSWERS * self._api.pace
-            self._consider(now, 0.0 if self._ours(now) else patience)
+            self._consider(now, 0.0 if self._ours(now) else random.uniform(*DEFERENCE))
 
     def _ours(self, pod: Pod) -> bool:
         return marks.claimed(pod) and marks.birth(pod).attempt.startswith(self._identity)
@@ -92,6 +91,8 @@ class KeyExchange:
     async def _logged(self, pod: Pod, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
+            if not self._ours(pod):
+                await self._defer()
             await self._introduce(pod.name, pod.uid)
         except Exception:
             log.exception("Pod %s cannot be introduced", pod.name)
@@ -101,6 +102,13 @@ class KeyExchange:
         now = self._cache.named(pod.name)
         if now is not None:
             self._consider(now, PAUSE)
+
+    async def _defer(self) -> None:
+        """Leave the time to the maker that its mark takes, by how long the server takes while we wait."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while (left := begun + ANSWERS * self._api.pace - loop.time()) > 0:
+            await asyncio.sleep(left)
 
     async def _introduce(self, name: str, uid: str) -> None:
         pod = self._startable(name, uid)

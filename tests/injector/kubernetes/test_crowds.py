@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from aiohttp.test_utils import TestServer
 
-from orchard.injector.kubernetes import marks, policies
+from orchard.injector.kubernetes import key_exchange, marks, policies
 from orchard.injector.kubernetes.api import ClusterApi, Gate
 from orchard.injector.kubernetes.backend import KubernetesBackend
 from orchard.injector.kubernetes.objects import Pod
@@ -127,22 +127,29 @@ async def test_others_wait_for_the_maker_as_long_as_answers_take(
     api: ClusterApi, server: ApiServer, agent: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each that does not costs two requests for each sandbox, and makes the others slower."""
-    delays: list[float] = []
+    monkeypatch.setattr(key_exchange, "DEFERENCE", (0.0, 0.0))
     name = "sandbox-a"
     server.pods[name] = pod(
         name, birth=born(at=time.time(), timeout=60), version=5, **running(podIP="127.0.0.1")
     )
     server.version = 5
-    side = Side(api, agent.port or 0, "other")
-    api.pace = 30.0
+    server.writing.clear()
+    slow = asyncio.create_task(api.delete(f"{PODS}/gone", {}))  # is not answered yet
+    await begun(server, 1)
+    other, maker = (Side(api, agent.port or 0, who) for who in ("other", "one"))
+    other.cache.start()
+    await other.cache.synced(20)
+    other.introductions.hurry(server.pods[name])
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(server.requests) == 2, "the list, and no mark"
+    await other.close()
 
-    def considered(_self: object, _pod: Pod, delay: float) -> None:
-        delays.append(delay)
-
-    monkeypatch.setattr(type(side.introductions), "_consider", considered)
-    side.cache.start()
-    await side.cache.synced(20)
-    side.introductions.hurry(server.pods[name])
-    assert len(delays) == 2 and min(delays) > 60
-    assert 0 < api.pace < 30.0, "answers bring it down again"
-    await side.close()
+    settling = asyncio.create_task(maker.settles())
+    await begun(server, 4)
+    server.writing.set()
+    await asyncio.gather(slow, settling)
+    made = [patch["metadata"]["annotations"] for patch in server.patches]
+    assert [next(iter(marks_)) for marks_ in made] == [marks.INTRODUCING, marks.INTRODUCED]
+    assert made[0][marks.INTRODUCING].endswith(" one")
+    await maker.close()
