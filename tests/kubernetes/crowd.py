@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -112,7 +113,7 @@ class Orchestrators:
         """The sum of a figure over replicas and labels."""
         found = 0.0
         for port in self._metrics:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
                 found += sum(samples(reply.read().decode(), name).values())
         return found
 
@@ -282,6 +283,8 @@ def main() -> None:
     parser.add_argument("--sandboxes", type=int, default=10_000)
     parser.add_argument("--replicas", type=int, default=2)
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):  # the latter is ignored in the background
+        signal.signal(number, signal.default_int_handler)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each creation is a connection here
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="orchard-crowd-") as home:
