@@ -20,7 +20,9 @@ RESERVED = "orchard."
 CREATION = "orchard.creation"
 """Digest of the idempotency key of its creation."""
 COUNTED_SECONDS = 5.0
-"""A count of a key's sandboxes is that old at most: other replicas make some too."""
+"""A count of a key's sandboxes is that old at most, while they are far from their limit."""
+FAR = 100
+"""That many, and a quarter of the limit, or more: other replicas will hardly make as many within that time."""
 
 Labels = TypeVar("Labels", dict[str, str], dict[str, str] | None)
 
@@ -58,10 +60,10 @@ class _Tally:
 class Ownership:
     """Counts a key's sandboxes before it makes more, where there is a limit to them.
 
-    Nobody is refused by a count from before he asked, or with creations of this replica under way: there
-    the limit is exact. Another replica may create meanwhile, so the limit can be exceeded by what it has
-    made since the last count. One count serves all who wait for it: a crowd asks the backend a few times, not
-    once each.
+    Near the limit each is let in or refused by a count from after it asked, and refused by none with
+    creations of this replica under way. Another replica may create at the same moment, so the limit can be
+    exceeded by that. One count serves all who wait for it: a crowd asks the backend a few times, not once
+    each.
     """
 
     def __init__(self, backend: Backend, admission: Admission, keys: Keys) -> None:
@@ -121,8 +123,11 @@ class Ownership:
     ) -> AbstractContextManager[None]:
         """Around a creation that may be made. Raises OverLimit for one that may not."""
         limits, asked = self._admission.of(name), _now()
+        assert limits.sandboxes is not None
+        near = limits.sandboxes - max(FAR, limits.sandboxes // 4)
         async with tally.counting:
-            if tally.at + COUNTED_SECONDS < _now():
+            good_for = COUNTED_SECONDS if tally.there + wanted <= near else 0.0
+            if tally.at + good_for < asked:
                 await self._count(name, tally)
             if sandboxes_excess(limits, tally.there, wanted) and not (tally.exact and tally.at >= asked):
                 await tally.quiet.wait()

@@ -98,16 +98,22 @@ async def test_what_has_ended_makes_room_at_once_and_a_repeat_takes_none() -> No
     assert await make(owned, backend, KEY, 3)
 
 
-async def test_what_another_replica_makes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "COUNTED_SECONDS", 0.0)
+@pytest.mark.parametrize("most", [4, 150])
+async def test_what_another_replica_makes_is_counted(most: int) -> None:
     backend = Counted()
-    here, elsewhere = owners(backend, most=4), owners(backend, most=4)
-    made = [
-        await make(owned, backend, KEY, number)
-        for number in range(6)
-        for owned in (here if number % 2 else elsewhere,)
-    ]
-    assert made == [True] * 4 + [False] * 2
+    replicas = [owners(backend, most), owners(backend, most)]
+    made = [await make(replicas[number % 2], backend, KEY, number) for number in range(most + 2)]
+    assert made == [True] * most + [False] * 2
+
+
+async def test_far_from_its_limit_nobody_is_counted_at_each_creation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as in a campaign that goes on: each count is a list of all that there are."""
+    monkeypatch.setattr(ownership, "COUNTED_SECONDS", 3600.0)
+    backend = Counted()
+    owned = owners(backend, most=1_000)
+    for number in range(500):
+        assert await make(owned, backend, KEY, number)
+    assert backend.lists == 1
 
 
 async def test_one_that_fails_takes_no_room_for_long() -> None:
