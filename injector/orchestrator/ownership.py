@@ -22,7 +22,7 @@ CREATION = "orchard.creation"
 COUNTED_SECONDS = 5.0
 """A count of a key's sandboxes is that old at most, while they are far from their limit."""
 FAR = 100
-"""That many, and a quarter of the limit, or more: other replicas will hardly make as many within that time."""
+"""So many below the limit, or a quarter of it: other replicas hardly make as many within that time."""
 
 Labels = TypeVar("Labels", dict[str, str], dict[str, str] | None)
 
