@@ -110,6 +110,10 @@ async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: Worl
         [("Edit", {"file_path": "notes/todo.txt", "old_string": "ask", "new_string": "tell"})],
         [("Bash", {"command": "cat notes/todo.txt; exit 3"}), ("Glob", {"pattern": "*.txt"})],
         [("Grep", {"pattern": "t.ll", "path": "notes"}), ("Read", {"file_path": "notes/todo.txt"})],
+        [
+            ("Write", {"file_path": path, "content": "x"})
+            for path in ("notes", "/", "notes/todo.txt/x", "x" * 300, "/proc/x", "/dev/null")
+        ],
     ]
     assert isinstance(place.model, Assistant)
     place.model.steps = [*wrong, *STEPS]
@@ -127,6 +131,8 @@ async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: Worl
     assert shown[6] == "/workspace/desk/notes/todo.txt"
     assert shown[7] == "/workspace/desk/notes/todo.txt:1:tell Diana"
     assert shown[8].startswith("     1\ttell Diana")
+    assert shown[9] == "Error: /workspace/desk/notes: Is a directory"
+    assert all(text.startswith("Error: /") for text in shown[9:15]), "an abort would buy another attempt"
     errors = await place.rows(
         "select tool, status, service from service_calls where status >= 400 order by number"
     )
