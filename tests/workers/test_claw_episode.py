@@ -151,6 +151,16 @@ async def test_limits_are_the_tasks_unless_the_campaign_lifts_them(place: World)
     assert (data.exit_status, data.turns) == (ExitStatus.FINISHED, 7)
 
 
+async def test_an_answer_that_comes_after_the_wall_clock_is_none(place: World) -> None:
+    """The paper's rule: what exceeds its budget is aborted, and all its turns are excluded."""
+    data = await _outcome(place, budget=Budget(steps=0, wall_seconds=0.000001))
+    assert isinstance(data, RolloutAborted) and data.cause is AbortCause.WALL_CLOCK
+    place.model.commands, place.model.steps = (), ()  # type: ignore[attr-defined]
+    data = await _outcome(place, name="last", budget=Budget(steps=0, wall_seconds=0.000001))
+    assert isinstance(data, RolloutAborted) and data.cause is AbortCause.WALL_CLOCK
+    assert await place.rows("select count(*) from rewards_all") == [(0,)]
+
+
 async def test_a_world_that_cannot_be_opened_aborts_before_any_model_is_asked(place: World) -> None:
     data = await _outcome(place, desk_task(services={"fax": {}}))
     assert isinstance(data, RolloutAborted)
