@@ -1,7 +1,9 @@
 """Every tool on real pages in one real Chromium: its effect, and the exact line that the model is told."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -9,9 +11,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from playwright.async_api import Error
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
-from orchard.schemas.gui import GuiOutcome
+from orchard.schemas.gui import BrowserSettings, GuiOutcome
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -19,8 +22,11 @@ from orchard.workers.browser import actions
 from orchard.workers.browser import tabs as tabs_of_browser
 from orchard.workers.browser import world as browser_world
 from orchard.workers.browser.calls import written_calls
+from orchard.workers.browser.driver import Driver
+from orchard.workers.browser.launching import HOME, resolver_rules, start_command
 from orchard.workers.browser.marks import Words
 from orchard.workers.browser.screen import OffScreen, pixel
+from orchard.workers.browser.tabs import Tabs
 from orchard.workers.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.sandboxes import SandboxMachine
 from orchard.workers.worlds import Opening, Shared, get_world
@@ -349,3 +355,32 @@ async def test_words_are_known_when_they_are_written_in_parts() -> None:
         words.add(part)
     assert words.hold("verify you are human")
     assert not any(words.hold(each) for each in ("recaptcha", "unusual traffic"))
+
+
+async def test_with_an_open_network_no_name_of_the_own_machine_leads_to_the_debugging_port(
+    browser: BrowserAttempt,
+) -> None:
+    """The sandbox has no network but its loopback; the browser is told what it is told for the live web."""
+    sandbox = SANDBOXES[id(browser)]
+    own = (await sandbox.exec("hostname")).stdout.strip()
+    rules = shlex.quote(f"--host-resolver-rules={resolver_rules(block_network=False)}")
+    assert rules in start_command(BrowserSettings(), block_network=False)
+    await sandbox.exec("grep -q ' here-too' /etc/hosts || echo '127.0.0.1 here-too' >> /etc/hosts")
+    line = start_command(BrowserSettings(), block_network=False).replace(HOME, f"{HOME}-open")
+    port = int((await sandbox.exec(line)).stdout)
+    machine = SandboxMachine(sandbox)
+    names = ["localhost", "localhost.", "a.localhost.", "127.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]"]
+    async with machine.forward(port) as url, browser_driver(url) as tabs:
+        for name in [*names, "here-too", "HERE-TOO.", own]:
+            with pytest.raises(Error, match="net::ERR_NAME_NOT_RESOLVED"):
+                await tabs.active.page.goto(f"http://{name}:{port}/json/version")
+
+
+@asynccontextmanager
+async def browser_driver(url: str) -> AsyncIterator[Tabs]:
+    driver = Driver()
+    try:
+        async with driver.tabs(url, BrowserSettings()) as tabs:
+            yield tabs
+    finally:
+        await driver.close()

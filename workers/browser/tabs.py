@@ -243,7 +243,8 @@ class Tabs:
         task.add_done_callback(lambda _: self._changed.set())
 
     async def attached(self) -> None:
-        """Until all tabs that were opened are followed. A page that goes on opening more is not waited for."""
+        """Until all tabs that were opened are followed. A page that opens more without end is not waited
+        for."""
         deadline = time.monotonic() + ATTACHING_SECONDS
         while self._attaching and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._attaching, timeout=left)
