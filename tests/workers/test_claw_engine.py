@@ -194,7 +194,8 @@ def test_limits_are_those_of_whole_cents(payments: list[int], limit: int) -> Non
 
 
 def test_what_is_sent_was_written_and_stays() -> None:
-    """Else a letter is sent by moving it, in another's name, or a wrong one is undone before anybody looks."""
+    """Else a letter is sent by moving it, in another's name, or a wrong one is undone before anybody looks:
+    a test script that counts what is in `sent` would be satisfied."""
     letter = {"to": ["eve@example.com"], "subject": "s", "body": "b"}
     services = Services(desk(), 0)
     sent = services.call("mail_send_message", letter).entry.response["message_id"]
