@@ -116,7 +116,7 @@ class BrowserAttempt:
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
         """See OpenWorld. What is shown is the result line alone; `look` shows the screen."""
         started = time.monotonic()
-        line = " ".join((await self._line(call)).splitlines())  # what was written may have lines of its own
+        line = _one_line(await self._line(call))
         code = 0 if line.startswith("Succeed:") else 1
         seconds = time.monotonic() - started
         return CommandOutcome(output=line, returncode=code, seconds=seconds), line
@@ -199,6 +199,12 @@ def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | No
         msgspec.structs.replace(step, screenshot=next(looks, None)) if step.results else step
         for step in steps
     )
+
+
+def _one_line(said: str) -> str:
+    """A result line as events and judges take it. What pages say, and what the model wrote, may have lines of
+    its own, and halves of characters."""
+    return " ".join(said.encode(errors="replace").decode().splitlines())
 
 
 def _joined(*texts: str | None) -> str:
