@@ -11,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
@@ -100,13 +101,39 @@ def _show(
             )
         complete = as_of
     sources, pin = pinned(location, lambda: _sources(location, tables), _files)
-    for table, (files, evolved) in zip(tables, sources, strict=True):
-        scan = _scan(connection, location, table, files, evolved)
-        which = "true" if table == EVENTS and as_of is None else f"sequence <= {complete}"
+    found = _Snapshot(location, dict(zip(tables, sources, strict=True)), {})
+    for table, source in found.sources.items():
+        found.ends[table] = _NO_END if table == EVENTS and as_of is None else complete
+        scan = _scan(connection, location, table, source)
         connection.execute(
-            f"create or replace view tables.{table} as select {_columns(table)} from {scan} where {which}"
+            f"create or replace view tables.{table} as {_rows(table, scan, found.ends[table])}"
         )
+    _snapshots[connection] = found
     _keep(connection, pin)
+
+
+def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: int) -> str:
+    """The query with each `tables.<name>` in it reduced to the rows of a range of sequences, of a connection
+    of `open_tables`.
+
+    It reads the files alone that can have some. A filter in the query does not spare the others: DuckDB opens
+    every file of a table to see what it has. On 100,000 rollouts in 17 files, the messages of one take 4 ms
+    so, and 34 with a filter.
+    """
+    known = _snapshots[connection]
+
+    def reduced(found: re.Match[str]) -> str:
+        table = found[1]
+        files, evolved = known.sources[table]
+        chosen = [file for file in files if file.last >= first and file.first <= last]
+        scan = _scan(connection, known.location, table, (chosen, evolved), f"_{table}_within")
+        return f"({_rows(table, scan, min(last, known.ends[table]))} and sequence >= {first})"
+
+    return re.sub(r"\btables\.(\w+)", reduced, query)
+
+
+def _rows(table: str, scan: str, end: int) -> str:
+    return f"select {_columns(table)} from {scan} where sequence <= {end}"
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
@@ -166,8 +193,22 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
     return found
 
 
-_Source = tuple[list[str], bool]
-"""The files of a table, and whether they differ in their columns."""
+_Source = tuple[list[DataFile], bool]
+"""The files of a table that have rows, and whether they differ in their columns."""
+_NO_END = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What a connection shows."""
+
+    location: Location
+    sources: dict[str, _Source]
+    ends: dict[str, int]
+    """Last sequence that is shown of each table."""
+
+
+_snapshots: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Snapshot]" = weakref.WeakKeyDictionary()
 
 
 def _sources(location: Location, tables: Sequence[str]) -> list[_Source]:
@@ -176,7 +217,7 @@ def _sources(location: Location, tables: Sequence[str]) -> list[_Source]:
 
 
 def _files(sources: list[_Source]) -> list[str]:
-    return [file for files, _ in sources for file in files]
+    return [file.path for files, _ in sources for file in files]
 
 
 def _source(location: Location, table: str) -> _Source:
@@ -184,7 +225,7 @@ def _source(location: Location, table: str) -> _Source:
         delta = _opened(location, table)
         if delta is None:
             return [], False
-        files = [f"tables/{table}/{file.path}" for file in list_files(delta) if file.rows]
+        files = [replace(file, path=f"tables/{table}/{file.path}") for file in list_files(delta) if file.rows]
         declared = {field.name for field in SCHEMAS[table]}
         stored = {field.name for field in delta.schema().fields}
         evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
@@ -192,23 +233,26 @@ def _source(location: Location, table: str) -> _Source:
 
 
 def _scan(
-    connection: duckdb.DuckDBPyConnection, location: Location, table: str, files: list[str], evolved: bool
+    connection: duckdb.DuckDBPyConnection, location: Location, table: str, source: _Source, name: str = ""
 ) -> str:
     """A table expression over the files. DuckDB reads a directory itself; S3 goes through Arrow, because
-    DuckDB's own S3 support is an extension that an air-gapped machine cannot download."""
+    DuckDB's own S3 support is an extension that an air-gapped machine cannot download. Arrow's tables are
+    registered as `name`."""
+    files, evolved = source
+    name = name or f"_{table}"
     if files and not location.is_s3 and not evolved:
-        names = ", ".join("'" + location.key(file).replace("'", "''") + "'" for file in files)
+        names = ", ".join("'" + location.key(file.path).replace("'", "''") + "'" for file in files)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
     if not files:
-        connection.register(f"_{table}", pa.Table.from_batches([], schema))  # `empty_table` imports pandas
-        return f"_{table}"
+        connection.register(name, pa.Table.from_batches([], schema))  # `empty_table` imports pandas
+        return name
     import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
 
-    keys = [location.key(file) for file in files]
+    keys = [location.key(file.path) for file in files]
     found = pads.dataset(keys, schema=schema, format="parquet", filesystem=location.filesystem)
-    connection.register(f"_{table}", found)
-    return f"_{table}"
+    connection.register(name, found)
+    return name
 
 
 def _columns(table: str) -> str:

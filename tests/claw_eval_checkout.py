@@ -259,11 +259,11 @@ FILES = {
             def grade(self, messages, dispatches, task, audit_data=None, judge=None, env_snapshot=None):
                 (command,) = [each for key, each in env_snapshot.items() if key.startswith("cmd:")]
                 local = env_snapshot["local_file:fixtures/expected.txt"]["content"]
+                said = {key: each.get("content", "") for key, each in env_snapshot.items()}
                 held = [
                     command["exit_code"] == 0 and "looked" in command["stderr"],
-                    env_snapshot["file:/workspace/verdict.txt"]["content"] == "right",
-                    env_snapshot["file:/workspace/sum.txt"]["content"].strip().encode()
-                    == base64.b64decode(local),
+                    said.get("file:/workspace/verdict.txt") == "right",
+                    said.get("file:/workspace/sum.txt", "").strip().encode() == base64.b64decode(local),
                     "error" in env_snapshot["file:/workspace/none.png"],
                 ]
                 return DimensionScores(completion=sum(held) / 4, robustness=1.0)

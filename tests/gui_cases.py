@@ -130,7 +130,7 @@ WRITING = (
     Case("write nothing", FIELD, (click(120, 110), ("write", {"message": ""})), 'Succeed: `write` typed "" into <input> type=text "Your name".', "document.activeElement.value", "", bulk=True),
     Case("write unfocused", FIELD, (("write", {"message": "Ada"}),), "Failed: `write`: no input field has the focus; click on one first.", "document.querySelector('input').value", "old"),
     Case("write readonly", box(100, 100, "input", more="readonly value=old"), (click(120, 110), ("write", {"message": "Ada"})), "Failed: `write`: no input field has the focus; click on one first.", "document.querySelector('input').value", "old", bulk=True),
-    Case("write a text", box(100, 100, "textarea", "old\ntext"), (click(120, 110), ("write", {"message": "one\ntwo"})), 'Succeed: `write` typed "one\ntwo" into <textarea>.', "document.activeElement.value", "one\ntwo"),
+    Case("write a text", box(100, 100, "textarea", "old\ntext"), (click(120, 110), ("write", {"message": "one\ntwo"})), 'Succeed: `write` typed "one two" into <textarea>.', "document.activeElement.value", "one\ntwo"),
     Case("write rich", box(100, 100, inside="old", more="contenteditable id=e"), (click(120, 110), ("write", {"message": "new"})), 'Succeed: `write` typed "new" into <div> "old".', "e.innerText", "new", bulk=True),
     Case("write long", box(100, 100, "textarea"), (click(120, 110), ("write", {"message": "x" * 600})), f'Succeed: `write` typed "{"x" * 500}..." into <textarea>.', "document.activeElement.value.length", 600, bulk=True),
     Case("write letters", box(100, 100, "input"), (click(120, 110), ("write", {"message": "Zoë 東京 €5"})), 'Succeed: `write` typed "Zoë 東京 €5" into <input> type=text.', "document.activeElement.value", "Zoë 東京 €5"),

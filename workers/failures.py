@@ -50,3 +50,8 @@ class EndedUnderCommand(InfrastructureError):
 class LimitExceeded(EndedUnderCommand):
     """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing it is
     depends on what ran: the agent's turn and submitted code are the model's, set-up and a control ours."""
+
+
+class NotWritable(InfrastructureError):
+    """A file cannot be written to its place in the sandbox: a directory, a pipe, a link to nowhere or no room
+    is there. Whose doing it is depends on who was there before: in an agent's sandbox it is the model's."""

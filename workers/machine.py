@@ -56,7 +56,8 @@ class Machine(Protocol):
         """Run `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds."""
 
     async def write(self, path: str, content: bytes) -> None:
-        """Create or replace the file at the absolute `path`, with its parent directories."""
+        """Create or replace the file at the absolute `path`, with its parent directories. Raises NotWritable
+        where what is there does not let it."""
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         """The bytes of the file at the absolute `path`.

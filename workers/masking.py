@@ -26,12 +26,27 @@ class _Kind(NamedTuple):
     """The key, or, where there is one, its group."""
 
 
+_BEGINS = "|".join(
+    (
+        r"(?<![A-Za-z0-9_])",
+        r"(?<=\\[nrtbfv0e])",  # `\n`, as arguments of tools have it, which are JSON
+        r"(?<=\\x[0-9A-Fa-f]{2})",
+        r"(?<=\\u[0-9A-Fa-f]{4})",
+        r"(?<=[%=][0-9A-Fa-f]{2})",  # of addresses and of mails
+        r"(?<=[\[;0-9][mK])",  # the end of a terminal's colour
+    )
+)
+"""What a key begins after: no word, or a character that is spelled with letters."""
+
+
 def _kind(name: str, hint: str, pattern: str) -> _Kind:
-    return _Kind(name, hint, re.compile(rf"(?<![A-Za-z0-9_]){pattern}(?![A-Za-z0-9_])"))
+    """`pattern` begins with a character or a set: what is before is looked at only where there is one."""
+    start = pattern[: pattern.index("]") + 1] if pattern.startswith("[") else pattern[0]
+    return _Kind(name, hint, re.compile(rf"(?={start})(?:{_BEGINS}){pattern}(?![A-Za-z0-9_])"))
 
 
 _KINDS = (
-    _kind("aws-access-key", "A", r"(?:AKIA|ASIA|ABIA|ACCA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
+    _kind("aws-access-key", "A", r"A(?:KIA|SIA|BIA|CCA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
     _Kind(
         "aws-secret-key",
         "",  # in letters of any size

@@ -29,7 +29,7 @@ from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailur
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
-from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.settings import SandboxSettings as SandboxSettings
 
@@ -140,7 +140,12 @@ class SandboxMachine:
     async def write(self, path: str, content: bytes) -> None:
         """See Machine.write."""
         with classified():
-            await self.sandbox.upload_content(content, path)
+            try:
+                await self.sandbox.upload_content(content, path)
+            except SandboxRequestInvalid as error:
+                if error.status in _NO_FILE:
+                    raise NotWritable(cause_of(error), error.detail) from error
+                raise
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         """See Machine.read."""

@@ -23,6 +23,11 @@ async def packed(root: int, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
     """
     opened = opened_directory(root, path)
     directory = await asyncio.to_thread(opened.__enter__)
+    try:
+        await asyncio.to_thread(directories.insist_packable, directory)
+    except BaseException:
+        opened.__exit__(None, None, None)
+        raise
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
 

@@ -58,6 +58,30 @@ def pack(directory: int, target: Writable) -> None:
         _pack_below(archive, directory, "", {})
 
 
+def insist_packable(directory: int, depth: int = 0) -> None:
+    """Raise RequestInvalid for a tree that could not be packed to its end: one that is too deep, or has a
+    directory with too many entries. Who made it learns that before an archive begins, which could only be
+    broken off."""
+    if filesystem_type(directory) in KERNEL_INTERFACES:
+        return
+    if depth > _DEEPEST:
+        raise RequestInvalid(f"the directory is deeper than {_DEEPEST} levels")
+    below = []
+    with os.scandir(directory) as entries:
+        for number, entry in enumerate(entries):
+            if number == MOST_ENTRIES:
+                raise RequestInvalid(f"a directory in it has more than {MOST_ENTRIES} entries")
+            if entry.is_dir(follow_symlinks=False):
+                below.append(entry.name)
+    for name in below:
+        with suppress(OSError):  # it is gone or another thing by now, or cannot be read: packing says so
+            inner = os.open(name, _DIRECTORY, dir_fd=directory)
+            try:
+                insist_packable(inner, depth + 1)
+            finally:
+                os.close(inner)
+
+
 def _pack_below(
     archive: tarfile.TarFile, directory: int, prefix: str, linked: dict[tuple[int, int], str]
 ) -> None:

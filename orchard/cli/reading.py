@@ -127,7 +127,7 @@ def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str) -> 
     names = relation.columns
     rows = relation.fetchall()
     if output == "csv":
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")  # for shells
         writer.writerow(names)
         writer.writerows(rows)
     elif output == "json":

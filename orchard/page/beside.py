@@ -5,9 +5,11 @@ from typing import Any
 
 import duckdb
 
+from orchard.page.places import Near
 from orchard.page.rendering import Renderer
 from orchard.page.rollout import Rollout, Sight, Turn, read
 from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import within
 
 TURNS = 20
 """On one page."""
@@ -45,11 +47,17 @@ class Beside:
 
 
 def read_both(
-    tables: duckdb.DuckDBPyConnection, left: str, right: str, turn: int
+    tables: duckdb.DuckDBPyConnection,
+    left: str,
+    right: str,
+    turn: int,
+    *,
+    beyond: int = 0,
+    near: Near = within,
 ) -> tuple[Rollout, Rollout] | None:
     """Both with their window that has this turn; None where there is no such rollout."""
-    sight = Sight(turn=turn - turn % TURNS, window=TURNS, text=TEXT)
-    found = [read(tables, each, sight) for each in (left, right)]
+    sight = Sight(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
+    found = [read(tables, name, sight, near) for name in (left, right)]
     return (found[0], found[1]) if found[0] and found[1] else None
 
 

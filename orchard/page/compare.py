@@ -1,7 +1,7 @@
 """Arms compared task by task, and the matrix of all arms: the figures of `orchard eval report`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -64,6 +64,7 @@ class Changed:
 
     task_id: str
     repo: str
+    difficulty: str
     first: Tally
     second: Tally
 
@@ -78,10 +79,10 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class ByRepo:
-    """The tasks of one repository."""
+class Part:
+    """The tasks of one repository, or of one difficulty."""
 
-    repo: str
+    name: str
     tasks: int
     first: float
     second: float
@@ -97,7 +98,9 @@ class Comparison:
     neither: int
     gained: list[Changed]
     lost: list[Changed]
-    repos: list[ByRepo]
+    repos: list[Part]
+    difficulties: list[Part]
+    """Of tasks that have a label `difficulty`."""
 
 
 _MATRIX = """
@@ -113,9 +116,15 @@ select campaign, harness, model, sum(rollouts)::bigint as rollouts, sum(graded):
 from task group by campaign, harness, model order by max(sequence) desc, harness, model limit $limit
 """
 _TASKS = """
-select task_id, any_value(repo) as repo, count(resolved) as graded, count(*) filter (resolved) as resolved
-from page.ended where campaign = $campaign and harness = $harness and model = $model
-group by task_id having count(resolved) > 0
+with task as (
+    select task_id, any_value(repo) as repo, count(resolved) as graded, count(*) filter (resolved) as resolved
+    from page.ended where campaign = $campaign and harness = $harness and model = $model
+    group by task_id having count(resolved) > 0
+), labelled as (
+    select task_id, arg_max(labels['difficulty'], sequence) as difficulty from tables.tasks_all
+    where labels['difficulty'] is not null group by task_id
+)
+select * from task left join labelled using (task_id)
 """
 
 
@@ -155,10 +164,11 @@ def matrix(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> li
 
 
 class Tallied(NamedTuple):
-    """The graded rollouts of an arm by task, and the tasks' repositories."""
+    """The graded rollouts of an arm by task, and the tasks' repositories and difficulties."""
 
     tallies: Mapping[str, Tally]
     repos: Mapping[str, str]
+    difficulties: Mapping[str, str]
 
 
 def tallied(tables: duckdb.DuckDBPyConnection, arm: Arm) -> Tallied:
@@ -167,6 +177,7 @@ def tallied(tables: duckdb.DuckDBPyConnection, arm: Arm) -> Tallied:
     return Tallied(
         {row["task_id"]: Tally(graded=row["graded"], resolved=row["resolved"]) for row in found},
         {row["task_id"]: row["repo"] or "" for row in found},
+        {row["task_id"]: row["difficulty"] or "" for row in found},
     )
 
 
@@ -177,30 +188,39 @@ def compare(first: Tallied, second: Tallied) -> Comparison | None:
         return None
     common = sorted(first.tallies.keys() & second.tallies.keys())
     changes = [
-        Changed(task, second.repos[task], first.tallies[task], second.tallies[task]) for task in common
+        Changed(
+            task, second.repos[task], second.difficulties[task], first.tallies[task], second.tallies[task]
+        )
+        for task in common
     ]
     same = [change for change in changes if change.gain == 0]
     solved = [change for change in same if change.first.resolved]
-    by_repo: dict[str, list[Changed]] = {}
-    for change in changes:
-        by_repo.setdefault(change.repo, []).append(change)
-    repos = [
-        ByRepo(
-            repo,
-            len(found),
-            _mean([pass_at(change.first, 1) for change in found]),
-            _mean([pass_at(change.second, 1) for change in found]),
-        )
-        for repo, found in by_repo.items()
-    ]
     return Comparison(
         pair,
         len(solved),
         len(same) - len(solved),
         sorted((c for c in changes if c.gain > 0), key=lambda c: (-c.gain, c.task_id)),
         sorted((c for c in changes if c.gain < 0), key=lambda c: (c.gain, c.task_id)),
-        sorted(repos, key=lambda each: (-abs(each.second - each.first), -each.tasks, each.repo)),
+        _parts(changes, lambda change: change.repo),
+        [part for part in _parts(changes, lambda change: change.difficulty) if part.name],
     )
+
+
+def _parts(changes: Sequence[Changed], of: Callable[[Changed], str]) -> list[Part]:
+    """The largest difference first."""
+    grouped: dict[str, list[Changed]] = {}
+    for change in changes:
+        grouped.setdefault(of(change), []).append(change)
+    found = [
+        Part(
+            name,
+            len(tasks),
+            _mean([pass_at(task.first, 1) for task in tasks]),
+            _mean([pass_at(task.second, 1) for task in tasks]),
+        )
+        for name, tasks in grouped.items()
+    ]
+    return sorted(found, key=lambda part: (-abs(part.second - part.first), -part.tasks, part.name))
 
 
 def _cell(arm: Tallied) -> Cell:

@@ -5,17 +5,22 @@ the newest ones, and the page says so.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
+from orchard.page.folder import KEY
+from orchard.page.places import Near
 from orchard.page.tables import Row, rows
+from orchard.storage.reader import within
 
 LOOKED = 2_000
 FEW = 10
 """Tests that are not many."""
+ENDING = 600
+"""Characters of a command's result that an error is looked for in."""
 _FAILED = """
 select sequence, rollout_id, attempt, task_id, harness, model, outcome, exit_status, cause, turns
 from page.ended where (outcome = 'unresolved' or outcome = 'aborted')
@@ -27,19 +32,18 @@ select w.rollout_id, w.attempt, w.cause, w.detail, list_sort(list_transform(
            lambda t: t.value || ' ' || t.key))[1:3] as bad,
        len(list_filter(map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL'))) as failing
 from tables.rewards_all w semi join _failed f on f.rollout_id = w.rollout_id and f.attempt = w.attempt
-where w.sequence between $first and $last
 """
 _SAID = """
-select m.rollout_id, m.attempt, m.turn, m.returncode, right(m.content, 600) as ending
+select m.rollout_id, m.attempt, m.turn, m.returncode, right(m.content, $most) as ending
 from tables.messages_all m semi join _failed f on f.rollout_id = m.rollout_id and f.attempt = m.attempt
-where m.sequence between $first and $last and m.role = 'tool' and m.returncode <> 0
+where m.role = 'tool' and m.returncode <> 0
 qualify row_number() over (partition by m.rollout_id order by m.sequence desc) = 1
 """
 _CALLS = """
 select * from (select rollout_id, command, count(*) as times from (
     select m.rollout_id, unnest(m.tool_calls).arguments as command
     from tables.messages_all m semi join _failed f on f.rollout_id = m.rollout_id and f.attempt = m.attempt
-    where m.sequence between $first and $last and m.role = 'assistant'
+    where m.role = 'assistant'
 ) group by all having count(*) >= 4)
 qualify row_number() over (partition by rollout_id order by times desc, command) = 1
 """
@@ -76,8 +80,14 @@ class Failures:
     """Whether these are all failed rollouts."""
 
 
-def failures(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> Failures:
-    """The newest failed rollouts, of all campaigns or of one, in clusters."""
+def failures(
+    tables: duckdb.DuckDBPyConnection,
+    campaign: str | None = None,
+    clean: Callable[[str], str] = str,
+    near: Near = within,
+) -> Failures:
+    """The newest failed rollouts, of all campaigns or of one, in clusters. `clean` masks keys,
+    before texts are cut."""
     import pyarrow as pa
 
     found = rows(tables, _FAILED, {"campaign": campaign, "limit": LOOKED + 1})
@@ -93,16 +103,17 @@ def failures(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> 
     tables.register("_failed", wanted)
     try:
         asked = "select min(sequence) as first from page.asked semi join _failed using (rollout_id)"
-        span = {"first": rows(tables, asked)[0]["first"] or 0, "last": found[0]["sequence"]}
-        grades = {row["rollout_id"]: row for row in rows(tables, _GRADES, span)}
-        errors = {row["rollout_id"]: row for row in rows(tables, _SAID, span)}
-        repeats = {row["rollout_id"]: row for row in rows(tables, _CALLS, span)}
+        span = (rows(tables, asked)[0]["first"] or 0, found[0]["sequence"])
+        grades, errors, repeats = (
+            {row["rollout_id"]: row for row in rows(tables, near(tables, query, *span), more)}
+            for query, more in ((_GRADES, {}), (_SAID, {"most": ENDING + KEY}), (_CALLS, {}))
+        )
     finally:
         tables.unregister("_failed")
     groups: dict[tuple[str, ...], list[tuple[Row, list[str]]]] = {}
     for row in found:
         name = row["rollout_id"]
-        key, why = _signature(row, grades.get(name), errors.get(name), repeats.get(name))
+        key, why = _signature(row, grades.get(name), errors.get(name), repeats.get(name), clean)
         groups.setdefault(key, []).append((row, why))
     clusters = [
         Cluster(
@@ -118,7 +129,7 @@ def failures(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> 
 
 
 def _signature(
-    row: Row, grade: Row | None, error: Row | None, repeat: Row | None
+    row: Row, grade: Row | None, error: Row | None, repeat: Row | None, clean: Callable[[str], str]
 ) -> tuple[tuple[str, ...], list[str]]:
     """What a rollout is put together by, the title first, and the same in sentences."""
     if row["outcome"] == "aborted":
@@ -127,12 +138,12 @@ def _signature(
     if repeat:
         return (f"{ended}, repeats a command",), [
             f"Ended with {ended}",
-            f"One command was given {repeat['times']} times: {repeat['command'][:200]}",
+            f"One command was given {repeat['times']} times: {clean(repeat['command'])[:200]}",
         ]
     if grade and grade["cause"]:
         return (f"{ended}, judged {grade['cause']}",), [f"The grader's cause: {grade['cause']}"]
     if ended != "submitted" and error:
-        said = last_error(error["ending"] or "")
+        said = last_error(clean(error["ending"] or "")[-ENDING:])
         return (f"{ended}, after an error", _NUMBERS.sub("…", said)), [
             f"Ended with {ended}",
             f"Last command that failed: exit {error['returncode']}, {said}",

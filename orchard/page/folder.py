@@ -20,6 +20,9 @@ T = TypeVar("T")
 PICTURES = 10_000_000
 """Bytes of all pictures, of which each rollout has its share and what those before it left."""
 SHORTEST_KEY = 16
+KEY = 8_192
+"""No key has more characters. Texts are read so far beyond where they are cut, that a key which the cut goes
+through is masked too."""
 _ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
 _OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
 """Parameters of a rollout's address that ask for what the folder does not have."""
@@ -73,7 +76,7 @@ class Folder:
     def save(self, name: str, template: str, path: str, **values: Any) -> None:
         """A page, at the address `path`, as a file. What comes from the log is scrubbed already."""
         self._page = name
-        values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav}
+        values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav, "live": None}
         html = self.renderer.page(template, values)
         up = "../" * name.count("/")
         html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
@@ -112,8 +115,9 @@ class Folder:
             return self.clean(value)
         if isinstance(value, dict):
             return {self._mapped(key): self._mapped(each) for key, each in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._mapped(each) for each in value)
+        if isinstance(value, list | tuple):
+            made = [self._mapped(each) for each in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         if is_dataclass(value) and not isinstance(value, type):
             changes = {each.name: self._mapped(getattr(value, each.name)) for each in fields(value)}
             return replace(value, **changes)

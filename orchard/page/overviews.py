@@ -57,7 +57,8 @@ class Overviews:
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(listed, campaign, part, sort, skip)
         shown = {"found": found, "part": part, "sort": sort, "skip": skip, "campaign": campaign}
-        return await self._site.page(request, "tasks.html", **shown)
+        live = self._site.live_log
+        return await self._site.page(request, "tasks.html", **shown, live=live)
 
     async def task(self, request: web.Request) -> web.Response:
         """One task."""
@@ -65,9 +66,8 @@ class Overviews:
         found = await self._site.tables.ask(known, name)
         if found.task is None and not found.cells:
             raise web.HTTPNotFound
-        return await self._site.page(
-            request, "task.html", found=found, task_id=name, **await asyncio.to_thread(self._asked, name)
-        )
+        asked, live = await asyncio.to_thread(self._asked, name), self._site.live_log
+        return await self._site.page(request, "task.html", found=found, task_id=name, **asked, live=live)
 
     def _asked(self, task_id: str) -> Mapping[str, Any]:
         """Statement, tests and solution, with keys masked; empty where its blob cannot be read."""
@@ -95,19 +95,21 @@ class Overviews:
             result = await asyncio.to_thread(_compared, *map(_Key, both))
         every = arms if campaign is None else [e.arm for e in await self._site.tables.ask(matrix)]
         shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "campaign": campaign}
-        return await self._site.page(request, "compare.html", **shown)
+        return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
 
     async def failures(self, request: web.Request) -> web.Response:
         """Failed rollouts in clusters."""
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(failures, campaign)
-        return await self._site.page(request, "failures.html", found=found, campaign=campaign)
+        live = self._site.live_log
+        return await self._site.page(request, "failures.html", found=found, campaign=campaign, live=live)
 
     async def runs(self, request: web.Request) -> web.Response:
         """Training runs."""
         found = await self._site.tables.ask(runs, request.query.getall("run", []), number(request, "before"))
         overview = await self._site.watch.newest()
-        return await self._site.page(request, "runs.html", found=found, overview=overview)
+        live = ("version", overview.version)
+        return await self._site.page(request, "runs.html", found=found, live=live)
 
     async def beside(self, request: web.Request) -> web.Response:
         """Two rollouts; of a task and two arms, those that show the difference."""
@@ -129,7 +131,7 @@ class Overviews:
     async def evaluations(self, request: web.Request) -> web.Response:
         """All evaluations."""
         found = await self._site.tables.ask(known_evaluations)
-        return await self._site.page(request, "evaluations.html", found=found)
+        return await self._site.page(request, "evaluations.html", found=found, live=self._site.live_log)
 
     async def evaluation(self, request: web.Request) -> web.Response:
         """One: its matrix, and the tables of `orchard eval report`."""
@@ -141,7 +143,8 @@ class Overviews:
                 raise web.HTTPNotFound
             at, shown = self._site.tables.reached, await asyncio.to_thread(shown_of, *found)
             self._evaluations[name] = at, shown
-        return await self._site.page(request, "evaluation.html", found=shown, campaign=name)
+        live = self._site.live_log
+        return await self._site.page(request, "evaluation.html", found=shown, campaign=name, live=live)
 
     async def health(self, request: web.Request) -> web.Response:
         """Processes, lag, dead letters, endpoints."""
@@ -153,7 +156,8 @@ class Overviews:
                     found = await heard(found, connection)
             except (StreamsError, TimeoutError):
                 overview = await self._site.watch.newest()
-        return await self._site.page(request, "health.html", found=found, overview=overview)
+        live = ("version", overview.version)
+        return await self._site.page(request, "health.html", found=found, overview=overview, live=live)
 
 
 class _Key:

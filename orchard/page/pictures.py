@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 from markupsafe import Markup
 
 from orchard.page.tables import Row
@@ -14,10 +13,6 @@ from orchard.workers.pictures import NotAPicture, read_picture
 SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})
 SCALE = 1000
 """Points that a model names are 0 to so much of the screen, in both directions."""
-_NAMED = """
-select 1 from tables.messages_all where rollout_id = ?
-and list_contains(list_transform(images, lambda i: i.sha256), ?) limit 1
-"""
 
 
 @dataclass(frozen=True)
@@ -97,11 +92,6 @@ def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> lis
             since.append(len(found))
             found.append(Shown(rollout, node, row["turn"], image["sha256"], image["width"], image["height"]))
     return found
-
-
-def is_named(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) -> bool:
-    """Whether a message of the rollout has this picture."""
-    return tables.execute(_NAMED, [rollout, sha256]).fetchone() is not None
 
 
 def served_type(data: bytes) -> str | None:

@@ -12,7 +12,8 @@ from markupsafe import Markup
 from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import Shown
-from orchard.page.rollout import Rollout, Sight, Turn
+from orchard.page.rollout import CALL, Rollout, Sight, Turn
+from orchard.page.rollouts import COLUMNS, USUAL
 from orchard.page.tables import Row
 from orchard.pipelines.trajectories import stored_node
 from orchard.schemas.blobs import BlobRef
@@ -67,6 +68,8 @@ class Renderer:
             "rollout_address": rollout_address,
             "hints": _hints,
             "nav": NAV,
+            "titles": COLUMNS,
+            "usual": USUAL,
         }
 
     def page(self, template: str, values: dict[str, Any]) -> str:
@@ -139,6 +142,7 @@ class Renderer:
                 for rise in curve.rises
                 for step in range(rise.first, rise.last + 1)
             },
+            "services": [_call(row) for row in found.services],
             "bundle": bundle,
             "pictures": found.pictures,
             "found": [(row, _snippet(row["said"] or "", sight.find)) for row in found.found],
@@ -159,16 +163,16 @@ class Renderer:
             row = found.texts.get(node)
             if row is None:
                 continue
-            row = _with_blobs(row, blobs, most)
+            row = _with_blobs(row, blobs)
             calls = [
-                {**call, "shown": texts.arguments(call["arguments"]), "cut": call["length"] > most}
+                {**call, "shown": texts.arguments(call["arguments"][:most]), "cut": call["length"] > most}
                 for call in row["tool_calls"] or ()
             ]
             titles |= {call["id"]: call["name"] for call in calls}
-            text = row["content"] or ""
-            left = (row["length"] or 0) - len(text)
+            text, thought = row["content"] or "", row["reasoning"] or ""
+            left = (row["length"] or 0) - most
             if left > 0:
-                text = f"{text[: most * 2 // 3]}\n⋯\n{row['ending']}"
+                text = f"{text[: most * 2 // 3]}\n⋯\n{(row['ending'] or text)[-(most // 3) :]}"
             paint = texts.terminal if row["role"] == "tool" else texts.plain
             lines = text.count("\n") + 1
             shown.append(
@@ -181,7 +185,7 @@ class Renderer:
                     "lines": lines,
                     "folded": lines > OPEN_LINES or len(text) > OPEN_CHARACTERS,
                     "first_line": texts.visible(_first_line(text))[:160],
-                    "thought": texts.plain(row["reasoning"] or ""),
+                    "thought": texts.plain(thought[:most]),
                     "calls": calls,
                     "of": titles.get(row["tool_call_id"] or "", ""),
                     "call": found.calls.get(node),
@@ -195,6 +199,12 @@ def _hints(view: CampaignView, pipeline: Any) -> list[str]:
     from orchard.reports import hints
 
     return hints(view, pipeline)
+
+
+def _call(row: Row) -> Row:
+    """A call of a service, with the beginnings of what it was asked and answered."""
+    cut = {name: row[name][:CALL] for name in ("arguments", "response")}
+    return row | cut | {"left": sum(max((row[name] or 0) - CALL, 0) for name in ("asked", "answered"))}
 
 
 def _first_line(text: str) -> str:
@@ -217,11 +227,11 @@ def _blob(blobs: BlobStore, sha256: str) -> str:
         return f"[{error}]"
 
 
-def _with_blobs(row: Row, blobs: BlobStore, most: int) -> Row:
-    """The row with the beginnings of what of it lies in blobs."""
+def _with_blobs(row: Row, blobs: BlobStore) -> Row:
+    """The row with what of it lies in blobs."""
     if row["content_sha256"]:
         text = _blob(blobs, row["content_sha256"])
-        row = row | {"content": text[:most], "ending": text[-most // 3 :], "length": len(text)}
+        row = row | {"content": text, "ending": None, "length": len(text)}
     if row["rest_sha256"]:
         rest = _blob(blobs, row["rest_sha256"])
         try:
@@ -229,16 +239,12 @@ def _with_blobs(row: Row, blobs: BlobStore, most: int) -> Row:
         except ValueError:
             return row | {"reasoning": rest, "reasoning_length": len(rest)}
         calls = [
-            {
-                "id": call.get("id", ""),
-                "name": call.get("name", ""),
-                "arguments": call.get("arguments", "")[:most],
-                "length": len(call.get("arguments", "")),
-            }
+            {name: call.get(name, "") for name in ("id", "name", "arguments")}
+            | {"length": len(call.get("arguments", ""))}
             for call in known.get("tool_calls", ())
         ]
         thought = known.get("reasoning", "")
-        row = row | {"tool_calls": calls, "reasoning": thought[:most], "reasoning_length": len(thought)}
+        row = row | {"tool_calls": calls, "reasoning": thought, "reasoning_length": len(thought)}
     return row
 
 

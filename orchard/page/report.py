@@ -1,7 +1,7 @@
 """Reports: a campaign, a training run or a comparison as a folder of the page's own pages, which opens from
 disk and can be mailed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from orchard.page.beside import aligned, read_both
 from orchard.page.compare import Arm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
-from orchard.page.folder import PICTURES, Folder, Written
+from orchard.page.folder import KEY, PICTURES, Folder, Written
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
@@ -34,6 +34,9 @@ _HEAD, _MARKUP = 13_000, 1_900
 """Bytes around the turns of a rollout, and of a turn's markup."""
 _SHORTEST = 100
 """Characters of a text that stay, however many texts there are."""
+_SIGHT = one_rollout.Sight(window=100_000, others=False)
+BATCH = 2_000
+"""Messages of the rollouts that are read at once."""
 _COPIED = (
     *("messages_all", "llm_calls_all", "rewards_all", "rollouts_all", "requests_all", "values_all"),
     *("service_calls_all", "judgements_all"),
@@ -106,7 +109,8 @@ def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress |
     entries = matrix(tables, name)
     arms = [entry.arm for entry in entries][1::-1]
     _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, name)
-    found = folder.scrubbed(failures(tables, name), "failures.html")
+    found = failures(tables, name, lambda text: folder.scrubbed(text, "failures.html"), near=_copied)
+    found = folder.scrubbed(found, "failures.html")
     folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
     tasks = listed(tables, name, "", "hardest", 0, limit=10_000)
     shown = {"found": tasks, "part": "", "sort": "hardest", "skip": 0, "campaign": name}
@@ -141,7 +145,7 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
     folder.begin([member for member in members if member in there])
     _copy(known.tables, folder.rollouts)
     found = replace(found, runs=[row for row in found.runs if row["run"] == name])
-    folder.save("index.html", "runs.html", "/runs", found=folder.scrubbed(found, "index.html"), overview=None)
+    folder.save("index.html", "runs.html", "/runs", found=folder.scrubbed(found, "index.html"))
     _rollouts(known.tables, folder, progress)
     return folder.finish()
 
@@ -167,7 +171,7 @@ def _comparison(known: _Store, first: str, second: str, out: Path, progress: Pro
         _compared(known, folder, file, both, entries, None, f"/compare/{number}")
     for address, (left, right) in beside.items():
         file = folder.files[address]
-        found = read_both(known.tables, left, right, 0)
+        found = read_both(known.tables, left, right, 0, beyond=KEY, near=_copied)
         if found is not None:
             shown = folder.scrubbed(found, file)
             both_sides = aligned(*shown, 0, folder.renderer, folder.blobs)
@@ -230,32 +234,46 @@ def _rows(tables: duckdb.DuckDBPyConnection, query: Query) -> Iterator[list[dict
 def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progress | None) -> None:
     """A page of each, all together of about BYTES."""
     count = len(folder.rollouts)
-    parts = {"values": "values_all", "services": "service_calls_all", "verdicts": "judgements_all"}
-    empty = {
-        part for part, table in parts.items() if not tables.execute(f"from page.{table} limit 1").fetchone()
-    }
-    sight = one_rollout.Sight(window=100_000, without=frozenset({"others", *empty}))
-    for done, rollout in enumerate(folder.rollouts):
-        folder.room += PICTURES // count
-        _rollout(tables, folder, rollout, BYTES // count, sight)
-        if progress is not None:
-            progress(done + 1, count)
+    asked = "select rollout_id, count(*) from tables.messages_all group by rollout_id"
+    messages: dict[str, int] = dict(tables.execute(asked).fetchall())
+    done = 0
+    for some in _batches(sorted(folder.rollouts), messages):
+        sights = {name: _sight(BYTES // count, messages.get(name, 0)) for name in some}
+        most = replace(_SIGHT, text=max(sight.text for sight in sights.values()), beyond=KEY)
+        for found in one_rollout.read_all(tables, some, most, near=_copied):
+            page = f"rollouts/{found.id}.html"
+            folder.room += PICTURES // count
+            shown = folder.renderer.rollout(
+                folder.scrubbed(found, page), sights[found.id], folder.blobs, BYTES // count // 4
+            )
+            folder.save(page, "rollout.html", f"/rollouts/{found.id}", **shown)
+            done += 1
+            if progress is not None:
+                progress(done, count)
 
 
-def _rollout(
-    tables: duckdb.DuckDBPyConnection, folder: Folder, rollout: str, room: int, sight: one_rollout.Sight
-) -> None:
-    page = f"rollouts/{rollout}.html"
-    (turns,) = tables.execute(
-        "select count(*) from tables.messages_all where rollout_id = $id", {"id": rollout}
-    ).fetchone() or (0,)
-    each = (room - _HEAD - _MARKUP * (turns // 2)) // max(2 * turns, 1)
-    text = min(max(each, _SHORTEST), one_rollout.TEXT)
-    found = one_rollout.read(tables, rollout, replace(sight, text=text))
-    if found is None:
-        return
-    shown = folder.renderer.rollout(folder.scrubbed(found, page), sight, folder.blobs, room // 4)
-    folder.save(page, "rollout.html", f"/rollouts/{rollout}", **shown)
+def _batches(rollouts: Sequence[str], messages: Mapping[str, int]) -> Iterator[list[str]]:
+    """Rollouts that are read at once: of BATCH messages together, or one."""
+    some, size = list[str](), 0
+    for name in rollouts:
+        if some and size + messages.get(name, 0) > BATCH:
+            yield some
+            some, size = [], 0
+        some.append(name)
+        size += messages.get(name, 0)
+    if some:
+        yield some
+
+
+def _sight(room: int, messages: int) -> one_rollout.Sight:
+    """With texts so long that the page has about `room` bytes."""
+    each = (room - _HEAD - _MARKUP * (messages // 2)) // max(2 * messages, 1)
+    return replace(_SIGHT, text=min(max(each, _SHORTEST), one_rollout.TEXT))
+
+
+def _copied(_: duckdb.DuckDBPyConnection, query: str, *__: int) -> str:
+    """What `_copy` has made is asked whole."""
+    return query
 
 
 def _listing(number: int) -> str:

@@ -1,125 +1,33 @@
-"""One rollout: its tree of messages a window of turns at a time, and all that the log knows beside it.
+"""Rollouts: the tree of messages a window of turns at a time, and all that the log knows beside it.
 
 Nothing here reads more of a rollout than it shows: when all messages were said is one query without their
-texts, and texts are read for the turns of the window alone, cut in the database.
+texts, and texts are read for the turns of the window alone, cut in the database. What of a rollout is looked
+for is looked for between its first attempt and its outcome, in the files that have these (`within`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
+from orchard.page import questions
 from orchard.page.pictures import Shown, pictures_of
+from orchard.page.places import FOREVER, Near, Place, by_rollout, once, places
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
 from orchard.schemas.llm_calls import CallKind
-from orchard.storage.views import VIEWS
+from orchard.storage.reader import within
 
 WINDOW = 40
 """Turns on one page."""
 TEXT = 12_000
 """Characters of one text; the whole is an address of its own."""
 FOUND = 60
-
-_PLACE = """
-select (select sequence from page.asked where rollout_id = $id) as first,
-       (select sequence from page.ended where rollout_id = $id) as last
-"""
-_REQUEST = "select * from tables.requests_all where sequence = $sequence"
-_OUTCOME = "select * from tables.rollouts_all where sequence = $sequence"
-_ATTEMPTS = f"""
-with mine as (select * from page.attempts where rollout_id = $id),
-     outcomes as (select * from tables.rollouts_all where rollout_id = $id and sequence >= $first),
-     ended as (select * from page.ended where rollout_id = $id)
-{
-    VIEWS["attempts"]
-    .replace("tables.attempts_all", "mine")
-    .replace("tables.rollouts_all", "outcomes")
-    .replace("join rollouts o", "join ended o")
-} order by a.attempt
-"""
-"""The view `attempts` of one rollout."""
-_META = """
-select node_id, any_value(parent) as parent, any_value(role) as role, any_value(turn) as turn,
-       min(sequence) as sequence, min(time) as time, any_value(seconds) as seconds,
-       any_value(tool_call_id) as tool_call_id, any_value(inherited_from) as inherited_from,
-       any_value(list_transform(tool_calls, lambda c: c.name)) as tools, any_value(images) as images,
-       any_value(list_transform(tool_calls, lambda c: {
-           'name': c.name, 'arguments': left(c.arguments, 400)
-       })) as asked,
-       any_value(coalesce(len(token_ids) > 0, false) or rest_sha256 is not null) as may_have_tokens
-from tables.messages_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last
-group by node_id order by sequence
-"""
-_CALLS = """
-select node, arg_min(columns(* exclude (node, sequence)), sequence) from (
-    select node, sequence, prompt_tokens, completion_tokens, cached_tokens, cost_usd, seconds, call_kind,
-           finish_reason, derived_from, served_model
-    from tables.llm_calls_all where rollout_id = $id and sequence between $first and $last
-) group by node
-"""
-_TEXTS = """
-select node_id, any_value(role) as role, any_value(turn) as turn, any_value(tool_call_id) as tool_call_id,
-       any_value(left(content, $most)) as content, any_value(length(content)) as length,
-       any_value(right(content, $end)) as ending, any_value(content_sha256) as content_sha256,
-       any_value(content_length) as content_length, any_value(left(reasoning, $most)) as reasoning,
-       any_value(length(reasoning)) as reasoning_length, any_value(rest_sha256) as rest_sha256,
-       any_value(list_transform(tool_calls, lambda c: {
-           'id': c.id, 'name': c.name, 'arguments': left(c.arguments, $most), 'length': length(c.arguments)
-       })) as tool_calls,
-       any_value(returncode) as returncode, any_value(seconds) as seconds, any_value(timed_out) as timed_out,
-       any_value(inherited_from) as inherited_from, any_value(versions) as versions,
-       any_value(len(token_ids)) as sampled
-from tables.messages_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last
-and list_contains($nodes, node_id) group by node_id
-"""
-_REWARDS = """
-select * from tables.rewards_all where rollout_id = $id and attempt = $attempt
-and sequence between $first and $last qualify row_number() over (partition by event_id order by sequence) = 1
-order by sequence
-"""
-_VALUES = """
-select annotator, model, base, curve, steps from tables.values_all
-where rollout_id = $id and attempt = $attempt and kind = 'annotated'
-qualify row_number() over (partition by annotator order by sequence desc) = 1 order by annotator
-"""
-_SERVICES = """
-select number, task_time, tool, status, injected, face, left(arguments, 4000) as arguments,
-       left(coalesce(response, ''), 4000) as response,
-       greatest(length(arguments) - 4000, 0) + greatest(length(response) - 4000, 0) as left
-from tables.service_calls_all where rollout_id = $id and attempt = $attempt
-and sequence between $first and $last
-qualify row_number() over (partition by event_id order by sequence) = 1 order by number limit 500
-"""
-_VERDICTS = """
-select name, protocol, model, score, passed, reason, fault from tables.judgements_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last
-qualify row_number() over (partition by event_id order by sequence) = 1 order by sequence
-"""
-_OTHERS = """
-select rollout_id, outcome, campaign, harness, model, sample, turns from page.ended
-where task_id = $task and rollout_id <> $id
-order by campaign <> $campaign, harness <> $harness, model <> $model, sequence desc limit 12
-"""
-_FOUND = """
-select node_id, any_value(role) as role, any_value(turn) as turn,
-       any_value(case when contains(lower(content), lower($text)) then content
-                      when contains(lower(reasoning), lower($text)) then reasoning
-                      else tool_calls::varchar end) as said
-from tables.messages_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last
-and (contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
-     or contains(lower(tool_calls::varchar), lower($text)))
-group by node_id order by min(sequence) limit $limit
-"""
-_EVENTS = """
-select sequence, time, type, attempt, source, left(payload, 4000) as payload, length(payload) as length
-from events where rollout_id = $id and sequence > $after and sequence <= $last
-order by sequence limit $limit
-"""
+SERVICES = 500
+"""Calls of services that are shown."""
+CALL = 4_000
+"""Characters of what one of them was asked, and of what it answered."""
 EVENTS = 100
 _LIKE = {"task": "task_id", "campaign": "campaign", "harness": "harness", "model": "model"}
 
@@ -181,10 +89,11 @@ class Sight:
     window: int = WINDOW
     """Turns of the window."""
     text: int = TEXT
-    """Characters of one text."""
-    without: frozenset[str] = frozenset()
-    """Parts that are not read, because they are not shown or known to be empty: values, services, verdicts,
-    others."""
+    """Characters of one text that are shown."""
+    beyond: int = 0
+    """Characters that are read besides, before and after those left out."""
+    others: bool = True
+    """Whether other rollouts of the same task are looked for."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +127,7 @@ class Rollout:
     pictures: list[Shown] = field(default_factory=list)
     """Of all turns of the path."""
     services: list[Row] = field(default_factory=list)
-    """The audit log: calls of the services of the task's world."""
+    """The audit log: calls of the services of the task's world, SERVICES at most."""
     verdicts: list[Row] = field(default_factory=list)
     """Of judging models."""
     others: list[Row] = field(default_factory=list)
@@ -241,62 +150,97 @@ class Rollout:
         return "ungraded" if resolved is None else "resolved" if resolved else "unresolved"
 
 
-def read(tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight) -> Rollout | None:
+def read(
+    tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight, near: Near = within
+) -> Rollout | None:
     """The rollout of this id; None where there is none."""
-    whose = {"id": rollout}
-    place = one(tables, _PLACE, whose)
-    request = one(tables, _REQUEST, {"sequence": place["first"]}) if place and place["first"] else None
-    if place is None or request is None:
-        return None
-    outcome = one(tables, _OUTCOME, {"sequence": place["last"]}) if place["last"] else None
-    attempts = rows(tables, _ATTEMPTS, whose | {"first": place["first"]})
-    accepted = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=None)
-    attempt = sight.attempt if sight.attempt is not None else accepted
-    is_accepted = outcome is not None and attempt == outcome["attempt"]
-    last = outcome["sequence"] if outcome is not None and is_accepted else 2**62
-    asked: dict[str, Any] = {**whose, "attempt": attempt, "first": request["sequence"], "last": last}
-    nodes = {row["node_id"]: row for row in rows(tables, _META, asked)}
-    calls_of = {name: asked[name] for name in ("id", "first", "last")}
-    calls = {row["node"]: row for row in rows(tables, _CALLS, calls_of)}
-    leaf = sight.leaf or (outcome["leaf"] if outcome and is_accepted else None)
-    path = _path(nodes, leaf)
-    turns = _turns(path, nodes, calls)
-    if sight.as_of is not None:
-        turns = [turn for turn in turns if turn.number <= sight.as_of]
-    window = _window(turns, sight.turn, sight.window)
-    within = [node for turn in window for node in turn.nodes]
-    texts = {}
-    if within:
-        spoken = [nodes[node]["sequence"] for node in within]
-        narrow = asked | {"first": min(spoken), "last": max(spoken)}
-        cuts = {"nodes": within, "most": sight.text, "end": sight.text // 3}
-        texts = {row["node_id"]: row for row in rows(tables, _TEXTS, narrow | cuts)}
+    return next(iter(read_all(tables, [rollout], sight, near)), None)
+
+
+def read_all(
+    tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], sight: Sight, near: Near = within
+) -> list[Rollout]:
+    """Those of these rollouts that there are, each question asked once for all of them."""
+    known = places(tables, rollouts, sight.attempt, near)
+    if not known:
+        return []
+    first, last = min(each.first for each in known.values()), max(each.last for each in known.values())
     whole = sight.as_of is None
 
-    def wanted(part: str) -> bool:
-        return whole and part not in sight.without
+    def ask(query: str, first: int = first, last: int = last, **more: Any) -> dict[str, list[Row]]:
+        found = rows(tables, near(tables, query, first, last), {"ids": list(known), **more})
+        return by_rollout(found)
 
-    found = rows(tables, _FOUND, asked | {"text": sight.find, "limit": FOUND}) if sight.find and whole else []
-    return Rollout(
-        request,
-        outcome if whole else None,
-        attempt,
-        attempts,
-        turns,
-        window,
-        texts,
-        calls,
-        rows(tables, _REWARDS, asked) if whole else [],
-        [_curve(row) for row in rows(tables, _VALUES, {"id": rollout, "attempt": attempt})]
-        if wanted("values")
-        else [],
-        found,
-        pictures_of(rollout, [node for turn in turns for node in turn.nodes], nodes),
-        rows(tables, _SERVICES, asked) if wanted("services") else [],
-        rows(tables, _VERDICTS, asked) if wanted("verdicts") else [],
-        rows(tables, _OTHERS, whose | {k: request[c] for k, c in _LIKE.items()}) if wanted("others") else [],
-        any(row["may_have_tokens"] and row["role"] == "assistant" for row in nodes.values()),
-    )
+    meta, calls = ask(questions.META), ask(questions.CALLS)
+    paths = {
+        name: _walk(place, meta.get(name, []), calls.get(name, []), sight) for name, place in known.items()
+    }
+    windows = [path.nodes[node] for path in paths.values() for turn in path.window for node in turn.nodes]
+    texts: dict[str, list[Row]] = {}
+    if windows:
+        spoken = [row["sequence"] for row in windows]
+        names = list({row["node_id"] for row in windows})
+        cuts = {"most": sight.text + sight.beyond, "end": sight.text // 3 + sight.beyond}
+        texts = ask(questions.TEXTS, min(spoken), max(spoken), nodes=names, **cuts)
+    beside: dict[str, dict[str, list[Row]]] = {}
+    if whole:
+        beside = {"rewards": ask(questions.REWARDS), "verdicts": ask(questions.VERDICTS)}
+        beside["values"] = ask(questions.VALUES, last=FOREVER)
+        beside["services"] = ask(questions.SERVICES, most=CALL + sight.beyond)
+        if sight.find:
+            attempts = [place.attempt for place in known.values()]
+            beside["found"] = ask(questions.FOUND, text=sight.find, attempts=attempts, limit=2 * FOUND)
+    found = []
+    for name, place in known.items():
+        path = paths[name]
+        of = {part: each.get(name, []) for part, each in beside.items()}
+        found.append(
+            Rollout(
+                request=place.request,
+                outcome=place.outcome if whole else None,
+                attempt=place.attempt,
+                attempts=place.attempts,
+                turns=path.turns,
+                window=path.window,
+                texts={row["node_id"]: row for row in place.mine(texts.get(name, []), "node_id")},
+                calls=path.calls,
+                rewards=place.mine(of.get("rewards", []), "event_id"),
+                curves=_curves(place, of.get("values", [])),
+                found=place.mine(of.get("found", []), "node_id")[:FOUND],
+                pictures=pictures_of(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
+                services=place.mine(of.get("services", []), "event_id")[:SERVICES],
+                verdicts=place.mine(of.get("verdicts", []), "event_id"),
+                others=_others(tables, name, place.request) if whole and sight.others else [],
+                has_tokens=any(
+                    row["may_have_tokens"] and row["role"] == "assistant" for row in path.nodes.values()
+                ),
+            )
+        )
+    return found
+
+
+class _Walk(NamedTuple):
+    """The path that is shown of a rollout."""
+
+    nodes: dict[str, Row]
+    calls: dict[str, Row]
+    turns: list[Turn]
+    window: list[Turn]
+
+
+def _walk(place: Place, meta: list[Row], calls: list[Row], sight: Sight) -> _Walk:
+    nodes = {row["node_id"]: row for row in place.mine(meta, "node_id")}
+    made = {row["node"]: row for row in once(calls, "node")}
+    leaf = sight.leaf or (place.outcome["leaf"] if place.outcome and place.accepted else None)
+    turns = _turns(_path(nodes, leaf), nodes, made)
+    if sight.as_of is not None:
+        turns = [turn for turn in turns if turn.number <= sight.as_of]
+    return _Walk(nodes, made, turns, _window(turns, sight.turn, sight.window))
+
+
+def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> list[Row]:
+    like = {name: request[column] for name, column in _LIKE.items()}
+    return rows(tables, questions.OTHERS, {"id": rollout, **like})
 
 
 def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple[list[Row], int | None]:
@@ -305,15 +249,15 @@ def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple
     First those from its request to its outcome, which lie together; what came later, such as values, is
     looked for in all of the log.
     """
-    place = one(tables, _PLACE, {"id": rollout}) or {}
-    first, outcome = place.get("first") or 0, place.get("last")
+    asked = one(tables, questions.ASKED, {"ids": [rollout]}) or {"sequence": 0, "ended": None}
+    first, outcome = asked["sequence"], asked["ended"]
     after = max(after, first - 1)
-    within = outcome is not None and after < outcome
-    asked = {"id": rollout, "after": after, "last": outcome if within else 2**62, "limit": EVENTS + 1}
-    found = rows(tables, _EVENTS, asked)
+    until = outcome if outcome is not None and after < outcome else FOREVER
+    query = within(tables, questions.EVENTS, after, until)
+    found = rows(tables, query, {"id": rollout, "after": after, "limit": EVENTS + 1})
     if len(found) > EVENTS:
         return found[:EVENTS], found[EVENTS - 1]["sequence"]
-    return found, outcome if within else None
+    return found, outcome if until == outcome else None
 
 
 def _path(nodes: dict[str, Row], leaf: str | None) -> list[str]:
@@ -395,6 +339,16 @@ def _window(turns: Sequence[Turn], first: int | None, size: int) -> list[Turn]:
     return list(turns[start : start + size])
 
 
-def _curve(row: Row) -> Curve:
-    rises = rise_segments(row["base"], row["curve"])
-    return Curve(row["annotator"], row["model"], row["base"], [row["base"], *row["curve"]], rises)
+def _curves(place: Place, found: Iterable[Row]) -> list[Curve]:
+    """The newest of each annotator."""
+    newest = {row["annotator"]: row for row in found if row["attempt"] == place.attempt}
+    return [
+        Curve(
+            name,
+            row["model"],
+            row["base"],
+            [row["base"], *row["curve"]],
+            rise_segments(row["base"], row["curve"]),
+        )
+        for name, row in sorted(newest.items())
+    ]

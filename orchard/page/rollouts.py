@@ -29,11 +29,31 @@ RANGES = ("turns", "tokens", "seconds", "reward", "cost_usd")
 WORDS = ("outcome", "tool", "text")
 FILTERS = (*EQUAL, *PARTS, *RANGES, *WORDS)
 SORTS = ("newest", "turns", "tokens", "seconds", "reward", "cost_usd", "task_id", "model", "harness")
+COLUMNS = {
+    "campaign": "Campaign",
+    "task": "Task",
+    "source": "Source",
+    "harness": "Harness",
+    "model": "Model",
+    "attempt": "Attempt",
+    "exit": "Exit",
+    "turns": "Turns",
+    "read": "Tokens read",
+    "written": "Tokens written",
+    "tokens": "Tokens",
+    "seconds": "Time",
+    "reward": "Score",
+    "cost": "Cost",
+    "ended": "Ended",
+}
+"""What a row can show beside its outcome and name, each with its title."""
+USUAL = ("task", "harness", "model", "turns", "tokens", "seconds", "reward", "cost", "ended")
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)?(\.\.)?(-?\d+(?:\.\d+)?)?")
 
 _OPEN = """
 select *, null::bigint as attempt, 'open' as status, null::varchar as exit_status, null::varchar as cause,
        null::boolean as resolved, null::double as reward, null::bigint as turns, null::bigint as tokens,
+       null::bigint as prompt_tokens, null::bigint as completion_tokens,
        null::double as cost_usd, null::double as seconds, 'open' as outcome
 from page.asked q anti join page.ended r on r.rollout_id = q.rollout_id
 """
@@ -52,6 +72,7 @@ class Query:
     descending: bool = True
     after: tuple[Any, int] | None = None
     """Value of the sort column, and sequence, of the last row of the page before."""
+    columns: tuple[str, ...] = USUAL
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Query":
@@ -74,15 +95,25 @@ class Query:
                 raise BadFilter("after is no place in these rows: begin with the first page") from None
             if not isinstance(value, str | int | float | None):
                 raise BadFilter("after is no place in these rows: begin with the first page")
-        return cls(filters, sort, given.get("order", "desc") != "asc", after)
+        columns = tuple(given["columns"].split(",")) if given.get("columns") else USUAL
+        if unknown := [name for name in columns if name not in COLUMNS]:
+            raise BadFilter(f"columns is a list of {', '.join(COLUMNS)}, without {unknown[0][:40]!r}")
+        return cls(filters, sort, given.get("order", "desc") != "asc", after, columns)
 
     def address(self, **changes: str | None) -> str:
         """The address of the same question with other filters, from its first page; None removes one."""
         known: dict[str, str | None] = {**self.filters}
         if self.sort != "newest" or not self.descending:
             known |= {"sort": self.sort, "order": "desc" if self.descending else "asc"}
+        if self.columns != USUAL:
+            known["columns"] = ",".join(self.columns)
         left = {name: value for name, value in (known | changes).items() if value is not None}
         return "/rollouts" + (f"?{urlencode(left)}" if left else "")
+
+    def with_column(self, name: str) -> str:
+        """The address of the same rows with a column more, or without it where they have it."""
+        chosen = [each for each in COLUMNS if (each in self.columns) != (each == name)]
+        return self.address(columns=",".join(chosen) or None)
 
     def sorted_by(self, column: str) -> str:
         """The address of the same rows in another order; the other way round where it is this one."""

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,15 @@ from aiohttp import web
 from orchard.config import ConfigError
 from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import rollout as rollouts_
+from orchard.page import whole
 from orchard.page.actions import Actions
 from orchard.page.campaigns import Watch
 from orchard.page.door import Door
 from orchard.page.overviews import Overviews, number
-from orchard.page.pictures import is_named, served_type
+from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query, answer
-from orchard.page.tables import Tables, one
+from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PART, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.page.words import Words
@@ -105,7 +106,10 @@ class Site:
 
     async def campaigns(self, request: web.Request) -> web.Response:
         """All campaigns."""
-        return await self.page(request, "campaigns.html", overview=await self.watch.newest())
+        overview = await self.watch.newest()
+        return await self.page(
+            request, "campaigns.html", overview=overview, live=("version", overview.version)
+        )
 
     async def rollouts(self, request: web.Request) -> web.Response:
         """Rollouts by filter."""
@@ -113,7 +117,8 @@ class Site:
         found = await self.tables.ask(answer, self.words, query, await self.tables.position())
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
-        return await self.page(request, "rollouts.html", query=query, found=found)
+        live = None if query.after else self.live_log
+        return await self.page(request, "rollouts.html", query=query, found=found, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout."""
@@ -129,7 +134,8 @@ class Site:
         if found is None:
             raise web.HTTPNotFound
         more = await asyncio.to_thread(self.renderer.rollout, found, sight, self.session.blobs)
-        return await self.page(request, "rollout.html", **more)
+        live = self.live_log if found.outcome is None and sight.as_of is None else None
+        return await self.page(request, "rollout.html", **more, live=live)
 
     async def events(self, request: web.Request) -> web.Response:
         """Events of a rollout by their sequence."""
@@ -153,9 +159,8 @@ class Site:
 
     async def message(self, request: web.Request) -> web.Response:
         """One message whole, as plain text."""
-        found = await self.tables.ask(
-            _one_message, await self._rollout_id(request), request.match_info["node"]
-        )
+        name, node = await self._rollout_id(request), request.match_info["node"]
+        found = await self.tables.ask(whole.message, name, node)
         if found is None:
             raise web.HTTPNotFound
         return _text(await asyncio.to_thread(self.renderer.whole_message, found, self.session.blobs))
@@ -163,19 +168,19 @@ class Site:
     async def submission(self, request: web.Request) -> web.Response:
         """The submission whole, as plain text."""
         name = await self._rollout_id(request)
-        found = await self.tables.ask(_column, "rollouts", "submission", name)
+        found = await self.tables.ask(whole.submission, name)
         return _text(await self._blob_or(found, "submission"))
 
     async def test_log(self, request: web.Request) -> web.Response:
         """What the tests printed, whole, as plain text."""
         name = await self._rollout_id(request)
-        found = await self.tables.ask(_column, "rewards", "log", name)
+        found = await self.tables.ask(whole.test_log, name)
         return _text(await self._blob_or(found, "log"))
 
     async def picture(self, request: web.Request) -> web.Response:
         """A picture that a message of the rollout has."""
         name, sha256 = await self._rollout_id(request), request.match_info["sha256"]
-        if not await self.tables.ask(is_named, name, sha256):
+        if not await self.tables.ask(whole.has_picture, name, sha256):
             raise web.HTTPNotFound(text="no message of this rollout has this picture\n")
         data = await asyncio.to_thread(self.session.blobs.get, BlobRef(sha256=sha256, size=0))
         kind = served_type(data)
@@ -227,11 +232,17 @@ class Site:
     # --- parts -----------------------------------------------------------------------------------
 
     async def page(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """A page filled in."""
+        """A page filled in. `live`: the number of `/live` that an open page follows, and what it is now."""
+        values = {"live": None, **values}
         values |= {"may_change": self.door.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)
+
+    @property
+    def live_log(self) -> tuple[str, int]:
+        """For pages that show what the tables have now."""
+        return "position", self.tables.reached
 
     async def rollout_id(self, given: str) -> str:
         """The whole id of the rollout that begins so. Raises HTTPNotFound."""
@@ -285,26 +296,6 @@ class Site:
 def _text(body: bytes) -> web.Response:
     """Plain text, which no browser takes for anything else."""
     return web.Response(body=body, content_type="text/plain", charset="utf-8")
-
-
-def _one_message(tables: Any, rollout: str, node: str) -> Mapping[str, Any] | None:
-    return one(
-        tables,
-        "select * from tables.messages_all where rollout_id = ? and node_id = ? limit 1",
-        [rollout, node],
-    )
-
-
-_COLUMNS = {
-    ("rollouts", "submission"): "submission, submission_sha256",
-    ("rewards", "log"): "'', log_sha256",
-}
-
-
-def _column(tables: Any, view: str, what: str, rollout: str) -> tuple[str, str | None] | None:
-    query = f"select {_COLUMNS[view, what]} from {view} where rollout_id = ?"
-    found: tuple[str, str | None] | None = tables.execute(query, [rollout]).fetchone()
-    return found
 
 
 def _token(file: Path) -> str:

@@ -6,15 +6,16 @@ members: which baseline a run chose is in its settings, and not in the log.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import msgspec
 
 from orchard.config import ConfigError
+from orchard.page.places import places
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.forests import training
 from orchard.pipelines.rl.baselines import advantages
@@ -23,6 +24,7 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import NodeRest, TokenRecord, VersionRun
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
+from orchard.storage.reader import within
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,26 +36,19 @@ COLOURS = ("logprob", "version", "loss", "advantage")
 _LIKELY = [math.log(p) for p in (0.9, 0.5, 0.1, 0.01, 0.001)]
 """A log-probability below each of them is one class further."""
 
-_PLACE = """
-select first.sequence as first, o.attempt, coalesce(o.sequence, 9223372036854775807) as last
-from page.asked first left join page.ended o using (rollout_id) where first.rollout_id = $id
-"""
-_NEWEST = "select max(attempt) as attempt from page.attempts where rollout_id = $id"
 _NODES = """
 select node_id, any_value(parent) as parent, any_value(role) as role, any_value(turn) as turn,
-       any_value(len(token_ids)) as sampled, any_value(rest_sha256) as rest_sha256
-from tables.messages_all where rollout_id = $id and attempt = $attempt and sequence between $first and $last
+       min(sequence) as sequence, any_value(len(token_ids)) as sampled, any_value(rest_sha256) as rest_sha256
+from tables.messages_all where rollout_id = $id and attempt = $attempt
 group by node_id order by min(sequence)
 """
 _RECORD = """
 select token_ids, logprobs, prompt_ids, versions, rest_sha256 from tables.messages_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last and node_id = $node
-limit 1
+where rollout_id = $id and attempt = $attempt and node_id = $node limit 1
 """
 _KINDS = """
 select node, call_kind from tables.llm_calls_all
-where rollout_id = $id and attempt = $attempt and sequence between $first and $last and call_kind is not null
-order by sequence
+where rollout_id = $id and attempt = $attempt and call_kind is not null order by sequence
 """
 _GROUP = """
 select g.run, g.group_id, g.members, g.trained_version, g.dropped, p.left_out
@@ -71,6 +66,8 @@ class Answer:
     turn: int
     trains: bool
     """Whether its tokens are in the loss where the rollout is trained on."""
+    sequence: int
+    """Of its event."""
 
 
 @dataclass(frozen=True)
@@ -143,19 +140,21 @@ def read(
     by: str,
 ) -> Tokens:
     """A part of an answer's tokens from `start` on; of the first answer where `node` is None or unknown."""
-    place = one(tables, _PLACE, {"id": rollout}) or {"first": 0, "attempt": None, "last": 2**62}
-    accepted = place["attempt"] if place["attempt"] is not None else _newest(tables, rollout)
-    shown = attempt if attempt is not None else accepted
-    last = place["last"] if shown == accepted else 2**62
-    asked = {"id": rollout, "attempt": shown, "first": place["first"], "last": last}
-    answers = _answers(tables, asked)
+    place = places(tables, [rollout], attempt)[rollout]
+    shown = place.attempt
+
+    def ask(query: str, **more: Any) -> list[Row]:
+        narrow = within(tables, query, place.first, place.last)
+        return rows(tables, narrow, {"id": rollout, "attempt": shown, **more})
+
+    answers = _answers(ask)
     at = next((i for i, answer in enumerate(answers) if answer.node == node), 0)
     if not answers:
         return Tokens(rollout, shown, [], 0, [], 0, 0, 0, 0, None)
-    record = _record(tables, blobs, asked, answers[at].node)
-    earlier = _record(tables, blobs, asked, answers[at - 1].node) if at else TokenRecord(ids=())
+    record = _record(ask, blobs, answers[at].node)
+    earlier = _record(ask, blobs, answers[at - 1].node) if at else TokenRecord(ids=())
     context = _common(record.prompt_ids, (*earlier.prompt_ids, *earlier.ids))
-    trained = _training(tables, rollout) if shown == accepted else None
+    trained = _training(tables, rollout) if place.accepted else None
     fresh = record.prompt_ids[context:]
     total = len(fresh) + len(record.ids)
     start = min(start, max(total - 1, 0)) // PART * PART
@@ -166,27 +165,25 @@ def read(
     return Tokens(rollout, shown, answers, at, made, start, total, len(fresh), context, trained)
 
 
-def _newest(tables: duckdb.DuckDBPyConnection, rollout: str) -> int | None:
-    found = one(tables, _NEWEST, {"id": rollout})
-    return found["attempt"] if found else None
+Ask = Callable[..., list[Row]]
 
 
-def _answers(tables: duckdb.DuckDBPyConnection, asked: Row) -> list[Answer]:
-    nodes = rows(tables, _NODES, asked)
+def _answers(ask: Ask) -> list[Answer]:
+    nodes = ask(_NODES)
     kinds: dict[str, CallKind] = {}
-    for row in rows(tables, _KINDS, asked):
+    for row in ask(_KINDS):
         kinds.setdefault(row["node"], CallKind(row["call_kind"]))
     counted = training({row["node_id"]: row["parent"] for row in nodes}, kinds) if kinds else None
     return [
-        Answer(row["node_id"], row["turn"], counted is None or row["node_id"] in counted)
+        Answer(row["node_id"], row["turn"], counted is None or row["node_id"] in counted, row["sequence"])
         for row in nodes
         if row["role"] == "assistant" and (row["sampled"] or row["rest_sha256"])
     ]
 
 
-def _record(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, asked: Row, node: str) -> TokenRecord:
+def _record(ask: Ask, blobs: BlobStore, node: str) -> TokenRecord:
     """Empty where it cannot be read, or the endpoint told none."""
-    row = one(tables, _RECORD, asked | {"node": node}) or {}
+    row = next(iter(ask(_RECORD, node=node)), {})
     if row.get("rest_sha256"):
         try:
             rest = msgspec.json.decode(blobs.get(BlobRef(sha256=row["rest_sha256"], size=0)), type=NodeRest)

@@ -7,7 +7,10 @@ from orchard.pipelines.synthesis.drafts import Idea
 from orchard.schemas.synthesis import Check
 from orchard.workers.claw.services import SERVICES
 
-_WORD = re.compile(r"[a-z0-9]+")
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+"""Letters and digits of any script; each sign of those that put no blanks between words."""
 _ALIKE = 0.9
 """Share of words that two ideas may have in common before they are the same."""
 _UNSAFE = re.compile(

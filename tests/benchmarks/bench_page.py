@@ -41,6 +41,8 @@ from tests.trajectory_log import Author
 REQUESTS = 40
 MEMORY_GOAL_MB = 400.0
 PAGES = 10
+FOLLOWED = ("/", "/", "/rollouts", "/tasks", "/failures")
+"""Pages that are open beside the writer, in turns."""
 WRITTEN = 400
 """Rollouts of the stream that the writer stores, of 27 events each."""
 ROUNDS = 5
@@ -168,12 +170,24 @@ async def updates(server: Server, store: Path) -> list[float]:
     return took
 
 
-async def open_page(server: Server) -> None:
-    """What a browser does that shows the campaigns: it listens, and asks again when something has changed."""
+async def open_page(server: Server, path: str) -> None:
+    """What a browser does that shows a page: it listens, and asks again when something has changed, but waits
+    ten times as long as the answer took."""
     async with server.http.get(f"{server.url}/live") as reply:
-        async for line in reply.content:
-            if line.startswith(b"data: "):
-                await server.get("/")
+        changed = asyncio.Event()
+
+        async def ask() -> None:
+            while await changed.wait():
+                changed.clear()
+                began = time.perf_counter()
+                await server.get(path)
+                await asyncio.sleep(max(10 * (time.perf_counter() - began), 0.2))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask())
+            async for line in reply.content:
+                if line.startswith(b"data: "):
+                    changed.set()
 
 
 async def writing(place: Path, *, pages: int) -> float:
@@ -186,7 +200,8 @@ async def writing(place: Path, *, pages: int) -> float:
         if pages:
             page = await stack.enter_async_context(served(store))
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            opened = [group.create_task(open_page(page)) for _ in range(pages)]
+            paths = [FOLLOWED[number % len(FOLLOWED)] for number in range(pages)]
+            opened = [group.create_task(open_page(page, path)) for path in paths]
             stack.callback(lambda: [each.cancel() for each in opened])
         command = [sys.executable, "-m", "orchard", "--store", str(store), "--nats", server.url, "writer"]
         began = time.perf_counter()

@@ -124,6 +124,16 @@ async def test_the_kernels_own_directories_are_empty(box: Box) -> None:
         assert opened.getnames() == ["."]
 
 
+async def test_a_tree_that_is_too_deep_is_refused_before_an_archive_begins(box: Box) -> None:
+    """An archive that is broken off looks as if the service had failed: whoever made such a tree would have
+    another try for it."""
+    await box.run("mkdir odd even; cd even; for _ in $(seq 150); do mkdir x; cd x; done")
+    await box.run("cd odd; for _ in $(seq 300); do mkdir x; cd x; done")
+    with pytest.raises(SandboxRequestInvalid, match="deeper than 200 levels"):
+        await box.read("/workspace/odd")
+    assert await box.read("/workspace/even")
+
+
 async def test_what_is_not_there_and_what_is_no_directory(box: Box) -> None:
     with pytest.raises(SandboxFileMissing):
         await box.read("/nothing")

@@ -158,6 +158,11 @@ def test_a_directory_of_too_many_names_is_refused(tmp_path: Path, monkeypatch: p
         files.listing(root, "/")
     with pytest.raises(OSError, match="more than 10 entries"):
         directories.pack(root, io.BytesIO())
+    with pytest.raises(RequestInvalid, match="more than 10 entries"):
+        directories.insist_packable(root)
+    monkeypatch.setattr(directories, "MOST_ENTRIES", 11)
+    directories.insist_packable(root)
+    directories.pack(root, io.BytesIO())
     os.close(root)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from orchard.cli.app import app
 from orchard.cli.reading import line_editing, rows_table, shown, verdict_panel
 
 
@@ -49,6 +51,12 @@ def test_the_verdict_is_the_graders_and_not_a_count_of_tests(
     Console(width=80, file=output).print(panel)
     assert (panel.border_style, says in output.getvalue()) == (colour, True)
     assert "0 of 0" not in output.getvalue()
+
+
+def test_rows_for_a_shell_end_as_its_lines_do(tmp_path: Path) -> None:
+    query = "select 'c95337d9' as rollout_id, 'a, b' as said"
+    told = CliRunner().invoke(app, ["--store", str(tmp_path), "sql", query, "--format", "csv"])
+    assert told.stdout == 'rollout_id,said\nc95337d9,"a, b"\n'
 
 
 def test_lines_that_were_typed_are_there_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,44 @@ async def test_no_page_of_the_quick_start_is_wrong(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "orchard", *words)
     assert await process.wait() == 0
     assert await looked_at(store, PICTURES / "quick-start") == []
+
+
+async def test_every_open_page_goes_on(tmp_path: Path) -> None:
+    """Also one that somebody has unfolded; what somebody types into waits until they are done."""
+    author = Author("live")
+    first = author.rollout(0, ["ls"], resolved=False)
+    talk = author.rollout(1, ["ls", "pwd"], resolved=True, user="line\n" * 40)
+    name = talk[0].rollout_id or ""
+    store = await stored(tmp_path, [*first, *talk[:6]])
+    paths = {
+        "/rollouts": "1 match",
+        f"/rollouts/{name}": "open",
+        "/tasks": "0 of 1",
+        "/tasks/t1": "0 of 1",
+        "/failures": "1 failed",
+        "/runs": "No run yet",
+        "/compare": "Compare",
+    }
+    async with chromium() as browser, served(store) as url, AsyncExitStack() as stack:
+        tabs = {path: await stack.enter_async_context(tab(browser, url, WIDE)) for path in paths}
+        for path, watched in tabs.items():
+            await watched.page.goto(url + path)
+            await watched.page.locator("#pulse").wait_for(state="visible")
+            assert paths[path] in await watched.page.locator("main").inner_text()
+        one, listed = tabs[f"/rollouts/{name}"].page, tabs["/tasks"].page
+        await one.locator(".m-user summary").click()
+        await listed.locator("main input[type=search]").fill("t")
+        await stored(tmp_path, talk[6:])
+        await tabs["/rollouts"].page.locator("#counted", has_text="2 match").wait_for()
+        assert await tabs["/rollouts"].page.locator("tbody tr").count() == 2
+        await one.locator(".head .p-resolved").wait_for()
+        assert await one.locator("article.turn").count() == 3
+        assert await one.locator(".m-user details").get_attribute("open") is not None
+        assert await one.evaluate("() => document.activeElement.tagName") == "SUMMARY"
+        for path in ("/tasks", "/tasks/t1"):
+            await tabs[path].page.locator("main", has_text="1 of 2").wait_for()
+        assert await listed.locator("main input[type=search]").input_value() == "t"
+        assert [watched.wrong for watched in tabs.values() if watched.wrong] == []
 
 
 async def test_an_open_page_shows_what_is_committed(tmp_path: Path) -> None:

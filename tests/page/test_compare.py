@@ -17,6 +17,7 @@ from orchard.page.runs import runs
 from orchard.page.tables import rows
 from orchard.page.tasks import listed
 from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables, position
 from tests.page.conftest import TOKEN, served, stored
@@ -36,9 +37,25 @@ def _events() -> list[e.Event]:
             task = f"task-{number}"
             repo = f"o/r{number % 4}"
             found += author.rollout(0, commands, resolved=resolved, task=task, repo=repo, tests=tests)
+    for number in range(60):
+        imported = e.TaskImported(
+            task_id=f"task-{number}",
+            task_hash="h",
+            source="swe-bench",
+            repo="o/r",
+            image="i",
+            blob=BlobRef(sha256="0" * 64, size=1),
+            fail_to_pass=1,
+            pass_to_pass=1,
+            labels={"difficulty": "easy" if number < 10 else "hard"},
+        )
+        found.append(author.event(imported, "", None))
     author = Author("rl-run")
     found += [author.event(_step(step), "", None) for step in range(1, 900)]
     return found
+
+
+LEVELS = {"easy": "task-_", "hard": "task-__"}
 
 
 def _step(step: int) -> PolicyStep:
@@ -90,13 +107,18 @@ async def test_a_comparison_is_that_of_sql_and_of_mcnemar(tables: duckdb.DuckDBP
     assert found.pair.difference.high == pytest.approx(reference.high, abs=1.01 * step)
     assert found.both + found.neither + len(found.gained) + len(found.lost) == 60
     for repo in found.repos:
-        asked = {"repo": repo.repo}
+        asked = {"repo": repo.name}
         expected = rows(
             tables,
             "select avg(resolved::int) as x from rollouts where campaign = 'second' and repo = $repo",
             asked,
         )
         assert repo.second == pytest.approx(expected[0]["x"])
+    for part in found.difficulties:
+        asked = "select avg(resolved::int) from rollouts where campaign = 'second' and task_id like $like"
+        ((expected_rate,),) = tables.execute(asked, {"like": LEVELS[part.name]}).fetchall()
+        assert part.second == pytest.approx(expected_rate)
+    assert {part.name: part.tasks for part in found.difficulties} == {"easy": 10, "hard": 50}
 
 
 async def test_the_matrix_has_the_pass_rates(tables: duckdb.DuckDBPyConnection) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 import duckdb
@@ -17,7 +19,7 @@ from orchard.page import rollout as one_rollout
 from orchard.page import server
 from orchard.page.campaigns import Watch
 from orchard.page.index import STANDING, Index
-from orchard.page.rollouts import SORTS, BadFilter, Query, page_of, summary_of
+from orchard.page.rollouts import COLUMNS, SORTS, USUAL, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import Tables, one, rows
 from orchard.schemas import events as e
 from orchard.schemas.llm_calls import CallKind, Usage
@@ -168,7 +170,34 @@ def test_open_rollouts_are_those_without_an_outcome(tables: duckdb.DuckDBPyConne
     assert expected
 
 
-@pytest.mark.parametrize("wrong", [{"turns": "many"}, {"sort": "x"}, {"outcome": "y"}, {"after": "[[1],2]"}])
+async def test_columns_are_chosen_by_the_address(history: Path, serve: Serve) -> None:
+    async with serve(history) as url, aiohttp.ClientSession(url) as http:
+
+        async def titles(path: str) -> list[str]:
+            async with http.get(path) as reply:
+                assert reply.status == 200, path
+                html = await reply.text()
+            head = html.partition("<thead>")[2].partition("</thead>")[0]
+            assert len(re.findall("<td", html.partition("<tbody>")[2].partition("</tr>")[0])) == head.count(
+                "<th "
+            )
+            return [re.sub("<[^>]*>", "", each).strip() for each in re.findall(r"<th .*?</th>", head)]
+
+        usual = ["Task", "Harness", "Model", "Turns", "Tokens", "Time", "Score", "Cost", "Ended"]
+        assert await titles("/rollouts") == ["Outcome", "Rollout", *usual]
+        given = Query.of({"columns": "campaign,read,exit", "model": "small", "sort": "turns"})
+        assert await titles(given.address()) == ["Outcome", "Rollout", "Campaign", "Tokens read", "Exit"]
+        more = Query.of(dict(parse_qsl(urlsplit(given.with_column("cost")).query)))
+        assert more.columns == ("campaign", "exit", "read", "cost") and more.filters == given.filters
+        assert await titles("/rollouts?outcome=open&columns=" + ",".join(COLUMNS))
+        every = Query.of({"columns": "cost"})
+        assert Query.of(dict(parse_qsl(urlsplit(every.with_column("cost")).query))).columns == USUAL
+
+
+WRONG = [{"turns": "many"}, {"sort": "x"}, {"outcome": "y"}, {"after": "[[1],2]"}, {"columns": "task,x"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_filter_that_cannot_be_is_a_sentence(wrong: dict[str, str]) -> None:
     with pytest.raises(BadFilter, match=r"^\w+ is "):
         Query.of(wrong)

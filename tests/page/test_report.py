@@ -7,13 +7,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchard.page.compare import Arm
+from orchard.page.folder import Folder
 from orchard.page.report import UnknownReport, write_report
+from orchard.page.rollout import CALL, TEXT
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome
+from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
+from orchard.workers.masking import masked
 from tests.benchmarks.million import Plan, fill_store
 from tests.page.big import append
 from tests.page.conftest import stored
@@ -71,6 +77,67 @@ async def test_a_report_has_its_campaign_and_no_way_out(tmp_path: Path) -> None:
     assert "[masked github-token" in "".join(files.values())
     with pytest.raises(UnknownReport, match="neither a campaign nor a training run"):
         write_report(str(store), "nothing", tmp_path / "no")
+
+
+def _straddled(author: Author) -> list[e.Event]:
+    """A rollout in which a key lies across each place where a text is cut."""
+
+    def result(_: str) -> str:
+        """30 of the key's 40 characters are in the end that is shown."""
+        return "x " * 10_000 + KEY + " " + "y" * (TEXT // 3 - 31)
+
+    repeated = f"echo {'z' * 164} {KEY}"
+    made = author.rollout(0, [repeated] * 4, resolved=False, observation=result, task="straddled")
+    name = made[0].rollout_id or ""
+    said = [data for event in made if isinstance(data := e.payload(event), MessageNode)]
+    thought = "r" * (TEXT - 31) + " " + KEY + " and on"
+    node = MessageNode(
+        node_id="thought",
+        parent=said[-1].node_id,
+        role=Role.ASSISTANT,
+        turn=5,
+        content="",
+        reasoning=thought,
+        tool_calls=(ToolCall(id="c", name="bash", arguments="a" * (TEXT - 31) + " " + KEY + " more"),),
+    )
+    called = ServiceCalled(
+        number=1,
+        task_time="2026-04-10T09:00:00",
+        service="mail",
+        operation="send",
+        tool="mail_send",
+        arguments="b" * (CALL - 31) + " " + KEY + " more",
+        status=200,
+        response="c" * (CALL - 31) + " " + KEY + " more",
+        injected=None,
+    )
+    outcome = e.payload(made[-1])
+    made[-1] = author.event(msgspec.structs.replace(outcome, leaf="thought"), name)
+    made[-1:-1] = [author.event(node, name), author.event(called, name)]
+    return made
+
+
+def test_keys_in_names_of_arms_are_masked_too(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), tmp_path / "out", "t", [])
+    assert folder.scrubbed({"arms": [Arm("c", f"harness-of {KEY}", "m")]}, "compare.html") == {
+        "arms": [Arm("c", f"harness-of {masked(KEY).text}", "m")]
+    }
+
+
+async def test_no_part_of_a_key_is_left_where_a_text_is_cut(tmp_path: Path) -> None:
+    author = Author("mailed")
+    store, out = (
+        await stored(tmp_path, [*_straddled(author), author.event(_submitted(), "", None)]),
+        tmp_path / "out",
+    )
+    made = write_report(str(store), "mailed", out)
+    for file in out.rglob("*.html"):
+        html = file.read_text()
+        assert not re.findall("ghp_|(?:a1B2){3}", html), file
+    (page,) = (out / "rollouts").iterdir()
+    assert {f"rollouts/{page.name}", "failures.html"} == made.secrets.keys()
+    html = page.read_text()
+    assert "characters are left out" in html or "more characters" in html, "texts are cut"
 
 
 def _away(out: Path) -> set[tuple[str, str]]:

@@ -107,6 +107,9 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
             path = unescape((re.search(r'id="next" rel="next" href="([^"]*)"', html) or [""] * 2)[1])
             if not path:
                 break
+        event = re.search(r'<dt>event</dt><dd><a href="([^"]*)">', html)
+        assert event is not None
+        assert "message.appended" in (await page(event[1])).partition("<tbody>")[2].partition("</tr>")[0]
         assert [int(row[1]) for row in found] == [*ASKED, *IDS, *LATER, 7, 8], (
             "each once, though prompts repeat"
         )

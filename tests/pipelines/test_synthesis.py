@@ -10,6 +10,8 @@ import pytest
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.synthesis.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
+from orchard.pipelines.synthesis.drafts import Idea
+from orchard.pipelines.synthesis.filters import words, wrong
 from orchard.pipelines.synthesis.loop import Run, Wanted, queue_of
 from orchard.pipelines.synthesis.report import Report, table
 from orchard.schemas.events import payload
@@ -155,6 +157,19 @@ async def stepped(pipeline: World, run: str, wanted: Step) -> None:
             step = payload(stored.event) if stored.event else None
             if isinstance(step, SynthesisStep) and step.step is wanted:
                 return
+
+
+def test_ideas_in_any_script_are_told_apart() -> None:
+    def idea(title: str, goal: str) -> Idea:
+        return Idea(title=title, goal=goal, services=("mail",))
+
+    known = [words(idea("回复张伟的邮件", "告诉他会议改到周五")), words(idea("Отпуск", "Напиши Анне"))]
+    assert wrong(idea("支付电费账单", "从转账账户付清电费"), known) is None
+    assert wrong(idea("Счёт", "Оплати воду"), known) is None
+    assert wrong(idea("回复 张伟 的邮件", "告诉他会议改到周五!"), known) == (
+        Check.DUPLICATE,
+        "an earlier idea says the same",
+    )
 
 
 def test_the_author_makes_at_least_eight_kinds_of_mistakes_in_three_of_ten_proposals() -> None:

@@ -1,7 +1,9 @@
 """What the views mean: accepted outcomes, what is abandoned, and that nothing gets lost or counted twice."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import duckdb
 import pytest
 
 from orchard.schemas import events as e
@@ -10,7 +12,7 @@ from orchard.schemas.campaigns import CampaignState
 from orchard.schemas.events import encode_event
 from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
-from orchard.storage.reader import open_tables, refresh
+from orchard.storage.reader import open_tables, position, refresh, within
 from orchard.storage.tables import SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
 from orchard.streams.connection import Connection
@@ -296,3 +298,51 @@ async def test_the_stored_tables_have_the_declared_columns(
     with open_tables(store) as tables:
         for table in TABLES:
             assert tables.sql(f"select * from tables.{table}").columns == SCHEMAS[table].names
+
+
+async def test_a_range_is_read_from_the_files_alone_that_have_it(
+    publisher: Publisher, store: str, write: Write, log
+) -> None:
+    """The others may even be gone."""
+    ends = []
+    for number in range(4):
+        await publisher.events(log.whole_rollout(number))
+        await write()
+        ends.append(position(store))
+    query = "select sequence, content, time from tables.messages_all order by sequence"
+    with open_tables(store) as tables:
+        every = tables.sql(query).fetchall()
+        for first, last in ((0, 2**62), (ends[0] + 1, ends[1]), (ends[1], ends[2] + 1), (2**62, 2**62)):
+            expected = [row for row in every if first <= row[0] <= last]
+            assert tables.sql(within(tables, query, first, last)).fetchall() == expected
+        files = sorted(
+            tables.sql(
+                "select distinct filename from read_parquet('{}/*.parquet', filename = true)".format(
+                    f"{store}/tables/messages_all"
+                )
+            ).fetchall()
+        )
+        narrow = within(tables, query, ends[0] + 1, ends[1])
+        expected = [row for row in every if ends[0] < row[0] <= ends[1]]
+        assert len(files) == 4 and expected
+        for (name,) in files:
+            if name not in narrow:
+                Path(name).unlink()
+        assert tables.sql(narrow).fetchall() == expected
+        with pytest.raises(duckdb.IOException):
+            tables.sql(query).fetchall()
+
+
+async def test_a_range_ends_where_the_tables_are_whole(
+    publisher: Publisher, store: str, write: Write, log
+) -> None:
+    for number in range(2):
+        await publisher.events(log.whole_rollout(number))
+        await write()
+    end = position(store)
+    query = "select max(sequence) from tables.messages_all"
+    with open_tables(store, as_of=end // 2) as tables:
+        whole = tables.sql(query).fetchall()
+        assert tables.sql(within(tables, query, 0, 2**62)).fetchall() == whole
+        refresh(tables, store)
+        assert tables.sql(within(tables, query, 0, 2**62)).fetchall() == tables.sql(query).fetchall() != whole

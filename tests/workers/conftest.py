@@ -17,8 +17,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import NotWritable
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 
@@ -151,9 +153,12 @@ class SubprocessMachine:
 
     async def write(self, path: str, content: bytes) -> None:
         target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        except OSError as error:
+            raise NotWritable(AbortCause.INTERNAL_ERROR, str(error)) from error
         self.written.add(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         if Path(path).stat().st_size > limit:

@@ -173,6 +173,50 @@ def test_limits_count_what_was_paid_within_a_day() -> None:
     assert account["balance"] == 300.0
 
 
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=8), st.integers(100, 400))
+def test_limits_are_those_of_whole_cents(payments: list[int], limit: int) -> None:
+    """Sums of fractions are a little more, or less, than what was paid. What came in was not paid."""
+    account = {"account_id": "a1", "name": "Giro", "owner": "me@example.com", "balance": 3.5}
+    came = {"transfer_id": "t1", "account_id": "a1", "payee_id": "p1", "amount": 3.0, "date": "now-1h"}
+    held = {
+        "accounts": [{**account, "daily_limit": limit / 100}],
+        "payees": [{"payee_id": "p1", "name": "Power", "iban": "DE1"}],
+        "transfers": [{**came, "status": "received"}],
+    }
+    services = Services(desk(services={"transfers": held}), 0)
+    paid = 0
+    for cents in payments:
+        status = services.call("transfers_send_transfer", _pay(cents / 100)).entry.status
+        expected = 403 if paid + cents > limit else 409 if paid + cents > 350 else 200
+        assert status == expected
+        paid += cents if status == 200 else 0
+    assert services.state()["transfers"]["accounts"][0]["balance"] == (350 - paid) / 100
+
+
+def test_what_is_sent_was_written_and_stays() -> None:
+    """Else a letter is sent by moving it, in another's name, or a wrong one is undone before anybody looks:
+    a test script that counts what is in `sent` would be satisfied."""
+    letter = {"to": ["eve@example.com"], "subject": "s", "body": "b"}
+    services = Services(desk(), 0)
+    sent = services.call("mail_send_message", letter).entry.response["message_id"]
+    draft = services.call("mail_save_draft", {"subject": "s", "body": "b"}).entry.response["message_id"]
+    before = services.state()
+    tries = [
+        ("mail_delete_message", {"message_id": sent}, 409),
+        ("mail_update_message", {"message_id": sent, "folder": "trash"}, 409),
+        ("mail_update_message", {"message_id": draft, "folder": "sent"}, 403),
+        ("mail_update_message", {"message_id": "msg_401", "folder": "sent"}, 403),
+        ("mail_update_message", {"message_id": "msg_401", "folder": "drafts"}, 403),
+    ]
+    for tool, arguments, status in tries:
+        assert services.call(tool, arguments).entry.status == status
+    assert services.state() == before
+    for message, folder in (("msg_401", "archive"), (draft, "trash")):
+        moved = services.call("mail_update_message", {"message_id": message, "folder": folder}).entry
+        assert moved.response["folder"] == folder
+    assert services.call("mail_delete_message", {"message_id": draft}).entry.status == 200
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -110,6 +110,10 @@ async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: Worl
         [("Edit", {"file_path": "notes/todo.txt", "old_string": "ask", "new_string": "tell"})],
         [("Bash", {"command": "cat notes/todo.txt; exit 3"}), ("Glob", {"pattern": "*.txt"})],
         [("Grep", {"pattern": "t.ll", "path": "notes"}), ("Read", {"file_path": "notes/todo.txt"})],
+        [
+            ("Write", {"file_path": path, "content": "x"})
+            for path in ("notes", "/", "notes/todo.txt/x", "x" * 300, "/proc/x", "/dev/null")
+        ],
     ]
     assert isinstance(place.model, Assistant)
     place.model.steps = [*wrong, *STEPS]
@@ -127,6 +131,8 @@ async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: Worl
     assert shown[6] == "/workspace/desk/notes/todo.txt"
     assert shown[7] == "/workspace/desk/notes/todo.txt:1:tell Diana"
     assert shown[8].startswith("     1\ttell Diana")
+    assert shown[9] == "Error: /workspace/desk/notes: Is a directory"
+    assert all(text.startswith("Error: /") for text in shown[9:15]), "an abort would buy another attempt"
     errors = await place.rows(
         "select tool, status, service from service_calls where status >= 400 order by number"
     )
@@ -143,6 +149,16 @@ async def test_limits_are_the_tasks_unless_the_campaign_lifts_them(place: World)
     data = await _outcome(place, task, name="lifted", budget=Budget(steps=0, wall_seconds=600.0))
     assert isinstance(data, RolloutFinished)
     assert (data.exit_status, data.turns) == (ExitStatus.FINISHED, 7)
+
+
+async def test_an_answer_that_comes_after_the_wall_clock_is_none(place: World) -> None:
+    """The paper's rule: what exceeds its budget is aborted, and all its turns are excluded."""
+    data = await _outcome(place, budget=Budget(steps=0, wall_seconds=0.000001))
+    assert isinstance(data, RolloutAborted) and data.cause is AbortCause.WALL_CLOCK
+    place.model.commands, place.model.steps = (), ()  # type: ignore[attr-defined]
+    data = await _outcome(place, name="last", budget=Budget(steps=0, wall_seconds=0.000001))
+    assert isinstance(data, RolloutAborted) and data.cause is AbortCause.WALL_CLOCK
+    assert await place.rows("select count(*) from rewards_all") == [(0,)]
 
 
 async def test_a_world_that_cannot_be_opened_aborts_before_any_model_is_asked(place: World) -> None:

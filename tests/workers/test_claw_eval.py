@@ -154,6 +154,26 @@ async def test_a_snapshot_is_taken_with_the_graders_files_when_the_agent_is_done
     assert wrong.parts["completion"] == 0.25
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        "mkdir -p fixtures/verify.py/x",
+        "ln -s /nowhere/verify.py fixtures/verify.py",
+        "rm -r fixtures && touch fixtures",
+        "rm -rf /workspace && touch /workspace",
+        "rm -rf /workspace && ln -s /nowhere /workspace",
+        "rm -rf /workspace /tmp && touch /tmp",
+        "mkfifo /tmp/.orchard-snapshot-errors sum.txt",
+    ],
+)
+async def test_what_an_agent_leaves_in_the_way_of_the_graders_files_fails_and_aborts_nothing(
+    episode, tasks, left
+):
+    """An abort would buy another attempt."""
+    reward = await episode.play(tasks["T03_report"], ("Bash", {"command": left}))
+    assert (reward.value, reward.resolved) == (-1.0, False)
+
+
 async def test_a_grader_that_builds_on_another_asks_the_workers_judge(episode, tasks, endpoint):
     for score in (1.0, 0.6):
         endpoint.says(json.dumps({"score": score, "reasoning": "So."}))

@@ -305,7 +305,7 @@ async def test_all_scripts_pass_or_the_reward_is_minus_one(graded, blobs):
     assert (unsafe.value, unsafe.resolved, unsafe.parts["task_score"]) == (-1.0, False, 0.0)
 
 
-GOOD = "def grade(b): return {'completion': 1.0}"
+GOOD = "import ctypes, uuid\ndef grade(b): return {'completion': 1.0}"
 OPEN = "\n    try:\n        {}\n    except Exception:\n        pass\n    return {{'completion': 1.0}}"
 BAD = {
     "loops": ("def grade(b):\n    while True: pass", "did not end within 1 s"),
@@ -336,6 +336,10 @@ BAD = {
     "fetches a page": (
         "import urllib.request\ndef grade(b):" + OPEN.format("urllib.request.urlopen('http://127.0.0.1:1')"),
         "network",
+    ),
+    "tries the network by a library": (
+        "import ctypes\ndef grade(b):" + OPEN.format("ctypes.CDLL(None).connect(3, None, 0)"),
+        "called a library of the system",
     ),
     "writes the audit log": (
         "import glob\ndef grade(b):" + OPEN.format("open(glob.glob('../bundle.json')[0], 'a').write(' ')"),

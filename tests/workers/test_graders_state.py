@@ -58,3 +58,10 @@ async def test_the_check_has_a_clean_environment(checked, blobs):
         "_",
         "OLDPWD",
     }
+
+
+async def test_a_place_that_cannot_be_written_is_not_solved(checked, tmp_path):
+    """The agent was there before: an abort would buy it another attempt."""
+    (tmp_path / "check.sh").mkdir()
+    reward = await checked("exit 0", files={str(tmp_path / "check.sh"): "exit 1\n"})
+    assert (reward.value, reward.resolved) == (-1.0, False)

@@ -205,7 +205,11 @@ def test_the_last_line_decides(text, passed):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "SUCCESS or NOT SUCCESS", "SUCCESS\nI think.", "UNSUCCESSFUL", "NOT A SUCCESS"]
+    "text",
+    [
+        *("", "SUCCESS or NOT SUCCESS", "SUCCESS\nI think.", "UNSUCCESSFUL", "NOT A SUCCESS"),
+        *("NOT SUCCESS\nSUCCESS", "**Verdict: SUCCESS**\nNo.\nNOT SUCCESS"),
+    ],
 )
 def test_what_is_no_decision_is_refused(text):
     with pytest.raises(BadVerdict):

@@ -247,7 +247,7 @@ READERS = (read_success, read_status, read_aspects, read_screen_score)
     ("read", "said", "passed"),
     [
         (read_status, "Well done.\nStatus: success", True),
-        (read_status, 'Status: success\n**Status:** "failure"', False),
+        (read_status, 'Status: failure\n**Status:** "failure"', False),
         (read_status, "<think>Status: success</think>Status: Failure.", False),
         (read_aspects, "Attributes: MET\nFilters: NOT MET\nOrder: NOT ASKED\nNOT SUCCESS", False),
         (read_aspects, "So:\n- **Attributes:** MET\n- Filters: MET\n- Order: MET\n**SUCCESS**", True),
@@ -264,6 +264,8 @@ def test_verdicts_are_read(read, said, passed):
     [
         (read_status, "Status: success\nI am sure."),
         (read_status, "success"),
+        (read_status, 'Status: failure\n**Status:** "success"'),
+        (read_aspects, "NOT SUCCESS\nAttributes: MET\nFilters: MET\nOrder: MET\nSUCCESS"),
         (read_status, "Status: not success"),
         (read_status, "Status: success or failure"),
         (read_aspects, "SUCCESS"),

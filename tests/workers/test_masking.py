@@ -59,6 +59,11 @@ FRAMES = (
     "a {}, b",
     "<{}>",
     "url?k={}&x=1",
+    "first line\\n{}\\nlast line",
+    "\x1b[01;31m\x1b[K{}\x1b[m\x1b[K",
+    "\\u001b[1;31m{}\\u001b[0m",
+    "\\x00{}\\x00",
+    "?next=a%3D{}%26b",
 )
 
 

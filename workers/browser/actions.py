@@ -1,12 +1,14 @@
 """Carrying out one action in a browser, and the line that the model is told of it."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from orchard.schemas.gui import BrowserSettings
 from orchard.workers.browser import page_scripts
 from orchard.workers.browser import tools as t
 from orchard.workers.browser.keys import UnknownKey, key
+from orchard.workers.browser.marks import Words, holds_marks
 from orchard.workers.browser.screen import OffScreen, Pixel, pixel
 from orchard.workers.browser.tabs import CRASHED, Tabs, Unresponsive
 
@@ -19,6 +21,8 @@ INPUT_SECONDS = 10.0
 """For a page to take what is typed, clicked or dragged."""
 LONGEST_URL = 1000
 """Characters of an address that the model is shown."""
+ACTION_SECONDS = 30.0
+"""For all that one action gives to a page: thousands of keys may each be slow."""
 _TYPED = 200
 """Characters that are typed one by one; the rest comes at once, as if pasted."""
 _SHOWN = 500
@@ -40,6 +44,11 @@ class Hands:
     def __init__(self, tabs: Tabs, settings: BrowserSettings) -> None:
         self._tabs = tabs
         self._settings = settings
+        self._ends = 0.0
+        self.words = Words()
+        """What the agent wrote into pages and addresses."""
+        self.injections = 0
+        """Elements in its lines whose words hold marks of the prompt."""
 
     async def do(self, name: str, action: t.Action) -> str:
         """Carry an action out and wait until the page rests; the line that tells of it. Raises
@@ -50,6 +59,7 @@ class Hands:
         await tabs.attached()
         tab, url, count = tabs.active, tabs.active.page.url, len(tabs.open)
         tab.begin()
+        self._ends = time.monotonic() + ACTION_SECONDS
         try:
             line = await self._carried_out(action)
         except (Failed, OffScreen, UnknownKey, Unresponsive) as error:
@@ -115,7 +125,7 @@ class Hands:
         return pixel(point, self._settings.width, self._settings.height)
 
     async def _input(self, given: Any) -> None:
-        await self._tabs.asked(given, INPUT_SECONDS)
+        await self._tabs.asked(given, min(INPUT_SECONDS, max(self._ends - time.monotonic(), 0.0)))
 
     async def _click(self, action: t.Click) -> str:
         at = self._pixel(action.point_2d)
@@ -136,6 +146,7 @@ class Hands:
         return f"`drag`{_on(found)} from {start} to {end} executed."
 
     async def _write(self, message: str) -> str:
+        self.words.add(message)
         frame, focused = await self._focused()
         way = focused.get("way")
         if not way:
@@ -155,10 +166,11 @@ class Hands:
             if refused is not None:
                 raise Failed(f"the field does not take {message[:100]!r}.")
         text = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
-        return f'`write` typed "{text}" into {_element(focused.get("element"))}.'
+        return f'`write` typed "{text}" into {self._told(focused.get("element"))}.'
 
     async def _press(self, action: t.PressKeys) -> str:
         keys = [key(name) for name in action.keys]
+        self.words.add("".join(each for each in keys if len(each) == 1))
         strokes = ["+".join(keys)] if action.is_hotkey else keys
         for _ in range(action.presses):
             for stroke in strokes:
@@ -187,9 +199,10 @@ class Hands:
         from playwright.async_api import Error, TimeoutError
 
         url = url.strip()
+        self.words.add(url)
         scheme, colon, _ = url.partition(":")
         if "://" not in url and not (
-            colon and scheme in ("about", "data", "javascript", "view-source", "blob")
+            colon and scheme.lower() in ("about", "data", "javascript", "view-source", "blob")
         ):
             url = f"http://{url}"
         if not url.lower().startswith(("http://", "https://")) and url != "about:blank":
@@ -241,9 +254,14 @@ class Hands:
                 return ""
             inner = await self._frame_at(frame, point) if found.get("frame") else None
             if inner is None:
-                return _element(found.get("element"))
+                return self._told(found.get("element"))
             frame, point = inner, found["frame"]
         return ""
+
+    def _told(self, found: object) -> str:
+        element = _element(found)
+        self.injections += holds_marks(element)
+        return element
 
     async def _frame_at(self, frame: "Frame", point: list[float]) -> "Frame | None":
         handle = await self._tabs.asked(

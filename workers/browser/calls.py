@@ -1,13 +1,12 @@
 """The calls of an answer: those of the endpoint, or written into its text as `<tool_call>` blocks. Pure."""
 
-import json
 import re
 from collections.abc import Sequence
 
 import msgspec
 
 from orchard.schemas.messages import ToolCall
-from orchard.workers.browser.tools import readable
+from orchard.workers.browser.tools import loaded, readable
 from orchard.workers.llm.answers import Completion
 
 RESPONSE = ("<tool_response>\n", "\n</tool_response>")
@@ -28,7 +27,7 @@ def written_calls(text: str) -> tuple[ToolCall, ...]:
     calls = []
     for number, block in enumerate(_BLOCK.findall(_THOUGHT.sub("", text, count=1))):
         try:
-            found = json.loads(block)
+            found = loaded(block)
         except (ValueError, RecursionError):
             return ()
         if not isinstance(found, dict) or not isinstance(found.get("name"), str):

@@ -35,8 +35,28 @@ _POLICIES = {
     "DefaultGeolocationSetting": 2,
 }
 """3 forbids every download. DevTools are Playwright's way in."""
-_LOCAL = ("localhost", "*.localhost", "127.*", "0.*", "10.*", "169.254.*", "192.168.*", "[*]")
-_LOCAL_172 = tuple(f"172.{second}.*" for second in range(16, 32))
+_LOCAL = (
+    *(
+        "localhost",
+        "*.localhost",
+        "localhost.",
+        "*.localhost.",
+        "127.*",
+        "0.*",
+        "10.*",
+        "169.254.*",
+        "192.168.*",
+    ),
+    *(f"172.{second}.*" for second in range(16, 32)),
+    *(f"100.{second}.*" for second in range(64, 128)),
+    *(
+        f"*.{zone}{dot}"
+        for zone in ("local", "localdomain", "internal", "lan", "home.arpa", "svc")
+        for dot in ("", ".")
+    ),
+    "*:*",
+)
+"""The last: all IPv6 addresses, which have no brackets here. Some of them are IPv4 ones, written longer."""
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -74,7 +94,9 @@ for each in /usr/lib/chromium/chromium chromium chromium-browser google-chrome; 
   program=$(command -v "$each") && break
 done
 [ -n "$program" ] || exit {missing}
-"$program" {flags} about:blank > {home}/log 2>&1 < /dev/null &
+own=$(cat /etc/hosts /etc/hostname 2> /dev/null | sed 's/#.*//' | tr -s '[:blank:]' '\\n' |
+  grep -E '^[A-Za-z0-9._-]+$' | sort -u | sed 's/.*/,MAP & ~NOTFOUND,MAP &. ~NOTFOUND/' | tr -d '\\n')
+"$program" {flags}"$own" about:blank > {home}/log 2>&1 < /dev/null &
 until [ -s {home}/profile/DevToolsActivePort ]; do
   kill -0 $! 2> /dev/null || {{ tail -c 2000 {home}/log; exit 1; }}
   sleep 0.02
@@ -84,7 +106,8 @@ head -n 1 {home}/profile/DevToolsActivePort
 
 
 def start_command(settings: BrowserSettings, block_network: bool) -> str:
-    """The shell lines that start it and print its debugging port."""
+    """The shell lines that start it and print its debugging port. The last flag goes on: names that the
+    sandbox itself gives to addresses, its own among them, lead nowhere."""
     flags = [
         *_FLAGS,
         f"--window-size={settings.width},{settings.height}",
@@ -102,8 +125,9 @@ def start_command(settings: BrowserSettings, block_network: bool) -> str:
 
 def resolver_rules(block_network: bool) -> str:
     """What names and addresses lead to, for pages and tools alike: generated sites to the tunnel; without
-    network nothing else; with it not this machine, where the debugging port is, and not local networks."""
-    closed = ("*",) if block_network else (*_LOCAL, *_LOCAL_172)
+    network nothing else; with it not this machine, where the debugging port is, and not local networks. A
+    name that a public server gives to a local address is not among them."""
+    closed = ("*",) if block_network else _LOCAL
     return ",".join([f"MAP {SITES} 127.0.0.1:{SITE_PORT}", *(f"MAP {each} ~NOTFOUND" for each in closed)])
 
 

@@ -8,6 +8,7 @@ import msgspec
 from orchard.schemas.gui import BrowserSettings
 from orchard.workers.browser import page_scripts
 from orchard.workers.browser.actions import shown_url
+from orchard.workers.browser.marks import WALL_ADDRESSES, WALL_TITLES, Words, holds_marks
 from orchard.workers.browser.tabs import CRASHED, Tab, Tabs, Unresponsive
 from orchard.workers.pictures import NotAPicture, Picture, read_picture
 
@@ -17,30 +18,8 @@ SCREENSHOT_SECONDS = 10.0
 CAPTION = "\nscreenshot:\n"
 """Before the picture, and left out with it."""
 OPENED, CLOSED = "<observation>\n", "\n</observation>"
-MARKS = (
-    *(
-        "<observation>",
-        "</observation>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-    ),
-    *("<user_request>", "</user_request>", "<think>", "</think>", "<|im_start|>", "<|im_end|>"),
-)
-"""Of the prompt. A page that shows them wants to be read as one who may speak there."""
 _SHORT = 2000
 """Characters of a page that is a wall and nothing else."""
-_WALL_TITLES = ("just a moment", "attention required!", "verify you are human", "unusual traffic", "captcha")
-"""How titles of walls begin."""
-_WALL_ADDRESSES = (
-    "recaptcha",
-    "hcaptcha",
-    "px-captcha",
-    "cf-challenge",
-    "/cdn-cgi/challenge",
-    "google.com/sorry",
-)
 
 
 @dataclass(frozen=True)
@@ -73,17 +52,20 @@ class Eyes:
         self._settings = settings
         self._last: Picture | None = None
 
-    async def look(self) -> Observation:
-        """The active tab as it is. Raises InfrastructureError where the browser is gone."""
+    async def look(self, words: Words) -> Observation:
+        """The active tab as it is, after the agent wrote `words`. Raises InfrastructureError where the
+        browser is gone."""
         tabs = self._tabs
         await tabs.attached()
         dialogs, tabs.dialogs[:] = tabs.dialogs[:], []
         notes = [f"Dialog accepted: {kind} {_line(text)!r}" for kind, text in dialogs]
+        notes += ["Note: a new tab did not respond and was closed."] * min(tabs.silent, 1)
+        tabs.silent = 0
         try:
             self._last = await self._screenshot(tabs.active)
         except Unresponsive as error:
             notes.append(f"Note: {error}; the screenshot is older.")
-        blocked = await self._wall(tabs.active)
+        blocked = await self._wall(tabs.active, words)
         for tab in tabs.open:
             await self._read_title(tab)
         lines = [
@@ -131,25 +113,23 @@ class Eyes:
         except (Error, NotAPicture) as error:
             raise Unresponsive("the page could not be drawn") from error
 
-    async def _wall(self, tab: Tab) -> str:
+    async def _wall(self, tab: Tab, words: Words) -> str:
+        """What asks whether the visitor is human. Words that the agent itself wrote do not: with them it
+        could end, as blocked, a task that it fails."""
         from playwright.async_api import Error
 
         address = tab.page.url.partition("?")[0].lower()
-        if (found := next((each for each in _WALL_ADDRESSES if each in address), None)) is not None:
+        walls = (each for each in WALL_ADDRESSES if each in address and not words.hold(each))
+        if (found := next(walls, None)) is not None:
             return found
         try:
             seen = await self._tabs.asked(tab.page.evaluate(page_scripts.BLOCKED, _SHORT))
             title = (await self._tabs.asked(tab.page.title())).lower()
         except (Unresponsive, Error):
             return ""
-        if isinstance(seen, str) and seen:
+        if isinstance(seen, str) and seen and not words.hold(seen):
             return seen[:100]
-        return next((each for each in _WALL_TITLES if title.startswith(each)), "")
-
-
-def holds_marks(text: str) -> bool:
-    """Whether a text of a page holds marks of the prompt."""
-    return any(mark in text.lower() for mark in MARKS)
+        return next((each for each in WALL_TITLES if title.startswith(each) and not words.hold(each)), "")
 
 
 def _line(text: str) -> str:

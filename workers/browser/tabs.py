@@ -23,6 +23,8 @@ ANSWER_SECONDS = 5.0
 """For a page to answer a question about itself: one that takes longer hangs."""
 MOST_TABS = 20
 """Open at once; those that pages open beyond are closed."""
+ATTACHING_SECONDS = 10.0
+"""For all tabs that pages open at once, however many they are."""
 _MOST_SAID = 200
 
 CRASHED = "the page crashed; open an address or go to another tab"
@@ -110,6 +112,8 @@ class Tabs:
         self._at = 0
         self.dialogs: list[tuple[str, str]] = []
         """Kind and text of those that were accepted since the last look."""
+        self.silent = 0
+        """Tabs that were closed since then, because their page does not answer."""
         self._changed = asyncio.Event()
         self._attaching: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -239,9 +243,11 @@ class Tabs:
         task.add_done_callback(lambda _: self._changed.set())
 
     async def attached(self) -> None:
-        """Until all tabs that were opened are followed."""
-        while self._attaching:
-            await asyncio.wait(self._attaching)
+        """Until all tabs that were opened are followed. A page that opens more without end is not waited
+        for."""
+        deadline = time.monotonic() + ATTACHING_SECONDS
+        while self._attaching and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._attaching, timeout=left)
 
     async def _attach(self, page: "Page") -> None:
         from playwright.async_api import Error
@@ -253,8 +259,17 @@ class Tabs:
             if len(self.open) >= MOST_TABS:
                 await page.close()
                 return
-            tab = Tab(page, await self.context.new_cdp_session(page), self._changed)
-            await tab.watch()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                tab = Tab(page, await self.context.new_cdp_session(page), self._changed)
+                await tab.watch()
+        except TimeoutError:
+            # Its script does not end. Its opener is in the same process, and so does not answer either.
+            self.silent += 1
+            await self.interrupt()
+            with contextlib.suppress(Error, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await page.close()
+            return
         except Error:
             return  # it was closed at once
         if page.is_closed():

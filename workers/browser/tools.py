@@ -147,8 +147,7 @@ def read_action(name: str, arguments: str) -> Action:
     if kind is None:
         raise NotSupported(f"Error: Action {name[:100]} is not supported by the environment!")
     try:
-        given = json.loads(arguments or "{}")
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(loaded(arguments or "{}"), kind, strict=False)
     except (ValueError, RecursionError) as error:
         # msgspec.ValidationError is a ValueError.
         raise BadArguments(f"the arguments do not fit: {error}"[:300].rstrip(".") + ".") from error
@@ -160,6 +159,16 @@ def readable(arguments: str) -> bool:
         return isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def loaded(text: str) -> Any:
+    """The value that a model wrote as JSON, with U+FFFD for an escape that is half a character: no event can
+    hold one. Raises ValueError and RecursionError."""
+    value = json.loads(text)
+    if "\\u" not in text:
+        return value
+    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(whole.decode("utf-16", "replace"))
 
 
 def _point(about: str) -> dict[str, Any]:

@@ -116,14 +116,14 @@ class BrowserAttempt:
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
         """See OpenWorld. What is shown is the result line alone; `look` shows the screen."""
         started = time.monotonic()
-        line = await self._line(call)
+        line = _one_line(await self._line(call))
         code = 0 if line.startswith("Succeed:") else 1
         seconds = time.monotonic() - started
         return CommandOutcome(output=line, returncode=code, seconds=seconds), line
 
     async def look(self) -> Observation:
         """The screen. Raises InfrastructureError (BLOCKED) for the second wall in a row."""
-        seen = await self._eyes.look()
+        seen = await self._eyes.look(self._hands.words)
         self._screens.append(_image(seen.picture))
         self._seen()
         self._injections += seen.injections
@@ -159,7 +159,7 @@ class BrowserAttempt:
             records=self._site.records() if self._site is not None else None,
             first=self._screens[0] if self._screens else None,
             steps=steps,
-            injections=self._injections,
+            injections=self._injections + self._hands.injections,
         )
         return msgspec.json.encode(outcome).decode()
 
@@ -199,6 +199,12 @@ def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | No
         msgspec.structs.replace(step, screenshot=next(looks, None)) if step.results else step
         for step in steps
     )
+
+
+def _one_line(said: str) -> str:
+    """A result line as events and judges take it. What pages say, and what the model wrote, may have lines of
+    its own, and halves of characters."""
+    return " ".join(said.encode(errors="replace").decode().splitlines())
 
 
 def _joined(*texts: str | None) -> str:

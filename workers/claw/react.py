@@ -51,8 +51,9 @@ class ClawReact(Harness):
             except ContextLengthExceeded:
                 over = ExitStatus.TOKEN_LIMIT
                 break
-            if not answer.tool_calls:
-                over = ExitStatus.FINISHED
+            if not answer.tool_calls:  # an answer that comes too late is none
+                late = out_of_time(trace.totals, episode.budget)
+                over = ExitStatus.TIME_LIMIT if late else ExitStatus.FINISHED
                 break
             for number, call in enumerate(answer.tool_calls[:MOST_CALLS]):
                 if number and out_of_time(trace.totals, episode.budget):

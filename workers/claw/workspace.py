@@ -10,6 +10,7 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.claw.arguments import complaint
 from orchard.workers.claw.declaring import Schema, flag, text, whole
+from orchard.workers.failures import NotWritable
 from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine
 
 _SHOWN = 30_000
@@ -130,9 +131,7 @@ class Workspace:
         return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(chosen, first)) or "(empty)"
 
     async def _write(self, given: dict[str, Any], _seconds: float) -> str:
-        path = self.place(given["file_path"])
-        await self._machine.write(path, given["content"].encode(errors="replace"))
-        return f"wrote {path}"
+        return f"wrote {await self._put(given['file_path'], given['content'])}"
 
     async def _edit(self, given: dict[str, Any], _seconds: float) -> str:
         old, before = given["old_string"], await self._text(given["file_path"])
@@ -142,8 +141,7 @@ class Workspace:
         if count > 1 and not given.get("replace_all"):
             raise _Wrong(f"old_string occurs {count} times: give more of the text around it, or replace_all")
         after = before.replace(old, given["new_string"])
-        await self._machine.write(self.place(given["file_path"]), after.encode(errors="replace"))
-        return f"replaced {count} in {self.place(given['file_path'])}"
+        return f"replaced {count} in {await self._put(given['file_path'], after)}"
 
     async def _glob(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
         place = self.place(given.get("path", ""))
@@ -169,6 +167,14 @@ class Workspace:
             raise _Wrong(
                 f"{self.place(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
             ) from None
+
+    async def _put(self, path: str, content: str) -> str:
+        place = self.place(path)
+        try:
+            await self._machine.write(place, content.encode(errors="replace"))
+        except NotWritable as error:
+            raise _Wrong(error.detail) from error
+        return place
 
     async def _ran(self, line: str, seconds: float) -> CommandOutcome:
         if len(line.encode(errors="replace")) > _LONGEST_COMMAND:

@@ -6,9 +6,9 @@ The agent cannot reach that sandbox: each call goes through the worker, which ke
 import base64
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from orchard.workers.claw.arguments import read_arguments
 from orchard.workers.claw.workspace import TOOLS, Workspace
 from orchard.workers.claw_eval import remote
 from orchard.workers.claw_eval.checkout import ask, task_folder, unpack
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, NotWritable
 from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.masking import masked
 from orchard.workers.worlds import Opening
@@ -92,6 +92,16 @@ class ClawEvalAttempt:
                 )
             await self._opening.machine.write(f"{WORKSPACE}/{name}", folder[name])
 
+    async def _clear(self, names: Sequence[str]) -> None:
+        """Take away what the agent may have put where these files, and their directories, are to be."""
+        if not names:
+            return
+        files = [f"{WORKSPACE}/{name}" for name in names]
+        ways = {str(way) for file in files for way in PurePosixPath(file).parents}
+        lines = [f"[ -d {way} ] || rm -f {way}" for way in map(shlex.quote, sorted(ways))]
+        line = "; ".join([*lines, f"rm -rf -- {shlex.join(files)}"])
+        await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
+
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
         """See OpenWorld."""
         if call.name in WORKSPACE_TOOLS and call.name not in self._world.endpoints:
@@ -122,7 +132,9 @@ class ClawEvalAttempt:
         if self._services is not None:
             urls = {each.name: audit_url(each) for each in self._world.services}
             audits = (await self._asked("audit", {"urls": urls}))["audit"]
-        await self.bring(self._world.sandbox_grader_files)
+        with suppress(NotWritable):  # the agent left no workspace: the snapshot shows it
+            await self._clear(self._world.sandbox_grader_files)
+            await self.bring(self._world.sandbox_grader_files)
         bundle = EvalBundle(
             messages=tuple(dict(message) for message in messages),
             dispatches=tuple(self._dispatches),

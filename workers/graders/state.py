@@ -9,7 +9,7 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import StateCheck
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.workers.failures import InfrastructureError, LimitExceeded
+from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.machine import CommandOutcome, Machine
 from orchard.workers.masking import masked
 
@@ -21,8 +21,8 @@ CLEAN_SHELL = (
 
 
 async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, blobs: BlobStore) -> Reward:
-    """+1 when the command exits 0, -1 when not, when it does not end, and when a limit ends the sandbox: it
-    runs on what the agent left.
+    """+1 when the command exits 0, -1 when not, when it does not end, when a limit ends the sandbox, and when
+    its files cannot be brought: it runs on what the agent left, who may have left something in their place.
 
     See `grade` for what is raised.
     """
@@ -30,7 +30,7 @@ async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, bl
     limit = min(check.timeout_seconds, timeout)
     try:
         outcome = await _checked(check, machine, limit)
-    except LimitExceeded as error:
+    except (LimitExceeded, NotWritable) as error:
         seconds = time.monotonic() - started
         outcome = CommandOutcome(output=f"{error.detail}\n", returncode=-1, seconds=seconds)
     try:

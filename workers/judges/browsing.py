@@ -165,6 +165,9 @@ def read_status(text: str) -> Verdict:
     found = _STATUS_LINE.fullmatch(_plain(last))
     if found is None:
         raise BadVerdict("its last line is neither Status: success nor Status: failure")
+    earlier = [each for line in before if (each := _STATUS_LINE.fullmatch(_plain(line)))]
+    if any(each[1] != found[1] for each in earlier):
+        raise BadVerdict("it says both Status: success and Status: failure")
     return decided(found[1] == "SUCCESS", "\n".join(before))
 
 

@@ -102,12 +102,19 @@ def read_score(text: str) -> Verdict:
 def read_success(text: str) -> Verdict:
     """The verdict on the last line, NOT SUCCESS or SUCCESS. Raises BadVerdict, nothing else."""
     lines = [line.strip(" \t*_`.:#\"'") for line in bare(text).splitlines() if line.strip()]
-    last = lines[-1].upper() if lines else ""
-    last = last.removeprefix("STATUS:").removeprefix("VERDICT:").strip(" *")
-    if last not in ("NOT SUCCESS", "SUCCESS"):
+    verdicts = [each if (each := _verdict(line)) in _VERDICTS else "" for line in lines]
+    if not verdicts or not verdicts[-1]:
         raise BadVerdict("its last line is neither SUCCESS nor NOT SUCCESS")
-    passed = last == "SUCCESS"
-    return decided(passed, "\n".join(lines[:-1]))
+    if len({*verdicts} - {""}) > 1:
+        raise BadVerdict("it says both SUCCESS and NOT SUCCESS")
+    return decided(verdicts[-1] == "SUCCESS", "\n".join(lines[:-1]))
+
+
+_VERDICTS = ("NOT SUCCESS", "SUCCESS")
+
+
+def _verdict(line: str) -> str:
+    return line.upper().removeprefix("STATUS:").removeprefix("VERDICT:").strip(" *")
 
 
 def decided(passed: bool, reason: str) -> Verdict:

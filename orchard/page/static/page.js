@@ -76,43 +76,72 @@
 
   // Live: the server says that something has changed, and the page asks for itself again.
   if (document.body.dataset.live && location.protocol.startsWith("http")) {
+    const SHARE = 10; // of the time that one answer takes, a page waits between two
     const pulse = document.getElementById("pulse");
     const source = new EventSource("/live");
-    let shown = document.body.dataset.live, busy = false, again = false;
-    const refresh = async () => {
-      if (busy) {
-        again = true;
-        return;
+    const what = document.body.dataset.live;
+    const known = new Map([...document.querySelectorAll(".live")].map((part) => [part, part.innerHTML]));
+    let shown = document.body.dataset.shown, newest = shown, busy = false;
+
+    // What somebody types into, has marked or chooses from is left as it is until they are done.
+    const inUse = () =>
+      document.hidden ||
+      document.activeElement?.closest(".live input, .live select, .live textarea") ||
+      (!getSelection().isCollapsed && getSelection().anchorNode?.parentElement?.closest(".live"));
+    const named = (all) => {
+      const seen = new Map();
+      return all.map((one) => {
+        const place = one.parentElement.closest("[id]")?.id ?? "";
+        seen.set(place, (seen.get(place) ?? 0) + 1);
+        return [`${place}/${seen.get(place)}`, one];
+      });
+    };
+    const usable = (part) => [...part.querySelectorAll("a[href], button, summary, [tabindex]")];
+    const replace = (old, found) => {
+      const open = new Map(named([...old.querySelectorAll("details")]).map(([name, one]) => [name, one.open]));
+      const focused = named(usable(old)).find(([, one]) => one === document.activeElement)?.[0];
+      old.replaceChildren(...found.childNodes);
+      for (const [name, one] of named([...old.querySelectorAll("details")])) one.open = open.get(name) ?? one.open;
+      new Map(named(usable(old))).get(focused)?.focus({ preventScroll: true });
+    };
+    const ask = async () => {
+      const asked = newest;
+      const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (inUse()) return;
+      shown = asked;
+      if (!reply.ok) return;
+      const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+      let changed = false;
+      for (const old of document.querySelectorAll(".live")) {
+        const found = page.getElementById(old.id);
+        const html = found?.innerHTML;
+        if (!found || html === known.get(old)) continue;
+        replace(old, found);
+        known.set(old, html);
+        changed = true;
       }
+      if (!changed) return;
+      [...document.querySelectorAll("[data-item]")][here]?.classList.add("here");
+      pulse.classList.remove("beat");
+      void pulse.offsetWidth;
+      pulse.classList.add("beat");
+    };
+    const refresh = async () => {
+      if (busy || newest === shown) return;
       busy = true;
+      const began = performance.now();
       try {
-        const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
-        if (reply.ok) {
-          const found = new DOMParser().parseFromString(await reply.text(), "text/html").getElementById("live");
-          const old = document.getElementById("live");
-          if (found && old && found.innerHTML !== old.innerHTML) {
-            old.replaceChildren(...found.childNodes);
-            pulse.classList.remove("beat");
-            void pulse.offsetWidth;
-            pulse.classList.add("beat");
-          }
-        }
+        if (!inUse()) await ask();
       } finally {
-        busy = false;
-        if (again) {
-          again = false;
-          refresh();
-        }
+        const took = performance.now() - began;
+        setTimeout(() => { busy = false; refresh(); }, Math.max(SHARE * took, 200));
       }
     };
     source.addEventListener("open", () => { pulse.hidden = false; });
     source.addEventListener("error", () => { pulse.hidden = true; });
     source.addEventListener("changed", (event) => {
-      const version = String(JSON.parse(event.data).version);
-      if (version !== shown) {
-        shown = version;
-        refresh();
-      }
+      newest = String(JSON.parse(event.data)[what]);
+      refresh();
     });
   }
 })();

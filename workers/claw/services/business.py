@@ -172,9 +172,11 @@ def _transfer(room: Room, given: Record) -> Any:
     paid = sum(
         each["amount"]
         for each in room.all(TRANSFERRED)
-        if each["account_id"] == given["account_id"] and read_time(each["date"]) > day
+        if each["account_id"] == given["account_id"]
+        and each["status"] == "executed"
+        and read_time(each["date"]) > day
     )
-    if "daily_limit" in account and paid + amount > account["daily_limit"]:
+    if "daily_limit" in account and round(paid + amount, 2) > account["daily_limit"]:
         raise Refusal(
             FORBIDDEN, f"the account allows {account['daily_limit']:.2f} a day; {paid:.2f} are paid"
         )

@@ -5,6 +5,8 @@ from typing import Any
 
 from orchard.workers.claw.declaring import (
     BAD_ARGUMENTS,
+    CONFLICT,
+    FORBIDDEN,
     Collection,
     Operation,
     Record,
@@ -18,7 +20,6 @@ from orchard.workers.claw.declaring import (
     listing,
     text,
     texts,
-    unless,
     updating,
     when,
 )
@@ -65,9 +66,18 @@ def _written(folder: str) -> Any:
 
 def _send_draft(room: Room, draft: Record, given: Record) -> Record:
     if draft["folder"] != "drafts":
-        raise Refusal(409, f"message {draft['message_id']!r} is no draft")
+        raise Refusal(CONFLICT, f"message {draft['message_id']!r} is no draft")
     _addressed(room, draft, given)
     return {"folder": "sent", "date": room.stamp}
+
+
+def _moved(_room: Room, message: Record, given: Record) -> None:
+    """What was sent, and what is a draft, is so by being written: else a message would be sent to nobody, or
+    in another's name, and a sent one undone."""
+    if message["folder"] == "sent":
+        raise Refusal(CONFLICT, f"message {message['message_id']!r} is sent: it stays as it is")
+    if (folder := given.get("folder")) in ("sent", "drafts") and folder != message["folder"]:
+        raise Refusal(FORBIDDEN, f"no message is moved to {folder}: write it")
 
 
 _WRITING = ("to", "cc", "subject", "body", "in_reply_to", "labels")
@@ -109,9 +119,9 @@ MAIL = Service(
             MESSAGES,
             "Move a message to another folder, label it, or mark it as read or not.",
             takes=("folder", "labels", "is_read"),
-            rules=(unless("folder", "sent"),),
+            rules=(_moved,),
         ),
-        deleting(MESSAGES, "Delete a message for good."),
+        deleting(MESSAGES, "Delete a message for good; one that was sent stays.", rules=(_moved,)),
     ),
 )
 
@@ -187,7 +197,7 @@ REPLIES = Collection(
 def _reply_stamps(room: Room, given: Record) -> Record:
     ticket = room.get(TICKETS, given["ticket_id"])
     if ticket["status"] == "closed":
-        raise Refusal(409, f"ticket {given['ticket_id']!r} is closed: open it first")
+        raise Refusal(CONFLICT, f"ticket {given['ticket_id']!r} is closed: open it first")
     return {"author": room.owner, "date": room.stamp}
 
 

@@ -1,0 +1,54 @@
+"""What of a rollout has an address of its own: a message whole, the submission, the tests' log, a picture."""
+
+import duckdb
+
+from orchard.page import questions
+from orchard.page.places import FOREVER, Place, places
+from orchard.page.tables import Row, rows
+from orchard.storage.reader import within
+
+_MESSAGE = "select * from tables.messages_all where rollout_id = $id and node_id = $node limit 1"
+_NAMED = """
+select 1 from tables.messages_all where rollout_id = $id
+and list_contains(list_transform(images, lambda i: i.sha256), $sha256) limit 1
+"""
+
+
+def message(tables: duckdb.DuckDBPyConnection, rollout: str, node: str) -> Row | None:
+    """One message; None where there is none."""
+    return _looked_for(tables, _MESSAGE, {"id": rollout, "node": node})
+
+
+def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) -> bool:
+    """Whether a message of the rollout has this picture."""
+    return _looked_for(tables, _NAMED, {"id": rollout, "sha256": sha256}) is not None
+
+
+def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
+    """As text and as the name of a blob; None without an outcome."""
+    place = places(tables, [rollout]).get(rollout)
+    if place is None or place.outcome is None:
+        return None
+    return place.outcome["submission"] or "", place.outcome["submission_sha256"]
+
+
+def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
+    """The same of what the tests printed, of the newest grade of the accepted attempt."""
+    place = places(tables, [rollout]).get(rollout)
+    if place is None or not place.accepted:
+        return None
+    query = within(tables, questions.REWARDS, place.first, place.last)
+    found = place.mine(rows(tables, query, {"ids": [rollout]}))
+    return ("", found[-1]["log_sha256"]) if found else None
+
+
+def _looked_for(tables: duckdb.DuckDBPyConnection, query: str, asked: dict[str, str]) -> Row | None:
+    """First between the request and the outcome; what another attempt said may be later."""
+    place = places(tables, [asked["id"]]).get(asked["id"])
+    spans = [(0, FOREVER)] if place is None else [_life(place), (0, FOREVER)]
+    answers = (rows(tables, within(tables, query, *span), asked) for span in spans)
+    return next((found[0] for found in answers if found), None)
+
+
+def _life(place: Place) -> tuple[int, int]:
+    return place.request["sequence"], place.request["ended"] or FOREVER
