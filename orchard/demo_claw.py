@@ -44,10 +44,11 @@ HARNESSES = ("claw-react", "mcp-loop")
 """The policy learns errands in both, and is improved in the first alone."""
 TRAINED, HELD_OUT = "demo-claw-worlds", "demo-claw-held-out"
 """The synthesis runs, and the campaigns of their solver's rollouts."""
-DRILLS = "demo-claw-drills"
-"""The campaign of the drills, which are imported."""
-BASE, SFT, RL = "base", "sft", "rl"
-"""The base, and the policies before and after reinforcement learning, whose endpoints have their names."""
+DRILLS = {False: "demo-claw-short-drills", True: "demo-claw-long-drills"}
+"""The campaigns of the drills, which are imported: by whether they are the long ones."""
+COPIES, BASE, SFT, RL = "copies", "base", "sft", "rl"
+"""The model that copies from short drills, the base that learned long ones too, and the policies before and
+after reinforcement learning, whose endpoints have their names."""
 STEPS = 6
 """Answers of the policy in one rollout, at most."""
 
@@ -59,7 +60,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 150
-    tasks: Count = 600
+    tasks: Count = 300
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -68,16 +69,17 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tasks in these worlds, which no policy sees before it is measured."""
     mistakes: Share = 0.3
     """Of the author."""
-    guesses: Share = 0.7
+    guesses: Share = 0.75
     """Rollouts of the solver in which it guesses."""
     slots: Count = 4
     workers: Count = 2
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
-    shape: str = "tiny-test"
-    drills: Count = 4000
-    """Conversations that the base learns to copy from."""
-    drill_epochs: Count = 6
-    epochs: Count = 12
+    shape: str = "tiny-copy"
+    drills: Count = 6000
+    """Short ones that a model learns to copy from, and so many long ones."""
+    drill_epochs: Count = 3
+    """Of each of the two kinds."""
+    epochs: Count = 16
     """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
@@ -223,30 +225,33 @@ class ClawDemo(Demonstration):
         return [task.task_id for task in made.tasks]
 
     async def _base(self, session: Session) -> Path:
-        """A model that copies; the directory of its tokenizer."""
-        settings, campaign = self.settings, self.name(DRILLS)
+        """A model that copies, from short drills, then from long ones; the directory of its tokenizer."""
+        settings = self.settings
         async with session.connection("demo") as connection:
-            await import_trajectories(
-                Publisher(connection),
-                session.blobs,
-                released(drills(settings.seed, settings.drills), HARNESSES[0]),
-                campaign=campaign,
-                dataset=campaign,
-            )
+            for long, campaign in DRILLS.items():
+                await import_trajectories(
+                    Publisher(connection),
+                    session.blobs,
+                    released(drills(settings.seed, settings.drills, long=long), HARNESSES[0]),
+                    campaign=self.name(campaign),
+                    dataset=self.name(campaign),
+                )
             await session.committed(connection)
         # The names of four tools, not their schemas: these are longer than the rest of an errand.
-        campaigns = [self.name(TRAINED), campaign]
+        campaigns = [self.name(TRAINED), *map(self.name, DRILLS.values())]
         tokenizer = await self.tokenizer(session, campaigns, settings.vocabulary, schemas=False)
-        await self._trained(
-            session,
-            tokenizer,
-            BASE,
-            Source(campaigns=(campaign,), unproven=True),
-            settings.lr,
-            shape=settings.shape,
-            epochs=settings.drill_epochs,
-            global_batch=2 * settings.batch,
-        )
+        starts = {False: {"shape": settings.shape}, True: {"model": str(self.directory / COPIES / "model")}}
+        for long, campaign in DRILLS.items():
+            await self._trained(
+                session,
+                tokenizer,
+                BASE if long else COPIES,
+                Source(campaigns=(self.name(campaign),), unproven=True),
+                settings.lr,
+                epochs=settings.drill_epochs,
+                global_batch=2 * settings.batch,
+                **starts[long],
+            )
         return tokenizer
 
     async def _distil(self, session: Session, tokenizer: Path) -> int:
