@@ -60,7 +60,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 150
-    tasks: Count = 300
+    tasks: Count = 240
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -77,14 +77,14 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shape: str = "tiny-copy"
     drills: Count = 6000
     """Short ones that a model learns to copy from, and so many long ones."""
-    drill_epochs: Count = 3
+    drill_epochs: Count = 5
     """Of each of the two kinds."""
     epochs: Count = 16
     """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
     """Of the base; fine-tuning has half of it."""
-    steps: Count = 6
+    steps: Count = 12
     """Of reinforcement learning."""
     prompts: Count = 6
     """Groups in each step."""
@@ -92,9 +92,9 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rollouts of a group."""
     keep_degenerate: bool = True
     """Train on groups of one class, too: so it ends, however little the policy can do."""
-    rl_lr: float = 1e-3
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
-    """At which policies are measured."""
+    rl_lr: float = 5e-4
+    temperature: Annotated[float, msgspec.Meta(gt=0)] = 0.7
+    """At which policies are sampled, in reinforcement learning too, and measured."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Of torch, in training; 0: its own choice."""
     seed: int = 0
@@ -305,6 +305,8 @@ class ClawDemo(Demonstration):
             "tasks": {"ids": ids, "held_out": {"evaluations": False}},
             "prompts_per_step": settings.prompts,
             "steps": settings.steps,
+            "oversample": 1.0,
+            "temperature": settings.temperature,
             "bar": {"size": settings.size, "budget": settings.size},
             "keep_degenerate": settings.keep_degenerate,
             "lr": settings.rl_lr,

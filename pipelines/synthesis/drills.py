@@ -20,10 +20,11 @@ _NUMBERS = 0.15
 """Share of the words that are numbers."""
 _TOOLS = ("note_add", "list_add", "find", "tag_set", "log_put")
 _VALUES = (
-    *(("email", "to", "{0}@example.com"), ("email", "to", "{0}@example.com"), ("id", "item", "p{0}")),
-    *(("place", "item", "{0}"), ("email", "to", "{1}.{0}@example.com"), ("place", "item", "{1}-{0}")),
+    *(("email", "to", "{0}@example.com"), ("email", "to", "{1}.{2}@example.com")),
+    *(("id", "item", "p{0}"), ("place", "item", "{1}-{2}"), ("place", "item", "{0}-{2}")),
 )
-"""Field of a record, argument that takes its value, and form of the value: of a word, and one of the name."""
+"""Field of a record, argument that takes its value, and form of the value: of a word or number, and the two
+words of the name."""
 _KEYS = ("query", "text", "to", "subject", "count", "day")
 
 Messages = list[dict[str, Any]]
@@ -95,21 +96,25 @@ def _called(dice: random.Random) -> Messages:
 
 
 def _fetched(dice: random.Random) -> Messages:
-    """A record is asked for by its name; what stands in it, and words of the request, go into a second call."""
+    """A record is looked up by its name; a value in it, and words of the request, go into a second call."""
     ask, act = dice.sample(_TOOLS, 2)
-    name = " ".join(dice.sample(_WORDS, dice.randint(1, 2)))
+    words = dice.sample(_WORDS, 2)
+    name = " ".join(words)
     field, key, form = dice.choice(_VALUES)
-    value = form.format(
-        dice.randrange(10, 100) if field == "id" else dice.choice(_WORDS).lower(), *name.lower().split()
-    )
-    text, count = _words(dice, 3), dice.randrange(1, 100)
-    found = {"items": [{"id": f"c{dice.randrange(1, 9)}", "name": name, field: value}], "total": 1}
-    given = {"subject": text, "body": f"The {text}."} if dice.random() < 0.5 else {"count": count}
-    told = text if "subject" in given else count
-    asked = f"{ask} {name}, then {act} the {told}."
+    free = dice.randrange(10, 100) if field == "id" else dice.choice(_WORDS).lower()
+    value = form.format(free, *(word.lower() for word in words))
+    others = [("number", f"c{dice.randrange(1, 9)}"), ("left", dice.randrange(10)), ("tags", [])]
+    fields = [("name", name), (field, value), *dice.sample(others, dice.randrange(3))]
+    found = {"items": [dict(dice.sample(fields, len(fields)))], "total": 1}
+    text, count = _words(dice, 2), dice.randrange(1, 100)
+    day = f"{dice.randrange(1, 32)} {dice.choice(_WORDS)}"
+    if dice.random() < 0.5:
+        told, given = f"{text} for {day}", {"subject": text, "body": f"The {text} for {day}."}
+    else:
+        told, given = str(count), {"count": count}
     sent = {key: [value] if key == "to" else value, **given}
     return [
-        _user(asked),
+        _user(f"{ask} {name}, then {act} the {told}."),
         *_call(0, ask, {"query": name}, json.dumps(found, separators=(",", ":"))),
         *_call(1, act, sent, json.dumps({"id": "x", **sent}, separators=(",", ":"))),
         _said("Done."),
