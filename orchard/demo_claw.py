@@ -84,17 +84,17 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch: Count = 8
     lr: float = 1e-2
     """Of the base; fine-tuning has half of it."""
-    steps: Count = 12
+    steps: Count = 16
     """Of reinforcement learning."""
-    prompts: Count = 6
+    prompts: Count = 8
     """Groups in each step."""
     size: Count = 8
     """Rollouts of a group."""
     keep_degenerate: bool = True
     """Train on groups of one class, too: so it ends, however little the policy can do."""
-    rl_lr: float = 5e-4
-    temperature: Annotated[float, msgspec.Meta(gt=0)] = 0.7
-    """At which policies are sampled, in reinforcement learning too, and measured."""
+    rl_lr: float = 1e-3
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
+    """At which policies are measured; in reinforcement learning they are sampled at 1."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Of torch, in training; 0: its own choice."""
     seed: int = 0
@@ -306,7 +306,6 @@ class ClawDemo(Demonstration):
             "prompts_per_step": settings.prompts,
             "steps": settings.steps,
             "oversample": 1.0,
-            "temperature": settings.temperature,
             "bar": {"size": settings.size, "budget": settings.size},
             "keep_degenerate": settings.keep_degenerate,
             "lr": settings.rl_lr,

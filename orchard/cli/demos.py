@@ -77,7 +77,7 @@ def register(app: typer.Typer) -> None:
         tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 240,
         held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
         epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 16,
-        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 12,
+        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 16,
         seed: Annotated[int, typer.Option(help="Of worlds, weights and orders.", min=0)] = 0,
     ) -> None:
         """Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.
