@@ -24,7 +24,7 @@ from orchard.demo_rl import toml
 from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
 from orchard.pipelines.datasets.importing import import_trajectories, released
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.evaluation.results import Pair, Results, read_results
+from orchard.pipelines.evaluation.results import Pair, Results, paired, read_results
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.author import Author, mistake_of
 from orchard.pipelines.synthesis.drafts import SOURCE
@@ -60,7 +60,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 150
-    tasks: Count = 240
+    tasks: Count = 360
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -69,7 +69,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tasks in these worlds, which no policy sees before it is measured."""
     mistakes: Share = 0.3
     """Of the author."""
-    guesses: Share = 0.75
+    guesses: Share = 0.8
     """Rollouts of the solver in which it guesses."""
     slots: Count = 4
     workers: Count = 2
@@ -79,12 +79,12 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Short ones that a model learns to copy from, and so many long ones."""
     drill_epochs: Count = 5
     """Of each of the two kinds."""
-    epochs: Count = 16
+    epochs: Count = 10
     """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
     """Of the base; fine-tuning has half of it."""
-    steps: Count = 16
+    steps: Count = 12
     """Of reinforcement learning."""
     prompts: Count = 8
     """Groups in each step."""
@@ -134,13 +134,13 @@ class ClawResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gain(self) -> Pair:
         """RL against SFT in the harness of the training, task by task."""
-        return next(
-            pair
-            for pair in self.results.pairs()
-            if {pair.first, pair.second} == {(HARNESSES[0], SFT), (HARNESSES[0], RL)}
-        )
+        cells = {cell.model: cell for cell in self.results.cells if cell.harness == HARNESSES[0]}
+        gain = paired(cells[SFT], cells[RL])
+        assert gain is not None
+        return gain
 
 
+_SOLVED = "select distinct task_id from rollouts where campaign = ? and resolved"
 _LOOKS = """
 select r.model, avg(coalesce(m.tool_calls[1].name like '%_list_%', false)::int)
 from messages m join rollouts r using (rollout_id)
@@ -189,7 +189,7 @@ class ClawDemo(Demonstration):
                 rows = await self._distil(session, tokenizer)
             with self.step("6. reinforcement learning"):
                 file = self.directory / "rl.toml"
-                file.write_text(toml(self._recipe(ids)))
+                file.write_text(toml(self._recipe(self._unsolved(ids))))
                 await self.command("rl", str(file))
             with self.step("7. both policies in both harnesses, on held-out worlds"):
                 await self._evaluate(measured)
@@ -291,6 +291,14 @@ class ClawDemo(Demonstration):
             **more,
         )
         return rows
+
+    def _unsolved(self, ids: list[str]) -> list[str]:
+        """Those that no rollout of the solver passed: the policy has not learned them by heart. All, where
+        they are too few for a step."""
+        with open_tables(self.config.store) as tables:
+            solved = tables.execute(_SOLVED, [self.name(TRAINED)]).fetchall()
+        left = sorted({*ids} - {task for (task,) in solved})
+        return left if len(left) >= self.settings.prompts else ids
 
     def _recipe(self, ids: list[str]) -> dict[str, Any]:
         """The file of `orchard rl`."""
