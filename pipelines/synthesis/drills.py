@@ -108,10 +108,9 @@ def _fetched(dice: random.Random) -> Messages:
     found = {"items": [dict(dice.sample(fields, len(fields)))], "total": 1}
     text, count = _words(dice, 2), dice.randrange(1, 100)
     day = f"{dice.randrange(1, 32)} {dice.choice(_WORDS)}"
+    told, given = str(count), dict[str, Any](count=count)
     if dice.random() < 0.5:
         told, given = f"{text} for {day}", {"subject": text, "body": f"The {text} for {day}."}
-    else:
-        told, given = str(count), {"count": count}
     sent = {key: [value] if key == "to" else value, **given}
     return [
         _user(f"{ask} {name}, then {act} the {told}."),
