@@ -99,6 +99,8 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of torch, in training; 0: its own choice."""
     seed: int = 0
     """Of worlds, weights and orders."""
+    start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Another start of the weights and another order, over the same worlds, log and drills."""
 
 
 class ClawResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,15 +162,27 @@ class ClawDemo(Demonstration):
             slots=settings.slots,
             endpoints=(ENDPOINT, SFT, RL),
         )
+        self.models = self.directory / f"start-{settings.start}" if settings.start else self.directory
+        """Where policies lie, and what is measured of them."""
+        self.models.mkdir(exist_ok=True)
 
     @property
     def report(self) -> Path:
         """Where the tables and the picture of the matrix lie."""
-        return self.directory / "report"
+        return self.models / "report"
 
     def name(self, what: str) -> str:
-        """Of a campaign or a run of this seed."""
+        """Of a campaign of this seed."""
         return f"{what}-{self.settings.seed}"
+
+    def run_name(self, what: str) -> str:
+        """Of a training run or an evaluation of this seed and start."""
+        return self.name(what) + (f"-start-{self.settings.start}" if self.settings.start else "")
+
+    @property
+    def _start(self) -> int:
+        """The seed of weights and orders."""
+        return self.settings.seed + 1000 * self.settings.start
 
     async def run(self) -> ClawResult:
         """All steps; raises what their commands raise."""
@@ -188,7 +202,7 @@ class ClawDemo(Demonstration):
             with self.step("5. fine-tuning"):
                 rows = await self._distil(session, tokenizer)
             with self.step("6. reinforcement learning"):
-                file = self.directory / "rl.toml"
+                file = self.models / "rl.toml"
                 file.write_text(toml(self._recipe(self._unsolved(ids))))
                 await self.command("rl", str(file))
             with self.step("7. both policies in both harnesses, on held-out worlds"):
@@ -240,7 +254,7 @@ class ClawDemo(Demonstration):
         # The names of four tools, not their schemas: these are longer than the rest of an errand.
         campaigns = [self.name(TRAINED), *map(self.name, DRILLS.values())]
         tokenizer = await self.tokenizer(session, campaigns, settings.vocabulary, schemas=False)
-        starts = {False: {"shape": settings.shape}, True: {"model": str(self.directory / COPIES / "model")}}
+        starts = {False: {"shape": settings.shape}, True: {"model": str(self.models / COPIES / "model")}}
         for long, campaign in DRILLS.items():
             await self._trained(
                 session,
@@ -263,7 +277,7 @@ class ClawDemo(Demonstration):
             SFT,
             Source(campaigns=(self.name(TRAINED),), model_kinds=(ModelKind.ORACLE,)),
             settings.lr / 2,
-            model=str(self.directory / BASE / "model"),
+            model=str(self.models / BASE / "model"),
             epochs=settings.epochs,
             global_batch=settings.batch,
         )
@@ -281,23 +295,26 @@ class ClawDemo(Demonstration):
         )
         rows = await self.dataset(session, settings, dataset)
         await self.fine_tune(
-            self.name(f"demo-claw-{policy}"),
-            self.directory / policy,
+            self.run_name(f"demo-claw-{policy}"),
+            self.models / policy,
             lr,
             dataset=str(dataset),
             tokenizer=str(tokenizer),
             threads=self.settings.threads,
-            seed=self.settings.seed,
+            seed=self._start,
             **more,
         )
         return rows
 
-    def _unsolved(self, ids: list[str]) -> list[str]:
-        """Those that no rollout of the solver passed: the policy has not learned them by heart. All, where
-        they are too few for a step."""
+    def _solved(self) -> set[str]:
+        """Tasks that a rollout of the solver passed."""
         with open_tables(self.config.store) as tables:
-            solved = tables.execute(_SOLVED, [self.name(TRAINED)]).fetchall()
-        left = sorted({*ids} - {task for (task,) in solved})
+            return {task for (task,) in tables.execute(_SOLVED, [self.name(TRAINED)]).fetchall()}
+
+    def _unsolved(self, ids: list[str]) -> list[str]:
+        """Those of `ids` that the solver's log does not have, so that the policy has not learned them by
+        heart. All, where they are too few for a step."""
+        left = sorted({*ids} - self._solved())
         return left if len(left) >= self.settings.prompts else ids
 
     def _recipe(self, ids: list[str]) -> dict[str, Any]:
@@ -305,9 +322,9 @@ class ClawDemo(Demonstration):
         settings = self.settings
         return {
             "preset": "claw",
-            "run": self.name("demo-claw-rl"),
-            "model": str(self.directory / SFT / "model"),
-            "out": str(self.directory / RL),
+            "run": self.run_name("demo-claw-rl"),
+            "model": str(self.models / SFT / "model"),
+            "out": str(self.models / RL),
             "harness": HARNESSES[0],
             "endpoint": ENDPOINT,
             "tasks": {"ids": ids, "held_out": {"evaluations": False}},
@@ -323,18 +340,18 @@ class ClawDemo(Demonstration):
             "max_tokens": ANSWER_TOKENS,
             "max_in_flight": 8 * settings.size,
             "budget": {"steps": STEPS, "cost_usd": 0.0, "wall_seconds": 600.0},
-            "seed": settings.seed,
+            "seed": self._start,
             "threads": 1,
         }
 
     async def _evaluate(self, tasks: list[str]) -> None:
         """`orchard eval` in a process of its own, as a user would, beside a server of each policy."""
         policies = {
-            SFT: self.directory / SFT / "model",
-            RL: max((self.directory / RL / "policies").glob("version-*")),
+            SFT: self.models / SFT / "model",
+            RL: max((self.models / RL / "policies").glob("version-*")),
         }
         lines = [
-            f'name = "{self.name("demo-claw-matrix")}"',
+            f'name = "{self.run_name("demo-claw-matrix")}"',
             f"harnesses = {json.dumps(HARNESSES)}",
             f'task_sets = [{{ name = "held-out", source = "{SOURCE}", ids = {json.dumps(tasks)} }}]',
             f"budget = {{ steps = {STEPS}, cost_usd = 0.0 }}",
@@ -342,7 +359,7 @@ class ClawDemo(Demonstration):
         for policy in policies:
             lines += ["[[models]]", f'name = "{policy}"', f'endpoint = "{policy}"']
             lines += [f"temperature = {self.settings.temperature}", f"max_tokens = {ANSWER_TOKENS}"]
-        file = self.directory / "suite.toml"
+        file = self.models / "suite.toml"
         file.write_text("\n".join([*lines, ""]))
         async with AsyncExitStack() as stack:
             for policy, model in policies.items():
@@ -351,7 +368,7 @@ class ClawDemo(Demonstration):
 
     def _result(self, rows: int, runs: tuple[Errands, Errands]) -> ClawResult:
         campaigns = [self.name(TRAINED), self.name(HELD_OUT)]
-        matrix = self.name("demo-claw-matrix")
+        matrix = self.run_name("demo-claw-matrix")
         with open_tables(self.config.store) as tables:
             slots = tables.execute(
                 "select campaign, slot, bool_or(step = 'accept'), "
