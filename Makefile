@@ -93,10 +93,12 @@ fleet: $(LEARNING) debian  ## 1,000 short rollouts over three NATS servers by wo
 manifests: $(LEARNING)  ## write infra/overlays from the chart
 	HELM=$(CURDIR)/$(BIN)/helm infra/make-manifests.sh
 
-lock: | $(BIN)/python  ## write infra/requirements.txt: the newest packages that pyproject.toml allows, for the images
+COMPILE := $(VENV)/.lock/bin/uv pip compile --upgrade --quiet --python-version 3.11 --no-header --no-annotate
+lock: | $(BIN)/python  ## write infra/requirements.txt (images) and constraints.txt (make): the newest that pyproject.toml allows
 	$(PYTHON) -m venv $(VENV)/.lock && $(VENV)/.lock/bin/pip install --quiet uv
-	echo "setuptools>=77" | $(VENV)/.lock/bin/uv pip compile pyproject.toml - --upgrade --quiet --python-version 3.11 \
-	  --python-platform linux --generate-hashes --no-header --no-annotate --output-file infra/requirements.txt
+	echo "setuptools>=77" | $(COMPILE) pyproject.toml - --python-platform linux --generate-hashes --output-file infra/requirements.txt
+	$(COMPILE) pyproject.toml --universal --extra train --group dev --group consumers --output-file infra/constraints.txt
+	echo "mini-swe-agent>=2.4,<3" | $(COMPILE) - --universal --no-deps >> infra/constraints.txt
 
 schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the code
 	$(BIN)/python -m orchard.schemas.documents docs/schemas
@@ -113,17 +115,20 @@ $(BIN)/python:
 	  { echo "Orchard needs Python 3.11 or later: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" || { rm -rf $(VENV); exit 1; }
 
-# Its prompts and its loop; what it calls models with, and half a gigabyte more, no test needs.
-MINI_SWE_AGENT := $(PIP) --no-deps "mini-swe-agent>=2.4,<3"
+# A release of tomorrow cannot break a fresh machine: what the tests passed with is installed; `make lock` goes on to newer ones.
+INSTALL := $(PIP) --constraint infra/constraints.txt
 
-$(STAMP): pyproject.toml | $(BIN)/python
-	$(PIP) --editable . --group dev
+# Its prompts and its loop; what it calls models with, and half a gigabyte more, no test needs.
+MINI_SWE_AGENT := $(INSTALL) --no-deps "mini-swe-agent>=2.4,<3"
+
+$(STAMP): pyproject.toml infra/constraints.txt | $(BIN)/python
+	$(INSTALL) --editable . --group dev
 	$(MINI_SWE_AGENT)
 	touch $@
 
 # torch and what comes with it, which the quick start does without, and whoever reads our datasets in tests.
-$(LEARNING): pyproject.toml | $(BIN)/python
-	$(PIP) --editable ".[train]" --group dev --group consumers
+$(LEARNING): pyproject.toml infra/constraints.txt | $(BIN)/python
+	$(INSTALL) --editable ".[train]" --group dev --group consumers
 	$(MINI_SWE_AGENT)
 	touch $(STAMP) $@
 

@@ -1,11 +1,11 @@
 """`python -m orchard.janitor`: ends the worker Jobs of a cluster whose Pod cannot start.
 
-A Job waits for its Pod without end when the image cannot be pulled or a Secret is missing, and KEDA counts
-it as a running worker: a bad image would hold the whole fleet even after it was corrected. Run from time to
-time, this deletes such Jobs; KEDA makes new ones from the manifests of the day. Pods that wait for a node
-are left to wait: an autoscaler may be making one.
+A Job waits for its Pod without end when the image cannot be pulled, a Secret is missing or the Pod is refused
+(a quota, a rule of the namespace), and KEDA counts it as a running worker: a bad image would hold the whole
+fleet even after it was corrected. Run from time to time, this deletes such Jobs; KEDA makes new ones from the
+manifests of the day. Pods that wait for a node are left to wait: an autoscaler may be making one.
 
-Verbs that its account needs in the workers' namespace: pods list; jobs delete.
+Verbs that its account needs in the workers' namespace: pods list; jobs list, delete.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from orchard.injector.kubernetes.api import ClusterApi
 log = logging.getLogger("orchard.janitor")
 
 WORKERS = "app.kubernetes.io/name=worker"
+SCALED = "scaledjob.keda.sh/name"
+"""A label that KEDA gives each of its Jobs."""
 HOPELESS = frozenset(
     {
         "ErrImagePull",
@@ -38,6 +40,10 @@ HOPELESS = frozenset(
     }
 )
 """Reasons for which a container waits that no waiting helps. Of them a sidecar alone may loop in crashes."""
+SLOW = frozenset({"ContainerCreating", "PodInitializing"})
+"""Reasons that a large image has, too, while it is pulled; a volume whose Secret is missing has no other."""
+PATIENCE = 3
+"""Times as long such a container gets."""
 
 
 class _Waiting(msgspec.Struct):
@@ -84,28 +90,61 @@ class Pods(msgspec.Struct):
     items: list[Pod]
 
 
+class _JobStatus(msgspec.Struct, rename="camel"):
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+class Job(msgspec.Struct):
+    """What is read of a Job."""
+
+    metadata: _Metadata
+    status: _JobStatus
+
+
+class Jobs(msgspec.Struct):
+    """A list of them, as the API server answers."""
+
+    items: list[Job]
+
+
 def stuck(pods: Pods, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
     """(Job, why) of each Pod that is pending for longer than `after` and whose containers cannot start."""
     for pod in pods.items:
         jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "Job"]
-        if pod.status.phase != "Pending" or now - pod.metadata.creation_timestamp < after or not jobs:
+        age = now - pod.metadata.creation_timestamp
+        if pod.status.phase != "Pending" or age < after or not jobs:
             continue
+        hopeless = HOPELESS | (SLOW if age >= PATIENCE * after else frozenset())
         for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
             waiting = container.state.waiting
-            if waiting is not None and waiting.reason in HOPELESS:
+            if waiting is not None and waiting.reason in hopeless:
                 yield jobs[0], f"{container.name}: {waiting.reason}: {waiting.message}".rstrip(": ")
                 break
+
+
+def without_pods(jobs: Jobs, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
+    """(Job, why) of each that has had no Pod for longer than `after`: the cluster refuses to make it."""
+    for job in jobs.items:
+        status = job.status
+        if now - job.metadata.creation_timestamp >= after and not (
+            status.active or status.succeeded or status.failed
+        ):
+            yield job.metadata.name, "no Pod was made for it: `kubectl describe job` says why"
 
 
 async def clear(api: ClusterApi, namespace: str, after: timedelta) -> int:
     """Delete what is stuck; how many Jobs. Raises SandboxUnavailable and ApiRefused."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     pods = await api.get(Pods, path, {"labelSelector": WORKERS, "fieldSelector": "status.phase=Pending"})
-    ended = 0
-    for job, why in stuck(pods, datetime.now(UTC), after):
+    place = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    jobs = await api.get(Jobs, place, {"labelSelector": SCALED})
+    now, ended = datetime.now(UTC), 0
+    for job, why in (*stuck(pods, now, after), *without_pods(jobs, now, after)):
         log.warning("the Job %s cannot start, so it is deleted: %s", job, why)
         await api.delete(
-            f"/apis/batch/v1/namespaces/{namespace}/jobs/{job}",
+            f"{place}/{job}",
             {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"},
         )
         ended += 1

@@ -5,9 +5,17 @@ in full, and what waits for the closed ones would wait for ever.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+def share_of(age: float) -> float:
+    """Seconds after which one process claims nothing more, where `age` is the most: each has another share.
+    Those started together would else leave together, and count for the scaler until their last work ends.
+    """
+    return age * random.uniform(0.5, 1.0)
 
 
 class Shift:

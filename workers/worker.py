@@ -6,7 +6,6 @@ removed by its time-to-live, and the terminal event's compare-and-set lets only 
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import after_attempt, rollout_entry, successor
 from orchard.streams.errors import FAULTS, OutcomeRefused, StreamsError
-from orchard.streams.shifts import Shift
+from orchard.streams.shifts import Shift, share_of
 from orchard.streams.tasks import end, waited
 from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import InfrastructureError
@@ -59,7 +58,7 @@ class Worker:
         self._campaigns = campaigns
         self._settings = settings
         self._shutdown_seconds = shutdown_seconds
-        self._shift = Shift(idle=settings.idle_exit_seconds, age=_age(settings.max_age_seconds))
+        self._shift = Shift(idle=settings.idle_exit_seconds, age=share_of(settings.max_age_seconds))
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self.faults = 0
@@ -306,9 +305,3 @@ class Worker:
         for interrupted, campaign in self._running.items():
             if concerns(campaign) and not interrupted.done():
                 interrupted.set_result(why)
-
-
-def _age(most: float) -> float:
-    """Seconds after which a worker claims nothing more: each worker has another share of `most`. Those
-    started together would otherwise leave together, and count for the scaler until their last work ends."""
-    return most * random.uniform(0.5, 1.0)

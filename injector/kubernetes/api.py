@@ -10,7 +10,9 @@ the whole cluster: nodes list.
 
 import asyncio
 import logging
+import math
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -28,6 +30,8 @@ REQUEST_TIMEOUT = 15.0
 """Seconds for one request; a watch has its own."""
 PATIENCE = 30.0
 """Seconds over which a request is repeated before SandboxUnavailable is raised."""
+WEIGHT = 0.1
+"""Of the newest answer in the average of how long they take."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 MERGE_PATCH = "application/merge-patch+json"
 T = TypeVar("T")
@@ -56,12 +60,55 @@ def passing_over(*codes: int) -> Iterator[None]:
             raise
 
 
+class Gate:
+    """Lets `most` through at once, in the order in which they came; urgent ones before all others."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._lines: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
+
+    @asynccontextmanager
+    async def through(self, urgent: bool) -> AsyncIterator[None]:
+        """Around what goes through."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._lines[not urgent].append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        for line in self._lines:
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._free += 1
+
+
 class ClusterApi:
-    """Requests to one API server."""
+    """Requests to one API server.
+
+    What brings on a sandbox that is there already, or ends it, goes before what makes another: a crowd of
+    creations would else be a line behind which leases run out and agents wait for their keys.
+    """
 
     def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
         self._client = client
-        self._writes = asyncio.Semaphore(concurrent_writes)
+        self._writes = Gate(concurrent_writes)
+        self._average = 0.0
+        self._under_way: dict[object, float] = {}
+        """When what is not answered yet was sent, in the event loop's time, in this order."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
@@ -82,6 +129,12 @@ class ClusterApi:
             ) from error
         return cls(kubernetes_asyncio.client.ApiClient(configuration), concurrent_writes)
 
+    @property
+    def pace(self) -> float:
+        """Seconds that the server takes now for what it is asked: about the same for all replicas."""
+        oldest = next(iter(self._under_way.values()), math.inf)
+        return max(self._average, asyncio.get_running_loop().time() - oldest)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
@@ -97,24 +150,24 @@ class ClusterApi:
         """Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
         return await self._repeated(kind, "GET", path, params=params, patience=patience)
 
-    async def create(self, kind: type[T], path: str, body: Manifest) -> T:
+    async def create(self, kind: type[T], path: str, body: Manifest, *, urgent: bool = False) -> T:
         """Raises ApiRefused (409: it exists, maybe by an earlier try of ours) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent):
             return await self._repeated(kind, "POST", path, body=body)
 
     async def replace(self, kind: type[T], path: str, body: Manifest, *, patience: float = PATIENCE) -> T:
         """Raises ApiRefused (409: it changed since its `resourceVersion`) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PUT", path, body=body, patience=patience)
 
     async def patch(self, kind: type[T], path: str, body: Manifest) -> T:
         """A merge patch. Raises ApiRefused (409: it changed since the `resourceVersion` in it)."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PATCH", path, body=body, content=MERGE_PATCH)
 
     async def delete(self, path: str, body: Manifest) -> None:
         """Nothing when it is gone already. Raises ApiRefused (409: a precondition) and SandboxUnavailable."""
-        async with self._writes:
+        async with self._writes.through(urgent=True):
             with passing_over(404):
                 await self._repeated(msgspec.Raw, "DELETE", path, body=body)
 
@@ -150,11 +203,12 @@ class ClusterApi:
         pause = 0.1
         while True:
             try:
-                reply = await self._send(
-                    method, path, params=params, body=body, content=content, timeout=timeout
-                )
-                async with reply:
-                    data = await reply.read()
+                with self._timed():
+                    reply = await self._send(
+                        method, path, params=params, body=body, content=content, timeout=timeout
+                    )
+                    async with reply:
+                        data = await reply.read()
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 why, wished = _words(error), 0.0
             else:
@@ -170,6 +224,17 @@ class ClusterApi:
                 raise SandboxUnavailable(f"the API server cannot be used: {why}", reason="api_unavailable")
             log.warning("the API server cannot be used, trying again: %s", why)
             await asyncio.sleep(delay)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Around a request."""
+        now, mark = asyncio.get_running_loop().time, object()
+        begun = self._under_way[mark] = now()
+        try:
+            yield
+        finally:
+            del self._under_way[mark]
+            self._average += WEIGHT * (now() - begun - self._average)
 
     async def _send(
         self,

@@ -95,9 +95,8 @@ class KubernetesBackend:
     async def health(self) -> Health:
         """Whether the API server answers."""
         parts = self._open
-        await parts.api.get(
-            PodList, parts.cache.path, {"limit": "1", "resourceVersion": "0"}, patience=GLANCE
-        )
+        # Without a version: for version 0 the server answers from its cache, and with all Pods.
+        await parts.api.get(PodList, parts.cache.path, {"limit": "1"}, patience=GLANCE)
         await parts.cache.synced(GLANCE)
         return Health(status="healthy")
 

@@ -51,8 +51,11 @@ class Caretaker(Going):
 
     async def _go(self) -> None:
         while True:
+            pause = self._settings.reconcile_interval
+            if self._leadership.leading:  # who does not has nothing to look through all Pods for
+                pause = reconcile.next_due(self._cache, self._settings, time.time())
             with suppress(TimeoutError):
-                async with asyncio.timeout(reconcile.next_due(self._cache, self._settings, time.time())):
+                async with asyncio.timeout(pause):
                     await self._asked.wait()
             await asyncio.sleep(PAUSE)
             self._asked.clear()

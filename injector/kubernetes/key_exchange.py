@@ -34,7 +34,10 @@ TAKEOVER = 20.0
 SENDING = 8.0
 """Seconds after our mark within which we send: far below TAKEOVER."""
 DEFERENCE = (0.5, 1.5)
-"""Seconds that an orchestrator waits for the one which made the Pod."""
+"""Seconds that an orchestrator waits for the one which made the Pod, beside the next."""
+ANSWERS = 4
+"""Answers of the API server, as long as they take now, that it waits besides: a mark takes that long in a
+crowd, and all other orchestrators would try, each with two requests more."""
 PAUSE = 0.2
 """Seconds before an agent that does not answer yet is tried again."""
 
@@ -58,6 +61,8 @@ class KeyExchange:
         self._settings = settings
         self._identity = identity
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._marking = asyncio.Semaphore(settings.concurrent_writes)
+        """A mark has the time at which it was made, so it is made when its turn to be written has come."""
         cache.listen(self._changed)
 
     async def close(self) -> None:
@@ -73,8 +78,10 @@ class KeyExchange:
 
     def _changed(self, _was: Pod | None, now: Pod | None) -> None:
         if now is not None:
-            ours = marks.claimed(now) and marks.birth(now).attempt.startswith(self._identity)
-            self._consider(now, 0.0 if ours else random.uniform(*DEFERENCE))
+            self._consider(now, 0.0 if self._ours(now) else random.uniform(*DEFERENCE))
+
+    def _ours(self, pod: Pod) -> bool:
+        return marks.claimed(pod) and marks.birth(pod).attempt.startswith(self._identity)
 
     def _consider(self, pod: Pod, delay: float) -> None:
         if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:
@@ -84,6 +91,8 @@ class KeyExchange:
     async def _logged(self, pod: Pod, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
+            if not self._ours(pod):
+                await self._defer()
             await self._introduce(pod.name, pod.uid)
         except Exception:
             log.exception("Pod %s cannot be introduced", pod.name)
@@ -94,19 +103,31 @@ class KeyExchange:
         if now is not None:
             self._consider(now, PAUSE)
 
+    async def _defer(self) -> None:
+        """Leave the time to the maker that its mark takes, by how long the server takes while we wait."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while (left := begun + ANSWERS * self._api.pace - loop.time()) > 0:
+            await asyncio.sleep(left)
+
     async def _introduce(self, name: str, uid: str) -> None:
-        pod = self._cache.named(name)
-        if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
+        pod = self._startable(name, uid)
+        if pod is None:
             return
         wait = self._others_turn(pod)
         if wait > 0:
             await asyncio.sleep(wait)
             return
-        mark = f"{marks.stamp(time.time())} {self._identity}"
-        marked = asyncio.get_running_loop().time()
         try:
-            if not await self._write(pod, {marks.INTRODUCING: mark}):
-                return
+            async with self._marking:
+                now = self._startable(name, uid)
+                if now is None or self._others_turn(now) > 0:
+                    return  # while we waited
+                pod = now
+                mark = f"{marks.stamp(time.time())} {self._identity}"
+                marked = asyncio.get_running_loop().time()
+                if not await self._write(pod, {marks.INTRODUCING: mark}):
+                    return
             if marks.claimed(pod):
                 await policies.ensure(self._api, pod, self._settings)
             if not await self._send(pod, marked + SENDING):
@@ -120,6 +141,13 @@ class KeyExchange:
                 await self._agents.fail(current, marks.Failure(reason=error.reason, message=error.detail))
         except SandboxError as error:
             log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
+
+    def _startable(self, name: str, uid: str) -> Pod | None:
+        """The Pod, as long as its agent answers and has no key."""
+        pod = self._cache.named(name)
+        if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
+            return None
+        return pod
 
     def _others_turn(self, pod: Pod) -> float:
         """Seconds until we may do it; the mark has a time and who made it."""

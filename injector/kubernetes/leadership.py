@@ -121,7 +121,7 @@ class Leadership(Going):
             },
         }
         if not version:
-            return await self._api.create(Lease, self._path, body)
+            return await self._api.create(Lease, self._path, body, urgent=True)
         body["metadata"]["resourceVersion"] = version
         patience = self._seconds / RENEWALS
         return await self._api.replace(Lease, f"{self._path}/{NAME}", body, patience=patience)

@@ -124,7 +124,7 @@ def _main(
     variables: Mapping[str, str],
 ) -> Manifest:
     probe = {"httpGet": {"path": "/health", "port": settings.port}, "timeoutSeconds": 5}
-    serve = ["--serve", "--host", "0.0.0.0", "--port", str(settings.port), "--sandbox", agent_id]
+    serve = ["--serve", "--host", settings.agent_host, "--port", str(settings.port), "--sandbox", agent_id]
     return {
         "name": CONTAINER,
         "image": image,

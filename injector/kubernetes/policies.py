@@ -57,4 +57,4 @@ async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> Non
     if request.block_network and not request.egress:
         return
     with passing_over(409):
-        await api.create(Named, path(settings.namespace), allowance(pod, settings))
+        await api.create(Named, path(settings.namespace), allowance(pod, settings), urgent=True)

@@ -73,6 +73,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Names of Secrets for registries."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700
     """Of the agent in its Pod."""
+    agent_host: Literal["0.0.0.0", "::"] = "0.0.0.0"
+    """What the agent listens on: `::` where Pods have IPv6 addresses; IPv4 is served then too."""
     cpu_request_share: Share = 0.25
     """What is reserved on the node, as a share of a sandbox's limit: most sandboxes wait for a model."""
     memory_request_share: Share = 1.0

@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 from orchard.injector.agent.machine import OWNER
@@ -18,22 +19,58 @@ RESERVED = "orchard."
 """Labels of requests may not begin with it."""
 CREATION = "orchard.creation"
 """Digest of the idempotency key of its creation."""
+COUNTED_SECONDS = 5.0
+"""A count of a key's sandboxes is that old at most, while they are far from their limit."""
+FAR = 100
+"""So many below the limit, or a quarter of it: other replicas hardly make as many within that time."""
 
 Labels = TypeVar("Labels", dict[str, str], dict[str, str] | None)
 
 
-class Ownership:
-    """Counts a key's sandboxes before it makes more.
+class _Tally:
+    """How many sandboxes a key has, at most: counted at the backend, and added to since."""
 
-    At one replica creations of a key follow one another, so there the limit is exact. Another replica may
-    count at the same moment: the limit can be exceeded by what was being created there.
+    def __init__(self) -> None:
+        self.counting = asyncio.Lock()
+        self.at = -math.inf
+        """When the last count began, in the event loop's time."""
+        self.exact = True
+        """Whether nothing was under way then, which may be among what was counted."""
+        self.there = 0
+        self.creations: set[str] = set()
+        """Digests of the counted ones' idempotency keys."""
+        self.under_way = 0
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+
+    @contextmanager
+    def creating(self, wanted: int) -> Iterator[None]:
+        """Around a creation of so many; one that fails counts until the next count."""
+        self.there += wanted
+        self.under_way += wanted
+        self.quiet.clear()
+        try:
+            yield
+        finally:
+            self.under_way -= wanted
+            if not self.under_way:
+                self.quiet.set()
+
+
+class Ownership:
+    """Counts a key's sandboxes before it makes more, where there is a limit to them.
+
+    Near the limit each is let in or refused by a count from after it asked, and refused by none with
+    creations of this replica under way. Another replica may create at the same moment, so the limit can be
+    exceeded by that. One count serves all who wait for it: a crowd asks the backend a few times, not once
+    each.
     """
 
     def __init__(self, backend: Backend, admission: Admission, keys: Keys) -> None:
         self._backend = backend
         self._keys = keys
         self._admission = admission
-        self._creating: dict[str, asyncio.Lock] = {}
+        self._tallies: dict[str, _Tally] = {}
 
     def matters(self, name: str) -> bool:
         """Whether sandboxes of the key of this name are labelled: it has a limit, or is kept to its own."""
@@ -72,15 +109,45 @@ class Ownership:
         if not self.matters(name):
             yield labels
             return
-        async with self._creating.setdefault(name, asyncio.Lock()):
-            creation = {} if key is None else {CREATION: hashlib.sha256(key.encode()).hexdigest()[:16]}
-            own = await self._backend.list({OWNER: name})
-            if not creation or not any(_has(info.labels, creation) for info in own):
-                there = sum(info.status is not SandboxStatus.FAILED for info in own)
-                excess = sandboxes_excess(self._admission.of(name), there, wanted)
-                if excess is not None:
-                    raise OverLimit(excess)
-            yield {**(labels or {}), OWNER: name, **creation}
+        creation = {} if key is None else {CREATION: hashlib.sha256(key.encode()).hexdigest()[:16]}
+        own = {**(labels or {}), OWNER: name, **creation}
+        if self._admission.of(name).sandboxes is None:
+            yield own
+            return
+        tally = self._tallies.setdefault(name, _Tally())
+        with await self._let(name, tally, wanted, creation.get(CREATION, "")):
+            yield own
+
+    async def _let(
+        self, name: str, tally: _Tally, wanted: int, creation: str
+    ) -> AbstractContextManager[None]:
+        """Around a creation that may be made. Raises OverLimit for one that may not."""
+        limits, asked = self._admission.of(name), _now()
+        assert limits.sandboxes is not None
+        near = limits.sandboxes - max(FAR, limits.sandboxes // 4)
+        async with tally.counting:
+            good_for = COUNTED_SECONDS if tally.there + wanted <= near else 0.0
+            if tally.at + good_for < asked:
+                await self._count(name, tally)
+            if sandboxes_excess(limits, tally.there, wanted) and not (tally.exact and tally.at >= asked):
+                await tally.quiet.wait()
+                await self._count(name, tally)
+            if creation and creation in tally.creations:
+                return nullcontext()
+            excess = sandboxes_excess(limits, tally.there, wanted)
+            if excess is not None:
+                raise OverLimit(excess)
+            return tally.creating(wanted)
+
+    async def _count(self, name: str, tally: _Tally) -> None:
+        tally.at, tally.exact, under_way = _now(), not tally.under_way, tally.under_way
+        own = await self._backend.list({OWNER: name})
+        tally.there = sum(info.status is not SandboxStatus.FAILED for info in own) + under_way
+        tally.creations = {info.labels[CREATION] for info in own if CREATION in info.labels}
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _NotYours(SandboxError):
@@ -93,7 +160,3 @@ class _NotYours(SandboxError):
 def without_owner(labels: Mapping[str, str]) -> dict[str, str]:
     """Those that a caller gave."""
     return {name: value for name, value in labels.items() if not name.startswith(RESERVED)}
-
-
-def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    return all(labels.get(name) == value for name, value in wanted.items())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import hdrs, web
 
+from orchard.injector import operations
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import OPERATIONS, REASON_HEADER
@@ -30,6 +31,7 @@ OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 """Asked every few seconds: logged only for debugging."""
 KEPT_ALIVE = frozenset((one.method, one.path) for one in OPERATIONS if one.unlimited)
+CREATIONS = frozenset((one.method, one.path) for one in (operations.CREATE, operations.FORK))
 METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
 """As a status in logs and figures: nobody was left to be answered."""
@@ -139,7 +141,8 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         pattern = "" if resource is None else resource.canonical
         counted = (request.method, pattern) not in KEPT_ALIVE
         with metrics.waiting(who):
-            excess = await turns.enter(who, counted=counted)
+            creates = (request.method, pattern) in CREATIONS
+            excess = await turns.enter(who, counted=counted, creates=creates)
         if excess is not None:
             metrics.refused(who, excess.limit)
             return _too_much(excess)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import chain
 
 from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Admission, Excess
 
@@ -11,20 +12,25 @@ _Turn = asyncio.Future[Excess | None]
 
 
 class Turns:
-    """Lets requests in: those of a key in the order in which they came, keys one after the other."""
+    """Lets requests in: those of a key in the order in which they came, keys one after the other.
+
+    Of a key, what is asked of sandboxes that are there goes before those that are to be made: a crowd of
+    creations would else be a line behind which the commands of the first ones run out of time.
+    """
 
     def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
         self._admission = admission
         self._clock = clock
-        self._lines: OrderedDict[str, dict[_Turn, None]] = OrderedDict()
-        """Who waits, by key; none is empty. The key whose turn is next comes first."""
+        self._lines: OrderedDict[str, tuple[dict[_Turn, None], dict[_Turn, None]]] = OrderedDict()
+        """Who waits, by key, the second ones after the first; somebody does. The key whose turn is next comes
+        first."""
 
     def waiting(self, name: str) -> int:
         """Requests of this key that wait."""
-        return len(self._lines.get(name, ()))
+        return sum(map(len, self._lines.get(name, ())))
 
-    async def enter(self, name: str, *, counted: bool = True) -> Excess | None:
+    async def enter(self, name: str, *, counted: bool = True, creates: bool = False) -> Excess | None:
         """Returns when the request may be handled, which `leave` ends, or why it is refused. May be
         cancelled. What is not `counted` never waits."""
         most = self._admission.of(name).waiting_requests
@@ -36,7 +42,7 @@ class Turns:
             detail = f"this key has {most} requests that wait, as many as it may"
             return Excess(REQUESTS, detail, RETRY_CONCURRENT)
         turn: _Turn = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(name, {})[turn] = None
+        self._lines.setdefault(name, ({}, {}))[creates][turn] = None
         try:
             return await turn
         except asyncio.CancelledError:
@@ -57,7 +63,7 @@ class Turns:
 
     def _next(self, name: str) -> bool:
         """Whether the first that waits for this key does so no longer."""
-        turn = next(iter(self._lines[name]))
+        turn = next(chain(*self._lines[name]))
         if not turn.cancelled():
             excess = self._admission.enter(name, self._clock())
             if excess is not None and excess.passing:
@@ -67,7 +73,7 @@ class Turns:
         return True
 
     def _forget(self, name: str, turn: _Turn) -> None:
-        line = self._lines.get(name, {})
-        line.pop(turn, None)
-        if not line:
+        for line in self._lines.get(name, ()):
+            line.pop(turn, None)
+        if not self.waiting(name):
             self._lines.pop(name, None)

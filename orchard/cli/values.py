@@ -138,15 +138,23 @@ def worker(
     idle_exit: Annotated[
         float, typer.Option("--idle-exit", help="End after so many seconds without work; 0: never.", min=0.0)
     ] = 0.0,
+    max_age: Annotated[
+        float,
+        typer.Option(
+            "--max-age",
+            help="Claim nothing more after so many seconds (half of them at least); end when done. 0: never.",
+            min=0.0,
+        ),
+    ] = 0.0,
 ) -> None:
     """Run one annotator: claims trajectories until SIGTERM, then finishes what it has begun."""
     from orchard.cli.processes import start_logging
 
     start_logging()
-    uvloop.run(_worker(context.obj, slots, idle_exit))
+    uvloop.run(_worker(context.obj, slots, idle_exit, max_age))
 
 
-async def _worker(session: Session, slots: int, idle_exit: float) -> None:
+async def _worker(session: Session, slots: int, idle_exit: float, max_age: float) -> None:
     stop = stop_on_signals(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("annotator"))
@@ -158,7 +166,7 @@ async def _worker(session: Session, slots: int, idle_exit: float) -> None:
         stack.callback(cases.close)
         name = f"{socket.gethostname()}-{os.getpid()}"
         annotator = Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots)
-        await annotator.run(stop, idle_exit)
+        await annotator.run(stop, idle_exit, max_age)
 
 
 @app.command()

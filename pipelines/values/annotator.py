@@ -33,7 +33,7 @@ from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import successor
 from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
-from orchard.streams.shifts import Shift
+from orchard.streams.shifts import Shift, share_of
 from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
@@ -100,12 +100,13 @@ class Annotator:
         self._done = done
         """Told of each verdict that was published."""
 
-    async def run(self, stop: asyncio.Event, idle_exit: float = 0.0) -> None:
-        """Until `stop` is set, or no slot had work for `idle_exit` seconds (0: for ever).
+    async def run(self, stop: asyncio.Event, idle_exit: float = 0.0, max_age: float = 0.0) -> None:
+        """Until `stop` is set, no slot had work for `idle_exit` seconds, or a share of `max_age` seconds is
+        over (0: for ever).
 
         What is claimed by then is still finished. Raises StreamsError.
         """
-        shift = Shift(idle=idle_exit)
+        shift = Shift(idle=idle_exit, age=share_of(max_age))
         async with asyncio.TaskGroup() as group:
             for _ in range(self._slots):
                 group.create_task(self._slot(stop, shift))

@@ -1,8 +1,10 @@
 """The chart and the overlays are the same objects: the overlays are written from it."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,7 @@ def test_helm_finds_nothing_to_complain_of(overlay: str) -> None:
 
 
 def test_a_queue_of_a_list_brings_all_that_it_needs() -> None:
-    queue = {"kind": "rollout", "domain": "claw", "priority": "low", "maxWorkers": 7, "lends": ["normal"]}
-    items = Manifests(rendered("--set-json", f"queues=[{json.dumps(queue)}]"))
+    items = Manifests(rendered(*queues(queue("claw", "low", 7, ["normal"]), queue("claw"))))
 
     job = items.one("ScaledJob", "rollout-claw-low")
     variables = {
@@ -75,7 +76,8 @@ def test_a_queue_of_a_list_brings_all_that_it_needs() -> None:
     assert variables["ORCHARD_WORKER__DOMAIN"] == "claw"
     assert variables["ORCHARD_WORKER__LENDS"] == "normal"
     settings = items.one("ConfigMap", "settings")["data"]
-    assert settings["ORCHARD_NATS__QUEUES"] == "rollout.claw.low", "the writer makes its consumer"
+    wanted = "rollout.claw.low,rollout.claw.normal"
+    assert settings["ORCHARD_NATS__QUEUES"] == wanted, "the writer makes their consumers"
 
 
 def test_a_model_server_in_the_cluster_is_let_through_by_its_labels() -> None:
@@ -115,7 +117,147 @@ def test_who_uses_the_store_may_have_the_identity_of_its_account_in_place_of_key
 
 
 def test_another_namespace_is_another_everywhere() -> None:
-    text = helm("template", "orchard", str(CHART), "--namespace", "elsewhere")
+    """In alarms and on the dashboard, too."""
+    sandboxes = 'agent_image = "a:1"\nnamespace = "boxes"'
+    words = ["--set", "monitoring=true,sandboxesNamespace=boxes,kedaNamespace=k,monitoringNamespace=m"]
+    text = helm(
+        "template", "x", str(CHART), "--namespace", "elsewhere", *words, "--set", f"sandboxes={sandboxes}"
+    )
 
-    assert "namespace: orchard\n" not in text and ".orchard.svc" not in text
+    own = (r"namespace: orchard\b", r"namespace=~?\\?.orchard\b", r"\.orchard\.svc", "orchard-sandboxes")
+    for word in own:
+        assert not re.search(word, text), word
     assert "nats-0.nats.elsewhere.svc" in text
+    assert 'kube_pod_status_unschedulable{namespace=~"elsewhere|boxes"}' in text
+    names = set(re.findall(r"kubernetes.io/metadata.name: ([\w-]+)", text))
+    assert names == {"elsewhere", "boxes", "k", "m", "kube-system"}
+
+
+def queue(domain: str, priority: str = "normal", workers: int = 3, lends: Sequence[str] = ()) -> Manifest:
+    return {"kind": "rollout", "domain": domain, "priority": priority, "maxWorkers": workers, "lends": lends}
+
+
+def queues(*entries: Manifest) -> list[str]:
+    return ["--set-json", f"queues={json.dumps(entries)}"]
+
+
+def test_twenty_queues_have_workers_consumers_and_rights_of_their_own() -> None:
+    """A domain may have `_`, which names of Kubernetes may not."""
+    entries = [queue(f"domain_{number}", str(number), lends=[]) for number in range(20)]
+    items = Manifests(rendered(*queues(*entries)))
+
+    jobs = items.of("ScaledJob")
+    consumers = {job["spec"]["triggers"][0]["metadata"]["consumer"] for job in jobs}
+    assert consumers == {f"rollout-domain_{number}-{number}" for number in range(20)}
+    assert all(re.fullmatch(r"[a-z0-9-]{1,52}", job["metadata"]["name"]) for job in jobs)
+    accounts = items.one("ConfigMap", "nats")["data"]["accounts.conf"]
+    rights = {
+        found[1]
+        for found in re.finditer(r"\$JS\.API\.CONSUMER\.MSG\.NEXT\.ORCHARD_WORK\.([^\"]+)\"", accounts)
+    }
+    assert rights == consumers
+    assert "orchard.work.>" not in accounts.partition("user: worker")[2].partition("user: archiver")[0]
+
+
+def test_limits_of_a_queue_follow_from_all_who_may_wait_there() -> None:
+    small = Manifests(rendered(*queues(queue("swe"))))
+    large = Manifests(
+        rendered(
+            *queues(queue("swe", "high", 200), queue("swe", "normal", 500, ["high"]), queue("b", "high", 9))
+        )
+    )
+
+    assert not any("MAX_" in name for name in small.one("ConfigMap", "settings")["data"])
+    settings = large.one("ConfigMap", "settings")["data"]
+    assert settings["ORCHARD_NATS__MAX_WAITING"] == settings["ORCHARD_NATS__MAX_ACK_PENDING"] == str(700 * 16)
+
+
+def test_large_numbers_are_numbers(tmp_path: Path) -> None:
+    """Helm has those of a file as floating-point ones, and writes a million as 1e+06."""
+    values = {
+        "workers": {"maxAgeSeconds": 1_000_000, "deadlineSeconds": 2_000_000, "idleSeconds": 3_000_000},
+        "orchestrator": {"requestsInFlight": 4_000_000},
+        "queues": [queue("swe", workers=5_000_000)],
+    }
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    items = Manifests(rendered("--values", str(tmp_path / "values.yaml"), "--set", "monitoring=true"))
+
+    (job,) = items.of("ScaledJob")
+    target = job["spec"]["jobTargetRef"]
+    arguments = target["template"]["spec"]["containers"][0]["args"]
+    assert target["activeDeadlineSeconds"] == 2_000_000 and job["spec"]["maxReplicaCount"] == 5_000_000
+    assert arguments[arguments.index("--max-age") + 1] == "1000000"
+    assert arguments[arguments.index("--idle-exit") + 1] == "3000000"
+    (trigger,) = items.one("ScaledObject", "orchestrator")["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "4000000"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--set", "workers.graceSeconds=7200"], "must be above workers.shutdownSeconds"),
+        (["--set", "workers.deadlineSeconds=50000"], "cuts off what still runs"),
+        (["--set", "workers.slot=3"], "slot is not allowed"),
+        (["--set", "orchestrator.maxReplicas=1"], "must not be below orchestrator.replicas"),
+        (["--set", "storeClaim=20Gi"], "it is the path at which the volume is"),
+        (["--set", "store=bucket"], "store"),
+        (["--set", "sandboxesNamespace=boxes"], 'must say namespace = "boxes"'),
+        (["--set", "images.worker=registry.example/worker:"], "images.worker"),
+        (["--set", "images.worker=registry.example/worker@sha256:12"], "images.worker"),
+        (["--set", "nats.install=false"], "where NATS is"),
+        (queues(), "at least 1"),
+        (queues(queue("swe"), queue("swe")), "twice"),
+        (queues(queue("a_b"), queue("a-b")), "by `_` and `-` alone"),
+        (queues(queue("swe", "high", 1, ["low"])), "which is not in queues"),
+        (queues(queue("swe", "high", 1, ["high"])), "to itself"),
+        (queues(queue("a" * 60)), "more than 52 characters"),
+        (queues({**queue("swe"), "priority": 1}), "priority"),
+        (queues({**queue("swe"), "kind": "annotate"}), "domain"),
+        (queues({**queue("swe"), "maxWorker": 1}), "maxWorker"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_a_sentence(words: list[str], says: str) -> None:
+    run = subprocess.run(
+        [HELM, "template", "orchard", CHART, "--namespace", "orchard", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert says in run.stderr
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+@pytest.mark.parametrize(
+    "image", [f"r.example/w@{DIGEST}", f"r.example:5000/o/w:1.2@{DIGEST}", "w:1", "r.example/a/b/c:v1_2.3-x"]
+)
+def test_images_may_be_named_by_tag_and_digest(image: str) -> None:
+    names = ("worker", "writer", "orchestrator", "nats", "natsExporter")
+    items = Manifests(rendered("--set", ",".join(f"images.{name}={image}" for name in names)))
+    assert {box["image"] for _, pod in items.pods() for box in containers(pod)} == {image}
+
+
+def test_what_reads_the_store_has_its_volume_with_figures_too() -> None:
+    words = ["--set", "monitoring=true", "--values", str(CHART / "values-kind.yaml")]
+    items = Manifests(rendered(*words))
+    for name, pod in items.pods():
+        for box in containers(pod):
+            told = [one["name"] for one in box.get("env", ())]
+            told += [one.get("configMapRef", {}).get("name", "") for one in box.get("envFrom", ())]
+            if {"ORCHARD_STORE", "settings"} & set(told):
+                assert "/store" in {mount["mountPath"] for mount in box["volumeMounts"]}, (name, box["name"])
+
+
+def test_limits_for_sandboxes_may_be_left_out() -> None:
+    words = ("sandboxQuota=null", "sandboxDefaults=null", "priorityClass=")
+    items = Manifests(rendered(*(word for one in words for word in ("--set", one))))
+    assert items.of("ResourceQuota", "LimitRange", "PriorityClass") == []
+    assert not any("priorityClassName" in pod["spec"] for _, pod in items.pods())
+
+
+def test_replicas_in_place_of_an_answer_are_no_more_than_the_most() -> None:
+    words = ("monitoring=true", "orchestrator.replicas=3", "orchestrator.maxReplicas=4")
+    spec = Manifests(rendered("--set", ",".join(words))).one("ScaledObject", "orchestrator")["spec"]
+    assert spec["fallback"]["replicas"] == 4

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.backend import GLANCE
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.limits import Limits
 from orchard.injector.orchestrator.metrics import Metrics
@@ -74,6 +75,12 @@ def test_a_crowd_has_replicas_enough_and_each_has_room_for_its_share(
     assert spec["minReplicaCount"] < wanted <= spec["maxReplicaCount"]
     assert allowed.concurrent_requests is not None
     assert int(spec["triggers"][0]["metadata"]["threshold"]) < allowed.concurrent_requests
+
+
+def test_a_slow_api_server_takes_no_replica_away(manifests: Manifests) -> None:
+    """A kubelet that waits a second, as it does unless told, would take all of them at once."""
+    (container,) = containers(manifests.one("Deployment", "orchestrator")["spec"]["template"])
+    assert container["readinessProbe"]["timeoutSeconds"] > GLANCE
 
 
 def test_all_of_a_crowd_may_wait_at_one_replica(manifests: Manifests) -> None:

@@ -1,4 +1,4 @@
-"""infra/requirements.txt, of which images are built: whole, with hashes, and what pyproject.toml asks for."""
+"""What images are built of and what `make` installs: by version, whole, and what pyproject.toml asks for."""
 
 import re
 import tomllib
@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from tests.infra.conftest import INFRA
 
 LOCK = INFRA / "requirements.txt"
+CONSTRAINTS = INFRA / "constraints.txt"
 PROJECT = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())
 IMAGE = {**default_environment(), "python_version": "3.11", "python_full_version": "3.11.14", "extra": ""}
 """What markers are compared with: the Python of the images."""
@@ -72,3 +73,19 @@ def test_the_images_have_no_other_package() -> None:
     assert re.findall(r"^FROM (\S+)", text, re.M) == ["${PYTHON}", "${PYTHON}", *["installed"] * 4, "scratch"]
     for line in re.findall(r"pip (?:install|wheel) .*", text):
         assert "--require-hashes" in line or "--no-index" in line, line
+
+
+def test_make_installs_by_version_all_that_the_project_names() -> None:
+    """A release that comes tomorrow cannot break what was tested today."""
+    pinned = {
+        canonicalize_name(each.name): each
+        for line in CONSTRAINTS.read_text().splitlines()
+        for each in [Requirement(line)]
+        if each.marker is None or each.marker.evaluate(IMAGE)
+    }
+    groups = PROJECT["dependency-groups"]
+    named = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["train"]]
+    for wanted in asked([*named, *groups["dev"], *groups["consumers"], "mini-swe-agent>=2.4,<3"], set()):
+        name = canonicalize_name(wanted.name)
+        (exact,) = pinned[name].specifier
+        assert exact.operator == "==" and wanted.specifier.contains(exact.version), f"{wanted}: {REMEDY}"

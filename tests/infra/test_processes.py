@@ -45,12 +45,17 @@ def closed(schema: Any) -> Any:
     return found
 
 
-@pytest.fixture(scope="module")
-def scaled_job_schema() -> dict[str, Any]:
-    schema = json.loads((INFRA / "schemas" / "keda-scaledjob.json").read_text())
+def keda_schema(name: str) -> dict[str, Any]:
+    """Of a kind of KEDA's."""
+    schema = json.loads((INFRA / "schemas" / f"keda-{name}.json").read_text())
     schema["properties"]["metadata"] = {"type": "object"}
     found: dict[str, Any] = closed(schema)
     return found
+
+
+@pytest.fixture(scope="module")
+def scaled_job_schema() -> dict[str, Any]:
+    return keda_schema("scaledjob")
 
 
 def errors(schema: dict[str, Any], instance: Manifest) -> list[str]:
@@ -65,6 +70,15 @@ def test_scaled_jobs_are_what_keda_declares(manifests: Manifests, scaled_job_sch
     assert len(jobs) == 3
     for job in jobs:
         assert errors(scaled_job_schema, job) == []
+
+
+def test_what_scales_the_orchestrators_is_what_keda_declares(built: dict[str, Manifests]) -> None:
+    schema = keda_schema("scaledobject")
+    for overlay in ("cloud", "spot"):
+        (item,) = built[overlay].of("ScaledObject")
+        assert errors(schema, item) == []
+        wrong = {**item, "spec": {**item["spec"], "minReplicas": 2}}
+        assert len(errors(schema, wrong)) == 1
 
 
 @pytest.mark.parametrize(
@@ -161,11 +175,10 @@ class TestWorkers:
             assert float(arguments[arguments.index("--idle-exit") + 1]) > 0
             grace = target["template"]["spec"]["terminationGracePeriodSeconds"]
             assert config.up.shutdown_seconds + 15 <= grace
-            if arguments[0] == "worker":
-                age = float(arguments[arguments.index("--max-age") + 1])
-                assert target["activeDeadlineSeconds"] >= age + Timeouts().rollout
-                spot = "nodeSelector" in target["template"]["spec"]
-                assert spot or config.up.shutdown_seconds >= Timeouts().rollout
+            age = float(arguments[arguments.index("--max-age") + 1])
+            assert target["activeDeadlineSeconds"] >= age + Timeouts().rollout
+            spot = "nodeSelector" in target["template"]["spec"]
+            assert spot or config.up.shutdown_seconds >= Timeouts().rollout
 
     def test_a_node_that_is_taken_back_has_30_seconds(self, built: dict[str, Manifests]) -> None:
         for job in built["spot"].of("ScaledJob"):

@@ -124,6 +124,29 @@ async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
     assert order == ["a", "b", "a", "b"]
 
 
+async def test_commands_of_the_first_do_not_wait_behind_a_crowd_of_creations() -> None:
+    """They have a time limit, and their sandboxes are there already."""
+    turns = Turns(Admission(Limits(concurrent_requests=1, default=KeyLimits(waiting_requests=9_999))))
+    assert await turns.enter("a", creates=True) is None
+    order = list[str]()
+
+    async def ask(what: str, creates: bool) -> None:
+        assert await turns.enter("a", creates=creates) is None
+        order.append(what)
+        turns.leave("a")
+
+    asked = [asyncio.create_task(ask(f"creation {number}", True)) for number in range(1_000)]
+    await asyncio.sleep(0)
+    asked += [asyncio.create_task(ask(f"command {number}", False)) for number in range(2)]
+    await asyncio.sleep(0)
+    assert turns.waiting("a") == 1_002
+    turns.leave("a")
+    await asyncio.gather(*asked)
+
+    assert order == ["command 0", "command 1", *(f"creation {number}" for number in range(1_000))]
+    assert turns.waiting("a") == 0
+
+
 async def test_who_gives_up_keeps_nobody_waiting() -> None:
     turns = Turns(Admission(Limits(default=KeyLimits(concurrent_requests=1, waiting_requests=9))))
     assert await turns.enter("a") is None

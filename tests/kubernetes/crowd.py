@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -50,6 +52,11 @@ class Report:
     """Requests that the orchestrators refused for a limit."""
     waited_most: float = 0.0
     """Requests that waited for their turn at the same moment, of all replicas."""
+    slowest_probe: float = 0.0
+    """Seconds that a replica took for the longest answer to `/health`, which its kubelet asks for."""
+    late_probes: int = 0
+    """Answers that a kubelet would not have waited for, or that were a refusal."""
+    probes: int = 0
     api_requests: dict[str, float] = field(default_factory=dict)
     """To the API server for each sandbox, by verb and path, without those of kubelet and scheduler."""
     api_requests_in_all: float = 0.0
@@ -66,6 +73,8 @@ class Orchestrators:
         manifests = Manifests(build(INFRA / "overlays" / "cloud"))
         (home / "limits.toml").write_text(manifests.one("ConfigMap", "limits")["data"]["limits.toml"])
         self.namespace = manifests.one("ResourceQuota", "sandboxes")["metadata"]["namespace"]
+        (container,) = manifests.one("Deployment", "orchestrator")["spec"]["template"]["spec"]["containers"]
+        self.probe: dict[str, Any] = container["readinessProbe"]
         settings = manifests.one("ConfigMap", "sandboxes")["data"]["kubernetes.toml"]
         (home / "kubernetes.toml").write_text(
             f'{settings}\nkubeconfig = "{kubeconfig}"\nport = {agent_port}\n'
@@ -104,7 +113,7 @@ class Orchestrators:
         """The sum of a figure over replicas and labels."""
         found = 0.0
         for port in self._metrics:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
                 found += sum(samples(reply.read().decode(), name).values())
         return found
 
@@ -127,6 +136,7 @@ class Crowd:
         self._report = report
         self._orchestrators = orchestrators
         self._kubelets = kubelets
+        self._ready = 0
 
     async def run(self) -> None:
         """Create all, then delete all."""
@@ -145,19 +155,24 @@ class Crowd:
                 asyncio.create_task(self._create(clients[number % len(clients)]))
                 for number in range(report.sandboxes)
             ]
-            watching = asyncio.create_task(self._watch())
+            watching = [asyncio.create_task(self._watch())]
+            watching += [asyncio.create_task(self._probe(url)) for url in self._orchestrators.urls]
             made = [one for one in await asyncio.gather(*creating) if one is not None]
             report.seconds_to_create = round(time.monotonic() - started, 1)
-            watching.cancel()
             started = time.monotonic()
             await asyncio.gather(*(self._delete(sandbox) for sandbox in made))
             report.seconds_to_delete = round(time.monotonic() - started, 1)
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
 
     async def _create(self, client: AsyncSandboxClient) -> AsyncSandbox | None:
         try:
-            return await client.create_sandbox(
+            made = await client.create_sandbox(
                 "image", cpu="1", memory="512Mi", timeout=3600.0, ttl_seconds=3600.0
             )
+            self._ready += 1
+            return made
         except SandboxError as error:
             self._report.failed[error.reason] += 1
             return None
@@ -169,11 +184,29 @@ class Crowd:
             self._report.failed[f"deletion: {error.reason}"] += 1
 
     async def _watch(self) -> None:
-        """The longest line, while it lasts."""
+        """The longest line, and how far it all is."""
+        begun = time.monotonic()
         while True:
             waiting = await asyncio.to_thread(self._orchestrators.figure, "orchard_sandbox_requests_waiting")
             self._report.waited_most = max(self._report.waited_most, waiting)
-            await asyncio.sleep(2.0)
+            seconds = time.monotonic() - begun
+            print(f"{seconds:.0f} s: {self._ready} ready, {waiting:.0f} wait", file=sys.stderr, flush=True)  # noqa: T201
+            await asyncio.sleep(5.0)
+
+    async def _probe(self, url: str) -> None:
+        """As the kubelet of a replica does."""
+        report, probe = self._report, self._orchestrators.probe
+        async with aiohttp.ClientSession() as http:
+            while True:
+                begun, well = time.monotonic(), False
+                with suppress(aiohttp.ClientError):
+                    async with http.get(url + probe["httpGet"]["path"]) as reply:
+                        well = reply.status == 200
+                seconds = time.monotonic() - begun
+                report.probes += 1
+                report.slowest_probe = max(report.slowest_probe, round(seconds, 2))
+                report.late_probes += not well or seconds > probe.get("timeoutSeconds", 1)
+                await asyncio.sleep(probe["periodSeconds"])
 
 
 async def run(sandboxes: int, replicas: int, home: Path) -> Report:
@@ -200,7 +233,7 @@ async def run(sandboxes: int, replicas: int, home: Path) -> Report:
 
         async with AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
-            stack.enter_context(agents(agent_port))
+            others = {"agents": stack.enter_context(agents(agent_port)), "driver": os.getpid()}
             playing = asyncio.create_task(kubelets.run())
             stack.callback(playing.cancel)
             for _ in range(replicas):
@@ -227,9 +260,11 @@ async def run(sandboxes: int, replicas: int, home: Path) -> Report:
                 report.cpu_ms[f"orchestrator-{number}"] = round(1000 * used.cpu / sandboxes, 2)
             for child in psutil.Process().children():
                 if child.name() in ("etcd", "kube-apiserver"):
-                    used = usage(child)
-                    report.peak_mib[child.name()] = round(used.peak / 2**20)
-                    report.cpu_ms[child.name()] = round(1000 * used.cpu / sandboxes, 2)
+                    others[child.name()] = child.pid
+            for name, pid in others.items():
+                used = usage(psutil.Process(pid))
+                report.peak_mib[name] = round(used.peak / 2**20)
+                report.cpu_ms[name] = round(1000 * used.cpu / sandboxes, 2)
     return report
 
 
@@ -248,6 +283,8 @@ def main() -> None:
     parser.add_argument("--sandboxes", type=int, default=10_000)
     parser.add_argument("--replicas", type=int, default=2)
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):  # the latter is ignored in the background
+        signal.signal(number, signal.default_int_handler)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each creation is a connection here
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="orchard-crowd-") as home:

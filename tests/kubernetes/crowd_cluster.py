@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
@@ -94,7 +95,8 @@ class Kubelets:
         self._cache = PodCache(api, namespace)
         self._cache.listen(self._changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._addresses = 0
+        self._numbers: dict[str, int] = {}
+        self.tries_again = 0
         self.requests: Counter[tuple[str, str]] = Counter()
         """Sent to the API server, by verb and resource."""
 
@@ -113,7 +115,8 @@ class Kubelets:
             return
         leaving = now.metadata.deletion_timestamp is not None
         if leaving or not now.spec.node_name:
-            task = asyncio.get_running_loop().create_task(self._end(now) if leaving else self._begin(now))
+            step = self._end if leaving else self._begin
+            task = asyncio.get_running_loop().create_task(self._until_done(step, now))
             self._tasks[now.uid] = task
             task.add_done_callback(lambda _: self._done(now))
 
@@ -123,15 +126,23 @@ class Kubelets:
         if now is not None and now.metadata.deletion_timestamp is not None:
             self._changed(None, now)
 
+    async def _until_done(self, step: Callable[[Pod], Awaitable[None]], pod: Pod) -> None:
+        """A kubelet does not give up because the API server is slow."""
+        while True:
+            try:
+                return await step(pod)
+            except SandboxUnavailable:
+                self.tries_again += 1
+
     async def _begin(self, pod: Pod) -> None:
-        self._addresses += 1
-        number = self._addresses
+        number = self._numbers.setdefault(pod.uid, len(self._numbers) + 1)
         path = f"{self._cache.path}/{pod.name}"
         node = {"apiVersion": "v1", "kind": "Node", "name": f"node-{number % NODES}"}
-        with passing_over(404, 409):
-            body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": node}
-            self.requests["POST", "pods/binding"] += 1
-            await self._api.create(msgspec.Raw, f"{path}/binding", body)
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": node}
+        with passing_over(404):
+            with passing_over(409):  # it is bound, by an earlier try
+                self.requests["POST", "pods/binding"] += 1
+                await self._api.create(msgspec.Raw, f"{path}/binding", body)
             self.requests["PATCH", "pods/status"] += 1
             status = running(str(FIRST_ADDRESS + number), pod)
             await self._api.patch(msgspec.Raw, f"{path}/status", {"status": status})
@@ -166,14 +177,15 @@ def running(address: str, pod: Pod) -> dict[str, Any]:
 
 
 @contextmanager
-def agents(port: int) -> Iterator[None]:
-    """The agents of all Pods, in a process of their own: each connection is a descriptor, at both ends."""
+def agents(port: int) -> Iterator[int]:
+    """The agents of all Pods, in a process of their own: each connection is a descriptor, at both ends. Its
+    number is given."""
     command = [sys.executable, "-m", __name__, str(port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     with process:
         assert process.stdout.readline(), "the agents did not start"
-        yield
+        yield process.pid
         process.stdin.close()  # they end with it, however we end
 
 

@@ -36,15 +36,19 @@ def every_object(repository: Path) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """At its base commit, `base` in its file; with a past of one commit and a tag."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """At its base commit, `base` in its file; with a past of one commit and a tag. All of it is years old."""
     path = tmp_path / "repository"
+    for date in ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"):
+        monkeypatch.setenv(date, "2020-01-01T00:00:00Z")
     path.mkdir()
     git(path, "init", "-q", "-b", "main")
     commit(path, "Old", a="old\n")
     git(path, "tag", "v1")
     git(path, "tag", "-a", "-m", "first", "v1-annotated")
     commit(path, "Base", a="base\n")
+    for date in ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"):
+        monkeypatch.delenv(date)
     return path
 
 

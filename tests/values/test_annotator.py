@@ -68,6 +68,7 @@ async def run(
     verdicts: int,
     prices: dict[str, Price] | None = None,
     idle_exit: float = 0.0,
+    max_age: float = 0.0,
 ) -> list[Any]:
     """Offer what is open and annotate until so many verdicts are in; the events."""
     with open_tables(pipeline.store) as tables:
@@ -86,7 +87,7 @@ async def run(
         cases = Cases(pipeline.store)
         annotator = Annotator(pipeline.publisher, claims, models, cases, name="test", slots=2, done=told)
         async with asyncio.timeout(60):
-            await annotator.run(stop, idle_exit)
+            await annotator.run(stop, idle_exit, max_age)
         cases.close()
     await pipeline.keep()
     return done
@@ -133,6 +134,14 @@ async def test_without_work_it_ends_where_it_is_told_to(pipeline: Any, teacher: 
     await unresolved(pipeline, Author(), 2)
     teacher.replies.append(GOOD)
     assert len(await run(pipeline, teacher.url, Asking(model="judge"), 99, idle_exit=1.0)) == 2
+
+
+async def test_an_old_one_leaves_what_waits_to_others(pipeline: Any, teacher: Any) -> None:
+    """Its Job has a deadline, at which what it had claimed would be cut off."""
+    await unresolved(pipeline, Author(), 2)
+    teacher.replies.append(GOOD)
+    assert await run(pipeline, teacher.url, Asking(model="judge"), 99, max_age=1e-9) == []
+    assert len(await run(pipeline, teacher.url, Asking(model="judge"), 2)) == 2
 
 
 async def test_a_bad_reply_is_asked_for_again_with_the_fault_named(pipeline: Any, teacher: Any) -> None:

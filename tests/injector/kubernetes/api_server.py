@@ -51,17 +51,24 @@ class ApiServer:
         self.pods: dict[str, Pod] = {}
         self.version = 1
         self.lists = 0
+        self.listed = 0
+        """Pods in all lists together."""
         self.watched_from: list[str] = []
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.refusals: list[Callable[[], web.Response] | None] = []
         """What the next requests that are no watch get instead of an answer; None: the connection is cut."""
         self.requests: list[str] = []
         self.patches: list[dict[str, Any]] = []
+        self.writing = asyncio.Event()
+        """Requests that change something are answered while it is set."""
+        self.writing.set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             return await self._watch(request)
         self.requests.append(f"{request.method} {request.path}")
+        if request.method != "GET":
+            await self.writing.wait()
         done = await self._answer(request)
         if self.refusals:
             refused = self.refusals.pop(0)
@@ -83,7 +90,9 @@ class ApiServer:
             return self._patch(name, await request.json())
         if not name:
             self.lists += 1
-            items = [document(pod) for pod in self.pods.values()]
+            most = None if request.query.get("resourceVersion") == "0" else request.query.get("limit")
+            items = [document(pod) for pod in self.pods.values()][: most and int(most)]
+            self.listed += len(items)
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
         return web.json_response(document(self.pods[name])) if name in self.pods else refusal(404)
 

@@ -43,8 +43,18 @@ async def agent() -> AsyncIterator[TestServer]:
 class Side:
     """One orchestrator."""
 
-    def __init__(self, api: ClusterApi, port: int, identity: str, secret: bytes = SECRET) -> None:
-        settings = KubernetesSettings(agent_image="x", namespace="sandboxes", port=port)
+    def __init__(
+        self,
+        api: ClusterApi,
+        port: int,
+        identity: str,
+        secret: bytes = SECRET,
+        *,
+        concurrent_writes: int = 32,
+    ) -> None:
+        settings = KubernetesSettings(
+            agent_image="x", namespace="sandboxes", port=port, concurrent_writes=concurrent_writes
+        )
         self.cache = PodCache(api, "sandboxes")
         self.agents = Agents(api, self.cache, Activity(api, self.cache), settings, secret)
         self.introductions = KeyExchange(api, self.cache, self.agents, settings, identity)

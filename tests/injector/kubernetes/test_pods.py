@@ -150,3 +150,12 @@ class TestSettings:
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(SandboxRequestInvalid, match=r"none\.toml"):
             load(tmp_path / "none.toml")
+
+
+def test_where_pods_have_ipv6_addresses_agents_listen_on_them(settings: KubernetesSettings) -> None:
+    for host in ("0.0.0.0", "::"):
+        told = msgspec.structs.replace(settings, agent_host=host)
+        command = pods.manifest("sandbox-x", "x", "image", "1", "1Gi", told, {})["spec"]["containers"][0][
+            "command"
+        ]
+        assert command[command.index("--host") + 1] == host
