@@ -60,7 +60,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 150
-    tasks: Count = 360
+    tasks: Count = 240
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -69,7 +69,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tasks in these worlds, which no policy sees before it is measured."""
     mistakes: Share = 0.3
     """Of the author."""
-    guesses: Share = 0.8
+    guesses: Share = 0.75
     """Rollouts of the solver in which it guesses."""
     slots: Count = 4
     workers: Count = 2
@@ -79,12 +79,12 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Short ones that a model learns to copy from, and so many long ones."""
     drill_epochs: Count = 5
     """Of each of the two kinds."""
-    epochs: Count = 10
+    epochs: Count = 16
     """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
     """Of the base; fine-tuning has half of it."""
-    steps: Count = 12
+    steps: Count = 16
     """Of reinforcement learning."""
     prompts: Count = 8
     """Groups in each step."""
@@ -92,6 +92,8 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rollouts of a group."""
     keep_degenerate: bool = True
     """Train on groups of one class, too: so it ends, however little the policy can do."""
+    unsolved: bool = False
+    """Take as prompts those tasks alone that no rollout of the solver passed."""
     rl_lr: float = 1e-3
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
     """At which policies are measured; in reinforcement learning they are sampled at 1."""
@@ -203,7 +205,7 @@ class ClawDemo(Demonstration):
                 rows = await self._distil(session, tokenizer)
             with self.step("6. reinforcement learning"):
                 file = self.models / "rl.toml"
-                file.write_text(toml(self._recipe(self._unsolved(ids))))
+                file.write_text(toml(self._recipe(self._unsolved(ids) if settings.unsolved else ids)))
                 await self.command("rl", str(file))
             with self.step("7. both policies in both harnesses, on held-out worlds"):
                 await self._evaluate(measured)

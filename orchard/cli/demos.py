@@ -74,10 +74,10 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-claw")
     def demo_claw(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 360,
+        tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 240,
         held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
-        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 10,
-        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 12,
+        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 16,
+        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 16,
         seed: Annotated[int, typer.Option(help="Of worlds, weights and orders.", min=0)] = 0,
         start: Annotated[int, typer.Option(help="Other weights and orders, the same worlds.", min=0)] = 0,
     ) -> None:
