@@ -24,7 +24,7 @@ from orchard.demo_rl import toml
 from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
 from orchard.pipelines.datasets.importing import import_trajectories, released
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.evaluation.results import Pair, Results, read_results
+from orchard.pipelines.evaluation.results import Pair, Results, paired, read_results
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.author import Author, mistake_of
 from orchard.pipelines.synthesis.drafts import SOURCE
@@ -44,10 +44,11 @@ HARNESSES = ("claw-react", "mcp-loop")
 """The policy learns errands in both, and is improved in the first alone."""
 TRAINED, HELD_OUT = "demo-claw-worlds", "demo-claw-held-out"
 """The synthesis runs, and the campaigns of their solver's rollouts."""
-DRILLS = "demo-claw-drills"
-"""The campaign of the drills, which are imported."""
-BASE, SFT, RL = "base", "sft", "rl"
-"""The base, and the policies before and after reinforcement learning, whose endpoints have their names."""
+DRILLS = {False: "demo-claw-short-drills", True: "demo-claw-long-drills"}
+"""The campaigns of the drills, which are imported: by whether they are the long ones."""
+COPIES, BASE, SFT, RL = "copies", "base", "sft", "rl"
+"""The model that copies from short drills, the base that learned long ones too, and the policies before and
+after reinforcement learning, whose endpoints have their names."""
 STEPS = 6
 """Answers of the policy in one rollout, at most."""
 
@@ -59,7 +60,7 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much of everything."""
 
     worlds: Count = 150
-    tasks: Count = 600
+    tasks: Count = 240
     """In these worlds."""
     samples: Count = 1
     """Rollouts of the solver for each of them and each harness."""
@@ -68,35 +69,40 @@ class ClawSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tasks in these worlds, which no policy sees before it is measured."""
     mistakes: Share = 0.3
     """Of the author."""
-    guesses: Share = 0.7
+    guesses: Share = 0.75
     """Rollouts of the solver in which it guesses."""
     slots: Count = 4
     workers: Count = 2
     vocabulary: Annotated[int, msgspec.Meta(ge=300)] = 1200
-    shape: str = "tiny-test"
-    drills: Count = 4000
-    """Conversations that the base learns to copy from."""
-    drill_epochs: Count = 6
-    epochs: Count = 12
+    shape: str = "tiny-copy"
+    drills: Count = 6000
+    """Short ones that a model learns to copy from, and so many long ones."""
+    drill_epochs: Count = 5
+    """Of each of the two kinds."""
+    epochs: Count = 16
     """Of fine-tuning."""
     batch: Count = 8
     lr: float = 1e-2
     """Of the base; fine-tuning has half of it."""
-    steps: Count = 6
+    steps: Count = 16
     """Of reinforcement learning."""
-    prompts: Count = 6
+    prompts: Count = 8
     """Groups in each step."""
     size: Count = 8
     """Rollouts of a group."""
     keep_degenerate: bool = True
     """Train on groups of one class, too: so it ends, however little the policy can do."""
+    unsolved: bool = False
+    """Take as prompts those tasks alone that no rollout of the solver passed."""
     rl_lr: float = 1e-3
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
-    """At which policies are measured."""
+    """At which policies are measured; in reinforcement learning they are sampled at 1."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Of torch, in training; 0: its own choice."""
     seed: int = 0
     """Of worlds, weights and orders."""
+    start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Another start of the weights and another order, over the same worlds, log and drills."""
 
 
 class ClawResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +138,13 @@ class ClawResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gain(self) -> Pair:
         """RL against SFT in the harness of the training, task by task."""
-        return next(
-            pair
-            for pair in self.results.pairs()
-            if {pair.first, pair.second} == {(HARNESSES[0], SFT), (HARNESSES[0], RL)}
-        )
+        cells = {cell.model: cell for cell in self.results.cells if cell.harness == HARNESSES[0]}
+        gain = paired(cells[SFT], cells[RL])
+        assert gain is not None
+        return gain
 
 
+_SOLVED = "select distinct task_id from rollouts where campaign = ? and resolved"
 _LOOKS = """
 select r.model, avg(coalesce(m.tool_calls[1].name like '%_list_%', false)::int)
 from messages m join rollouts r using (rollout_id)
@@ -158,15 +164,27 @@ class ClawDemo(Demonstration):
             slots=settings.slots,
             endpoints=(ENDPOINT, SFT, RL),
         )
+        self.models = self.directory / f"start-{settings.start}" if settings.start else self.directory
+        """Where policies lie, and what is measured of them."""
+        self.models.mkdir(exist_ok=True)
 
     @property
     def report(self) -> Path:
         """Where the tables and the picture of the matrix lie."""
-        return self.directory / "report"
+        return self.models / "report"
 
     def name(self, what: str) -> str:
-        """Of a campaign or a run of this seed."""
+        """Of a campaign of this seed."""
         return f"{what}-{self.settings.seed}"
+
+    def run_name(self, what: str) -> str:
+        """Of a training run or an evaluation of this seed and start."""
+        return self.name(what) + (f"-start-{self.settings.start}" if self.settings.start else "")
+
+    @property
+    def _start(self) -> int:
+        """The seed of weights and orders."""
+        return self.settings.seed + 1000 * self.settings.start
 
     async def run(self) -> ClawResult:
         """All steps; raises what their commands raise."""
@@ -186,8 +204,8 @@ class ClawDemo(Demonstration):
             with self.step("5. fine-tuning"):
                 rows = await self._distil(session, tokenizer)
             with self.step("6. reinforcement learning"):
-                file = self.directory / "rl.toml"
-                file.write_text(toml(self._recipe(ids)))
+                file = self.models / "rl.toml"
+                file.write_text(toml(self._recipe(self._unsolved(ids) if settings.unsolved else ids)))
                 await self.command("rl", str(file))
             with self.step("7. both policies in both harnesses, on held-out worlds"):
                 await self._evaluate(measured)
@@ -223,30 +241,33 @@ class ClawDemo(Demonstration):
         return [task.task_id for task in made.tasks]
 
     async def _base(self, session: Session) -> Path:
-        """A model that copies; the directory of its tokenizer."""
-        settings, campaign = self.settings, self.name(DRILLS)
+        """A model that copies, from short drills, then from long ones; the directory of its tokenizer."""
+        settings = self.settings
         async with session.connection("demo") as connection:
-            await import_trajectories(
-                Publisher(connection),
-                session.blobs,
-                released(drills(settings.seed, settings.drills), HARNESSES[0]),
-                campaign=campaign,
-                dataset=campaign,
-            )
+            for long, campaign in DRILLS.items():
+                await import_trajectories(
+                    Publisher(connection),
+                    session.blobs,
+                    released(drills(settings.seed, settings.drills, long=long), HARNESSES[0]),
+                    campaign=self.name(campaign),
+                    dataset=self.name(campaign),
+                )
             await session.committed(connection)
         # The names of four tools, not their schemas: these are longer than the rest of an errand.
-        campaigns = [self.name(TRAINED), campaign]
+        campaigns = [self.name(TRAINED), *map(self.name, DRILLS.values())]
         tokenizer = await self.tokenizer(session, campaigns, settings.vocabulary, schemas=False)
-        await self._trained(
-            session,
-            tokenizer,
-            BASE,
-            Source(campaigns=(campaign,), unproven=True),
-            settings.lr,
-            shape=settings.shape,
-            epochs=settings.drill_epochs,
-            global_batch=2 * settings.batch,
-        )
+        starts = {False: {"shape": settings.shape}, True: {"model": str(self.models / COPIES / "model")}}
+        for long, campaign in DRILLS.items():
+            await self._trained(
+                session,
+                tokenizer,
+                BASE if long else COPIES,
+                Source(campaigns=(self.name(campaign),), unproven=True),
+                settings.lr,
+                epochs=settings.drill_epochs,
+                global_batch=2 * settings.batch,
+                **starts[long],
+            )
         return tokenizer
 
     async def _distil(self, session: Session, tokenizer: Path) -> int:
@@ -258,7 +279,7 @@ class ClawDemo(Demonstration):
             SFT,
             Source(campaigns=(self.name(TRAINED),), model_kinds=(ModelKind.ORACLE,)),
             settings.lr / 2,
-            model=str(self.directory / BASE / "model"),
+            model=str(self.models / BASE / "model"),
             epochs=settings.epochs,
             global_batch=settings.batch,
         )
@@ -276,30 +297,42 @@ class ClawDemo(Demonstration):
         )
         rows = await self.dataset(session, settings, dataset)
         await self.fine_tune(
-            self.name(f"demo-claw-{policy}"),
-            self.directory / policy,
+            self.run_name(f"demo-claw-{policy}"),
+            self.models / policy,
             lr,
             dataset=str(dataset),
             tokenizer=str(tokenizer),
             threads=self.settings.threads,
-            seed=self.settings.seed,
+            seed=self._start,
             **more,
         )
         return rows
+
+    def _solved(self) -> set[str]:
+        """Tasks that a rollout of the solver passed."""
+        with open_tables(self.config.store) as tables:
+            return {task for (task,) in tables.execute(_SOLVED, [self.name(TRAINED)]).fetchall()}
+
+    def _unsolved(self, ids: list[str]) -> list[str]:
+        """Those of `ids` that the solver's log does not have, so that the policy has not learned them by
+        heart. All, where they are too few for a step."""
+        left = sorted({*ids} - self._solved())
+        return left if len(left) >= self.settings.prompts else ids
 
     def _recipe(self, ids: list[str]) -> dict[str, Any]:
         """The file of `orchard rl`."""
         settings = self.settings
         return {
             "preset": "claw",
-            "run": self.name("demo-claw-rl"),
-            "model": str(self.directory / SFT / "model"),
-            "out": str(self.directory / RL),
+            "run": self.run_name("demo-claw-rl"),
+            "model": str(self.models / SFT / "model"),
+            "out": str(self.models / RL),
             "harness": HARNESSES[0],
             "endpoint": ENDPOINT,
             "tasks": {"ids": ids, "held_out": {"evaluations": False}},
             "prompts_per_step": settings.prompts,
             "steps": settings.steps,
+            "oversample": 1.0,
             "bar": {"size": settings.size, "budget": settings.size},
             "keep_degenerate": settings.keep_degenerate,
             "lr": settings.rl_lr,
@@ -309,18 +342,18 @@ class ClawDemo(Demonstration):
             "max_tokens": ANSWER_TOKENS,
             "max_in_flight": 8 * settings.size,
             "budget": {"steps": STEPS, "cost_usd": 0.0, "wall_seconds": 600.0},
-            "seed": settings.seed,
+            "seed": self._start,
             "threads": 1,
         }
 
     async def _evaluate(self, tasks: list[str]) -> None:
         """`orchard eval` in a process of its own, as a user would, beside a server of each policy."""
         policies = {
-            SFT: self.directory / SFT / "model",
-            RL: max((self.directory / RL / "policies").glob("version-*")),
+            SFT: self.models / SFT / "model",
+            RL: max((self.models / RL / "policies").glob("version-*")),
         }
         lines = [
-            f'name = "{self.name("demo-claw-matrix")}"',
+            f'name = "{self.run_name("demo-claw-matrix")}"',
             f"harnesses = {json.dumps(HARNESSES)}",
             f'task_sets = [{{ name = "held-out", source = "{SOURCE}", ids = {json.dumps(tasks)} }}]',
             f"budget = {{ steps = {STEPS}, cost_usd = 0.0 }}",
@@ -328,7 +361,7 @@ class ClawDemo(Demonstration):
         for policy in policies:
             lines += ["[[models]]", f'name = "{policy}"', f'endpoint = "{policy}"']
             lines += [f"temperature = {self.settings.temperature}", f"max_tokens = {ANSWER_TOKENS}"]
-        file = self.directory / "suite.toml"
+        file = self.models / "suite.toml"
         file.write_text("\n".join([*lines, ""]))
         async with AsyncExitStack() as stack:
             for policy, model in policies.items():
@@ -337,7 +370,7 @@ class ClawDemo(Demonstration):
 
     def _result(self, rows: int, runs: tuple[Errands, Errands]) -> ClawResult:
         campaigns = [self.name(TRAINED), self.name(HELD_OUT)]
-        matrix = self.name("demo-claw-matrix")
+        matrix = self.run_name("demo-claw-matrix")
         with open_tables(self.config.store) as tables:
             slots = tables.execute(
                 "select campaign, slot, bool_or(step = 'accept'), "

@@ -74,23 +74,26 @@ def register(app: typer.Typer) -> None:
     @app.command(name="demo-claw")
     def demo_claw(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 600,
+        tasks: Annotated[int, typer.Option(help="Training tasks, in 150 worlds.", min=1)] = 240,
         held_out: Annotated[int, typer.Option(help="Held-out tasks, in 10 others.", min=1)] = 60,
-        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 12,
-        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 6,
+        epochs: Annotated[int, typer.Option(help="Passes over the solver's log.", min=1)] = 16,
+        steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.", min=1)] = 16,
         seed: Annotated[int, typer.Option(help="Of worlds, weights and orders.", min=0)] = 0,
+        start: Annotated[int, typer.Option(help="Other weights and orders, the same worlds.", min=0)] = 0,
     ) -> None:
         """Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.
 
         Needs no model, no key and no GPU. It ends with the matrix of both policies in two harnesses. Stopped
-        in the middle it goes on where it was.
+        in the middle it goes on where it was. `--start 1` trains and measures again over the same worlds.
         """
         from orchard.demo_claw import ClawDemo, ClawSettings, show
         from orchard.pipelines.models.errors import require_torch
 
         require_torch("orchard demo-claw")
         session: Session = context.obj
-        settings = ClawSettings(tasks=tasks, held_out=held_out, epochs=epochs, steps=steps, seed=seed)
+        settings = ClawSettings(
+            tasks=tasks, held_out=held_out, epochs=epochs, steps=steps, seed=seed, start=start
+        )
         demo = ClawDemo(session.config.store, settings)
         show(uvloop.run(demo.run()))
         console.print(f"the matrix: {demo.report}", highlight=False)

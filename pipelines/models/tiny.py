@@ -32,6 +32,14 @@ SHAPES = {
         num_key_value_heads=4,
         head_dim=16,
     ),
+    "tiny-copy": Shape(
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+    ),
     "tiny-half": Shape(
         hidden_size=96,
         intermediate_size=288,
@@ -58,7 +66,8 @@ SHAPES = {
     ),
 }
 SHAPES["tiny-far"] = msgspec.structs.replace(SHAPES["tiny-test"], rope_theta=1_000_000.0)
-"""By name. With 2,048 tokens of vocabulary: 0.2, 0.6, 1.05, 2.2 and 0.2 million parameters. `tiny-far` has
+"""By name. With 2,048 tokens of vocabulary: 0.2, 0.2, 0.6, 1.05, 2.2 and 0.2 million parameters. `tiny-copy`
+has the weights of `tiny-test` in two heads of 32, which learn sooner to copy than four of 16. `tiny-far` has
 the rope_theta of Qwen3: what it learned to copy over 100 tokens it soon copies over 1,500."""
 
 

@@ -1,8 +1,9 @@
 """Drills: what a tiny model learns before its first errand, to copy words and to find a value beside a name.
 
 From nothing, a model of 0.2 million parameters learns the forms of calls long before it copies a name that it
-has not seen. Short texts teach that soonest: most drills have a word or two, and some have ten. They are of
-the words of errands, but no errand, world or test script is among them.
+has not seen. Short texts teach that soonest: most drills have a word or two, and some have ten. Once it
+copies, drills of two calls teach it to take a value out of a result. They are of the words of errands, but no
+errand, world, tool or test script is among them.
 """
 
 import json
@@ -18,20 +19,29 @@ _WORDS = (*FIRST, *LAST, *THINGS, *WORKS, *HANDLES, *MONTHS)
 _NUMBERS = 0.15
 """Share of the words that are numbers."""
 _TOOLS = ("note_add", "list_add", "find", "tag_set", "log_put")
+_VALUES = (
+    *(("email", "to", "{0}@example.com"), ("email", "to", "{1}.{2}@example.com")),
+    *(("id", "item", "p{0}"), ("place", "item", "{1}-{2}"), ("place", "item", "{0}-{2}")),
+)
+"""Field of a record, argument that takes its value, and form of the value: of a word or number, and the two
+words of the name."""
 _KEYS = ("query", "text", "to", "subject", "count", "day")
 
 Messages = list[dict[str, Any]]
 
 
-def drills(seed: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Conversations with their numbers, in the layout that `importing.released` reads."""
+def drills(seed: int, count: int, *, long: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Conversations with their numbers, in the layout that `importing.released` reads. Of the `long` ones
+    two in five look something up with a call and use it in another."""
+    kinds = _LONG if long else _SHORT
     for number in range(count):
-        dice = random.Random(f"{seed}-drill-{number}")
-        messages = dice.choice((_repeated, _repeated, _looked_up, _called))(dice)
+        name = f"{'long-' if long else ''}drill-{seed}-{number}"
+        dice = random.Random(name)
+        messages = dice.choice(kinds)(dice)
         named = {call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
         tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(named)]
         metadata = {
-            "instance_id": f"drill-{seed}-{number}",
+            "instance_id": name,
             "source": SOURCE,
             "model": SOURCE,
             "verify_status": "resolved",
@@ -82,17 +92,46 @@ def _called(dice: random.Random) -> Messages:
     tool = dice.choice(_TOOLS)
     arguments = {key: _words(dice, 4) for key in dice.sample(_KEYS, _few(dice, 3))}
     text = ", ".join(f"{key} is {value}" for key, value in arguments.items())
-    call = {
-        "id": "call-0",
-        "type": "function",
-        "function": {"name": tool, "arguments": json.dumps(arguments)},
-    }
+    return [_user(f"{tool}: {text}"), *_call(0, tool, arguments, "ok"), _said("Done.")]
+
+
+def _fetched(dice: random.Random) -> Messages:
+    """A record is looked up by its name; a value in it, and words of the request, go into a second call."""
+    ask, act = dice.sample(_TOOLS, 2)
+    words = dice.sample(_WORDS, 2)
+    name = " ".join(words)
+    field, key, form = dice.choice(_VALUES)
+    free = dice.randrange(10, 100) if field == "id" else dice.choice(_WORDS).lower()
+    value = form.format(free, *(word.lower() for word in words))
+    others = [("number", f"c{dice.randrange(1, 9)}"), ("left", dice.randrange(10)), ("tags", [])]
+    fields = [("name", name), (field, value), *dice.sample(others, dice.randrange(3))]
+    found = {"items": [dict(dice.sample(fields, len(fields)))], "total": 1}
+    text, count = _words(dice, 2), dice.randrange(1, 100)
+    day = f"{dice.randrange(1, 32)} {dice.choice(_WORDS)}"
+    told, given = str(count), dict[str, Any](count=count)
+    if dice.random() < 0.5:
+        told, given = f"{text} for {day}", {"subject": text, "body": f"The {text} for {day}."}
+    sent = {key: [value] if key == "to" else value, **given}
     return [
-        _user(f"{tool}: {text}"),
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call-0", "content": "ok"},
+        _user(f"{ask} {name}, then {act} the {told}."),
+        *_call(0, ask, {"query": name}, json.dumps(found, separators=(",", ":"))),
+        *_call(1, act, sent, json.dumps({"id": "x", **sent}, separators=(",", ":"))),
         _said("Done."),
     ]
+
+
+def _call(number: int, tool: str, arguments: dict[str, Any], result: str) -> Messages:
+    """A call and its result."""
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    call = {"id": f"call-{number}", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result},
+    ]
+
+
+_SHORT = (_repeated, _repeated, _looked_up, _called)
+_LONG = (_repeated, _looked_up, _called, _fetched, _fetched)
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.demo_claw import BASE, HARNESSES, RL, SFT, TRAINED, ClawDemo, ClawSettings
+from orchard.demo_claw import COPIES, HARNESSES, RL, SFT, TRAINED, ClawDemo, ClawSettings
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.storage.reader import open_tables
 
@@ -42,7 +42,7 @@ def test_a_policy_learns_errands_from_proven_worlds_and_the_rewards_of_their_scr
     assert result.mistakes > 0 and result.missed == 0, "each seeded mistake was caught"
     drilled, taught = (
         [step.loss for step in read_steps(demo.directory / policy / "metrics.jsonl")]
-        for policy in (BASE, SFT)
+        for policy in (COPIES, SFT)
     )
     assert drilled[0] > 4.0 > drilled[-1] and taught[-1] < 0.5, (drilled, taught)
     cells = {(cell.harness, cell.model): cell for cell in result.results.cells}
