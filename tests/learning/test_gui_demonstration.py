@@ -64,7 +64,9 @@ def test_the_base_trains_on_drills_that_came_in_as_data_of_others(store: Path, t
     rows = list(read_rows(store / "demo-gui" / "drills-dataset"))
     assert len(rows) == taught.drills == SMALL.drills
     assert {row.task_source for row in rows} == {"screen-drills"}
-    assert all(len(row.images) == 1 and 15 <= row.trained_tokens <= 30 for row in rows)
+    assert all(len(row.images) == 1 for row in rows)
+    lines = {row.trained_tokens // 6 for row in rows}  # a name and its place, and an end
+    assert lines == {1, 2, 3}  # those that a request names, or all of the screen's
     steps = read_steps(store / "demo-gui-0" / "base-1" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
 
