@@ -114,7 +114,10 @@ async def test_the_strip_and_the_clicks_are_seen(tmp_path: Path) -> None:
         page = await browser.new_page()
         page.on("console", lambda message: said.append(message.text))
         await page.goto(f"{url}/rollouts/{rollout}")
-        widths = await page.eval_on_selector_all(".film img", "all => all.map(one => one.naturalWidth)")
+        widths = await page.eval_on_selector_all(  # they come after the page: loading="lazy"
+            ".film img",
+            "all => Promise.all(all.map(one => one.decode().catch(() => 0).then(() => one.naturalWidth)))",
+        )
         boxes = await page.eval_on_selector_all(
             ".picture .shot:has(.aim)", "all => all.map(one => [one.offsetWidth, one.offsetHeight])"
         )
