@@ -1,10 +1,14 @@
 #!/bin/sh
-# Makes what the Secrets hold, as files: DIR/<namespace>/<secret>/<key>. Nothing is made twice: what is there stays,
-# so a run after an upgrade adds only what is new. Needs openssl. Keep DIR private; ca/ca.key signs new certificates.
+# Makes what the Secrets hold, as files: DIR/<namespace>/<secret>/<key>; the namespace is `orchard`, unless a second
+# argument names that of the chart's release, for which the servers' certificate is made. Nothing is made twice: what
+# is there stays, so a run after an upgrade adds only what is new. Needs openssl. Keep DIR private; ca/ca.key signs
+# new certificates.
 set -eu
 umask 077
-[ $# -eq 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
+[ $# -ge 1 ] && [ $# -le 2 ] || { echo "usage: $0 DIR [NAMESPACE]" >&2; exit 2; }
 dir=$1
+namespace=${2:-orchard}
+own=$dir/$namespace
 days=825
 
 password() {  # a letter first: nats-server would read some runs of digits as numbers
@@ -12,31 +16,33 @@ password() {  # a letter first: nats-server would read some runs of digits as nu
 }
 
 for user in admin archiver operator steward worker writer; do
-  password "$dir/orchard/nats-users/$user"
+  password "$own/nats-users/$user"
 done
 # Until 0.1 the orchestrator lived beside the sandboxes: who may create Pods there could mount its Secrets.
 for secret in sandbox-keys agent-secret; do
-  [ ! -d "$dir/orchard-sandboxes/$secret" ] || mv "$dir/orchard-sandboxes/$secret" "$dir/orchard/$secret"
+  [ ! -d "$dir/orchard-sandboxes/$secret" ] || mv "$dir/orchard-sandboxes/$secret" "$own/$secret"
 done
 rm -rf "$dir/orchard-sandboxes"
-password "$dir/orchard/sandbox-keys/keys"
-password "$dir/orchard/agent-secret/secret"
-mkdir -p "$dir/orchard/sandbox-key" "$dir/orchard/nats-tls" "$dir/orchard/nats-ca" "$dir/ca"
+password "$own/sandbox-keys/keys"
+password "$own/agent-secret/secret"
+mkdir -p "$own/sandbox-key" "$own/nats-tls" "$own/nats-ca" "$dir/ca"
 # The orchestrator takes several keys, separated by commas; clients use the first.
-cut -d, -f1 "$dir/orchard/sandbox-keys/keys" | tr -d '\n' > "$dir/orchard/sandbox-key/key"
+cut -d, -f1 "$own/sandbox-keys/keys" | tr -d '\n' > "$own/sandbox-key/key"
 
 if [ ! -s "$dir/ca/ca.key" ]; then
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=orchard NATS" \
-    -addext "keyUsage=critical,keyCertSign,cRLSign" -keyout "$dir/ca/ca.key" -out "$dir/orchard/nats-ca/ca.crt" 2>/dev/null
+    -addext "keyUsage=critical,keyCertSign,cRLSign" -keyout "$dir/ca/ca.key" -out "$dir/ca/ca.crt" 2>/dev/null
 fi
-cp "$dir/orchard/nats-ca/ca.crt" "$dir/orchard/nats-tls/ca.crt"
-if [ ! -s "$dir/orchard/nats-tls/tls.key" ]; then
+[ -s "$dir/ca/ca.crt" ] || cp "$own/nats-ca/ca.crt" "$dir/ca/ca.crt"  # until 0.1 it was there alone
+cp "$dir/ca/ca.crt" "$own/nats-ca/ca.crt"
+cp "$dir/ca/ca.crt" "$own/nats-tls/ca.crt"
+if [ ! -s "$own/nats-tls/tls.key" ]; then
   cat > "$dir/ca/extensions" <<EXTENSIONS
-subjectAltName=DNS:nats.orchard.svc.cluster.local,DNS:*.nats.orchard.svc.cluster.local,DNS:nats.orchard.svc,DNS:localhost
+subjectAltName=DNS:nats.$namespace.svc.cluster.local,DNS:*.nats.$namespace.svc.cluster.local,DNS:nats.$namespace.svc,DNS:localhost
 extendedKeyUsage=serverAuth,clientAuth
 EXTENSIONS
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=nats" \
-    -keyout "$dir/orchard/nats-tls/tls.key" -out "$dir/ca/nats.csr" 2>/dev/null
-  openssl x509 -req -in "$dir/ca/nats.csr" -CA "$dir/orchard/nats-ca/ca.crt" -CAkey "$dir/ca/ca.key" \
-    -CAserial "$dir/ca/ca.srl" -CAcreateserial -days "$days" -extfile "$dir/ca/extensions" -out "$dir/orchard/nats-tls/tls.crt" 2>/dev/null
+    -keyout "$own/nats-tls/tls.key" -out "$dir/ca/nats.csr" 2>/dev/null
+  openssl x509 -req -in "$dir/ca/nats.csr" -CA "$dir/ca/ca.crt" -CAkey "$dir/ca/ca.key" \
+    -CAserial "$dir/ca/ca.srl" -CAcreateserial -days "$days" -extfile "$dir/ca/extensions" -out "$own/nats-tls/tls.crt" 2>/dev/null
 fi

@@ -8,6 +8,7 @@ in the middle it goes on where it was.
 """
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from orchard.pipelines.rl.barren import NothingToLearn
 from orchard.pipelines.rl.curves import plot_curves
 from orchard.pipelines.scores import Score
 from orchard.pipelines.synthesis.gui import synthesize
-from orchard.pipelines.synthesis.screens import write_drills
+from orchard.pipelines.synthesis.screens import screen_drills, screen_episodes, write_drills
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.gui import DOMAIN
@@ -40,6 +41,11 @@ CONTEXT = 2048
 """Tokens of a rollout."""
 SHARED = "demo-gui"
 """Begin of the names of what all seeds share, and its directory in the store."""
+
+SCREENS, EPISODES = "screens", "episodes"
+"""Kinds of drills."""
+ROUNDS = ((SCREENS,), (SCREENS, EPISODES))
+"""Of the base. What is short comes first: a call is copied from what was seen, and nothing is seen yet."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -62,21 +68,23 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shape: str = "tiny-vision"
     drills: Count = 16_000
     """Drawn screens that the base learns to see from."""
-    drill_rounds: Count = 2
-    """Runs of fine-tuning on them, one after the other: each begins again at the full learning rate."""
+    episodes: Count = 2_000
+    """Drawn episodes beside them: one to three clicks and an end, in the words of the harness."""
     drill_epochs: Count = 2
-    """Passes over them in each."""
-    epochs: Count = 12
+    """Passes over them, first over the screens alone and then over all, each from the full learning rate."""
+    epochs: Count = 3
     """Of fine-tuning."""
     batch: Annotated[int, msgspec.Meta(ge=2)] = 16
     """Of the drills; fine-tuning takes half of it."""
     lr: float = 3e-3
-    """Of the base; fine-tuning has half of it."""
+    """Of the base."""
+    tuning_lr: float = 5e-4
+    """Of fine-tuning: some hundred examples, so small that the base keeps what it sees."""
     answer_tokens: Count = 80
     """Of one answer of the model, at most."""
     rl_tasks: Count = 120
     """Tasks that the oracle did not play."""
-    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 3
+    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 6
     """0: no reinforcement learning, as for a policy that never succeeds."""
     prompts: Count = 6
     """Groups in each step."""
@@ -84,7 +92,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Rollouts of a group."""
     rl_patience: Count = 144
     """Rollouts without a group to learn from after which the policy stays as it is."""
-    rl_lr: float = 3e-4
+    rl_lr: float = 1e-3
     temperature: float = 0.8
     """At which reinforcement learning samples."""
     workers: Count = 1
@@ -99,6 +107,8 @@ class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     before: Score
     """Of the model as it was made."""
+    base: Score
+    """That has seen drills alone."""
     sft: Score
     """Fine-tuned on the oracle's log."""
     after: Score
@@ -106,6 +116,7 @@ class GuiDemoResult(msgspec.Struct, frozen=True, kw_only=True):
     blind: Score
     """The same with black pictures."""
     drills: int
+    """Training examples of the base, drawn screens and episodes."""
     rows: int
     """Training examples of the oracle's log."""
     policies: int
@@ -138,26 +149,30 @@ class GuiDemo(Demonstration):
                 oracle = ModelSpec(name=share, endpoint="oracle", kind=ModelKind.ORACLE)
                 await self.campaign(session, self._plan(f"{SHARED}-oracle", train, oracle))
             with self.step("3. drawn drills, tokenizer and datasets"):
-                await self._drills()
+                await self._drills(SCREENS, screen_drills(0, settings.drills))
+                await self._drills(EPISODES, screen_episodes(0, settings.episodes))
                 await asyncio.to_thread(self._made, await self._words(session))
-                drills = Source(campaigns=(f"{SHARED}-drills",), unproven=True)
+                for number, kinds in enumerate(ROUNDS, 1):
+                    campaigns = tuple(f"{SHARED}-{kind}" for kind in kinds)
+                    drills = Source(campaigns=campaigns, unproven=True)
+                    drawn = await self._dataset(session, f"drills-{number}", drills, 1)
                 log = Source(campaigns=(f"{SHARED}-oracle",), model_kinds=(ModelKind.ORACLE,), unproven=True)
-                drilled = await self._dataset(session, "drills", drills, 1)
                 rows = await self._dataset(session, "oracle", log, "shown")
             with self.step("4. held-out layouts before training"):
                 untrained = self.directory / "untrained"
                 await self._measure(session, "before", untrained, held_out[: settings.before])
             with self.step("5. a base that sees, from drills"):
                 base = untrained
-                for number in range(settings.drill_rounds):
-                    what = f"base-{number + 1}"
+                for number in range(1, len(ROUNDS) + 1):
+                    what, drills_of = f"base-{number}", f"drills-{number}"
                     await self._train(
-                        what, base, "drills", settings.drill_epochs, settings.lr, settings.batch
+                        what, base, drills_of, settings.drill_epochs, settings.lr, settings.batch
                     )
                     base = self.directory / what / "model"
+                await self._measure(session, "base", base, held_out)
             with self.step("6. fine-tuning on the oracle's log"):
                 await self._train(
-                    "sft", base, "oracle", settings.epochs, settings.lr / 2, settings.batch // 2
+                    "sft", base, "oracle", settings.epochs, settings.tuning_lr, settings.batch // 2
                 )
             with self.step("7. held-out layouts after fine-tuning"):
                 tuned = self.directory / "sft" / "model"
@@ -175,17 +190,18 @@ class GuiDemo(Demonstration):
             if policies:
                 with open_tables(store) as tables:
                     plot_curves(tables, [name], self.directory / "curves.png")
-            before, sft, after, blind = (
+            before, drilled, sft, after, blind = (
                 campaign_score(store, f"{name}-{each}")
-                for each in ("before", "tuned", "after" if policies else "tuned", "blind")
+                for each in ("before", "base", "tuned", "after" if policies else "tuned", "blind")
             )
         return GuiDemoResult(
             run=name,
             before=before,
+            base=drilled,
             sft=sft,
             after=after,
             blind=blind,
-            drills=drilled,
+            drills=drawn,
             rows=rows,
             policies=len(policies),
             seconds=self.seconds,
@@ -211,13 +227,13 @@ class GuiDemo(Demonstration):
             budget=BUDGET,
         )
 
-    async def _drills(self) -> None:
-        """The drills in the log, imported as a user's own data would be."""
-        if (done := self.shared / "drills-imported").exists():
+    async def _drills(self, kind: str, rows: Iterator[dict[str, Any]]) -> None:
+        """Drills in the log, imported as a user's own data would be."""
+        if (done := self.shared / f"{kind}-imported").exists():
             return
-        file = self.shared / "drills.parquet"
-        await asyncio.to_thread(write_drills, file, 0, self.settings.drills)
-        campaign = f"{SHARED}-drills"
+        file = self.shared / f"{kind}.parquet"
+        await asyncio.to_thread(write_drills, file, rows)
+        campaign = f"{SHARED}-{kind}"
         options = (
             "--format",
             "orchard-gui",
@@ -233,7 +249,7 @@ class GuiDemo(Demonstration):
 
     async def _words(self, session: Session) -> Path:
         """The tokenizer of all seeds."""
-        campaigns = [f"{SHARED}-oracle", f"{SHARED}-drills"]
+        campaigns = [f"{SHARED}-{kind}" for kind in ("oracle", SCREENS, EPISODES)]
         words = self.settings.vocabulary
         return await self.tokenizer(session, campaigns, words, pictures=True, out=self.shared / "tokenizer")
 
@@ -341,11 +357,12 @@ def show(result: GuiDemoResult) -> None:
     """The result as a table."""
     rows = [
         (f"held-out success before training, {result.before.tasks} tasks", str(result.before)),
-        ("after fine-tuning", str(result.sft)),
+        ("after drills alone", str(result.base)),
+        ("after fine-tuning on the oracle's log", str(result.sft)),
         ("after reinforcement learning", str(result.after)),
         ("the same with black pictures", str(result.blind)),
         ("held-out tasks", str(result.after.tasks)),
-        ("drills", f"{result.drills:,}"),
+        ("training examples of drills", f"{result.drills:,}"),
         ("training examples of the oracle's log", f"{result.rows:,}"),
         ("policies of reinforcement learning", str(result.policies)),
         *((title, f"{seconds:.0f} s") for title, seconds in result.seconds.items()),

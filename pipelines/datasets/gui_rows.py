@@ -1,7 +1,8 @@
 """Rows of the released Orchard GUI layout as trajectories: the steps of one become one path of messages.
 
-Texts stay as they are, calls and results of tools included: no form of them is certain. Only reasoning before
-the text is taken apart. A picture that a step no longer shows is known from the step that did.
+Texts of others stay as they are, calls and results of tools included: no form of them is certain. Only
+reasoning before the text is taken apart. Our own export says where thoughts, calls and results are: these
+become what they were. A picture that a step no longer shows is known from the step that did.
 """
 
 import json
@@ -15,11 +16,11 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.gui import LAYOUT
+from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT, RESPONSE
 from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.importing import Foreign, read_released, thought
 from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, Role, node_id
+from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.workers.pictures import NotAPicture, read_picture
@@ -28,11 +29,25 @@ COLUMNS = ("messages", "images", "reward", "status", "metadata")
 SOURCE = "orchard-gui"
 
 
+class _Call(msgspec.Struct, frozen=True):
+    name: str
+    arguments: Any
+
+
 class _Own(msgspec.Struct, frozen=True):
     """What Orchard's own export says beside the format."""
 
     places: list[tuple[int, int]] | None = None
     """Message and offset of each picture's mark."""
+    thoughts: tuple[int, ...] | None = None
+    """Messages whose text begins with reasoning that was apart from it; None: all that begin with a thought.
+    """
+    calls: tuple[tuple[int, int], ...] = ()
+    """Message, and how many calls its text ends with."""
+    results: tuple[int, ...] = ()
+    """Messages that are results of tools."""
+    tools: list[dict[str, Any]] = []
+    """That the model could call."""
     exit_status: ExitStatus = ExitStatus.FINISHED
     resolved: bool | None = None
     harness: str = ""
@@ -143,26 +158,56 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
                 plain[place] = found[0][0]
     captions = {place: _caption(shown[place][0], plain[place]) for place in shown if place in plain}
     usual = Counter(filter(None, captions.values())).most_common(1)
+    known, own = last.known, last.known.orchard
+    counts, results = dict(own.calls), frozenset(own.results)
     nodes: list[MessageNode] = []
+    asked: list[str] = []
+    """Calls of the last answer without a result yet."""
     for place, role in enumerate(last.roles):
         pieces, pictures = shown.get(place, (last.pieces[place], []))
+        if place in results:
+            if not asked:
+                raise DatasetError(
+                    f"row {last.number} has a result in message {place} that no call asked for"
+                )
+            pieces = _unframed(pieces)
         caption = captions.get(place, usual[0][0] if usual else "")
         text, images = _placed(last.number, pieces, pictures, caption, blobs)
-        reasoning, text = thought(text) if role is Role.ASSISTANT else ("", text)
+        apart = role is Role.ASSISTANT and (own.thoughts is None or place in own.thoughts)
+        reasoning, text = thought(text) if apart else ("", text)
+        text, calls = _calls(last.number, text, counts.get(place, 0), place)
+        answers = ""
+        if place in results:
+            role, answers = Role.TOOL, asked.pop(0)
+        if role is Role.ASSISTANT:
+            asked = [call.id for call in calls]
         parent = nodes[-1].node_id if nodes else None
         turn = last.roles[: place + 1].count(Role.ASSISTANT)
         nodes.append(
             MessageNode(
-                node_id=node_id(parent, role, text, images=images),
+                node_id=node_id(parent, role, text, calls, answers, images),
                 parent=parent,
                 role=role,
                 turn=turn,
                 content=text,
                 reasoning=reasoning,
+                tool_calls=calls,
+                tool_call_id=answers,
                 images=images,
             )
         )
-    known, own = last.known, last.known.orchard
+    for call in asked:  # rows end with an answer: what came of its calls is not in them
+        parent = nodes[-1].node_id
+        nodes.append(
+            MessageNode(
+                node_id=node_id(parent, Role.TOOL, "", (), call),
+                parent=parent,
+                role=Role.TOOL,
+                turn=nodes[-1].turn,
+                content="",
+                tool_call_id=call,
+            )
+        )
     resolved = own.resolved
     if resolved is None and last.reward is not None:
         resolved = last.reward > 0
@@ -178,10 +223,37 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
         resolved=resolved,
         reward=last.reward,
         layout=LAYOUT,
-        tools="[]",
+        tools="[]" if own.thoughts is None else json.dumps(own.tools, ensure_ascii=False),
         metadata=json.dumps({**json.loads(last.metadata), "status": last.status}, ensure_ascii=False),
         flags=("steps_left_out",) if len(steps) < last.roles.count(Role.ASSISTANT) else (),
     )
+
+
+def _unframed(pieces: Sequence[str]) -> list[str]:
+    """The text of a result without what stands around it."""
+    found = list(pieces)
+    found[0] = found[0].removeprefix(RESPONSE[0])
+    found[-1] = found[-1].removesuffix(RESPONSE[1])
+    return found
+
+
+def _calls(number: int, text: str, count: int, place: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """A text without the calls at its end, and the calls. Raises DatasetError."""
+    calls: list[ToolCall] = []
+    for at in reversed(range(count)):
+        text, mark, block = text.rpartition(CALL[0])
+        try:
+            said = msgspec.json.decode(block.removesuffix(CALL[1]), type=_Call) if mark else None
+        except msgspec.DecodeError as error:
+            raise DatasetError(f"row {number} has a call that cannot be read: {error}") from error
+        if said is None:
+            raise DatasetError(f"row {number} has fewer calls in message {place} than its metadata says")
+        arguments = said.arguments
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        calls.insert(0, ToolCall(id=f"{place}-{at}", name=said.name, arguments=arguments))
+        text = text.removesuffix("\n")
+    return text, tuple(calls)
 
 
 def _caption(pieces: Sequence[str], plain: str) -> str:

@@ -169,7 +169,7 @@ class ShardMaker:
     ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
         """The one conversation of a harness of ours, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
-        as_text = one.layout == LAYOUT  # calls and results are in the texts
+        as_text = one.layout == LAYOUT and not written  # calls and results are in the texts
         tools = () if as_text else tuple(written or harness_tools(one.harness, one.harness_version))
         way = path(tree, one.leaf)
         found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut)

@@ -18,12 +18,14 @@ from orchard.pipelines.datasets.exporters.write import SPELLED, export
 from orchard.pipelines.datasets.gui_rows import read_gui_rows
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.rows import read_rows
+from orchard.schemas.identity import rollout_id
+from orchard.schemas.messages import Role
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.workers.pictures import picture_of_url
 from tests.datasets.test_pictured import settings
-from tests.gui_log import CAPTION, CLOSED, OPENED, SCREEN, GuiAuthor, screen
+from tests.gui_log import CAPTION, CLOSED, OPENED, SCREEN, TOOLS, GuiAuthor, screen
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
@@ -61,9 +63,30 @@ async def test_rows_go_out_come_in_and_go_out_equal(keep, connection, tmp_path: 
     files = [done.file]
     trajectories = list(read_gui_rows(files, BlobStore(store), "browser"))
     assert [(one.task_id, len(one.nodes), one.flags) for one in trajectories] == [
-        ("g1", 9, ()),
-        ("g2", 6, ()),
+        ("g1", 10, ()),
+        ("g2", 7, ()),
     ]
+    one = trajectories[0]  # of the second no row leaves a picture out, so none tells its caption
+    asked = """
+        select role, content, reasoning, [call.name || call.arguments for call in tool_calls], len(images)
+        from messages where rollout_id = $rollout order by sequence
+    """
+    with open_tables(store) as tables:
+        was = tables.execute(asked, {"rollout": rollout_id("gui", "g1", "claw-react", "m", 0)}).fetchall()
+    *now, empty = [
+        (
+            node.role.value,
+            node.content,
+            node.reasoning,
+            [call.name + call.arguments.replace(": ", ":").replace(", ", ",") for call in node.tool_calls],
+            len(node.images) or None,
+        )
+        for node in one.nodes
+    ]
+    assert now == was[:-1] and (empty[0], empty[1]) == ("tool", "")  # a row ends with an answer
+    assert json.loads(one.tools) == TOOLS
+    calls = [call.id for node in one.nodes for call in node.tool_calls]
+    assert [node.tool_call_id for node in one.nodes if node.role is Role.TOOL] == calls
     for _ in range(2):  # the second time adds nothing
         again = read_gui_rows(files, BlobStore(store), "browser")
         made = await import_trajectories(
@@ -177,3 +200,21 @@ def test_rows_of_others_become_trajectories_with_all_pictures(tmp_path: Path) ->
 def test_a_row_that_is_not_in_the_layout_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(DatasetError, match=said):
         list(read_gui_rows([written(tmp_path / "a.parquet", [wrong])], BlobStore(tmp_path / "s"), "browser"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "own", "said"),
+    [
+        ('<tool_call>\n{"name": "done", "arguments": {}}\n</tool_call>', {"calls": [[2, 2]]}, "fewer calls"),
+        ("<tool_call>\n{\n</tool_call>", {"calls": [[2, 1]]}, "cannot be read"),
+        ("Yes.", {"results": [1]}, "no call asked for"),
+    ],
+)
+def test_what_our_export_cannot_have_said_is_refused(
+    tmp_path: Path, answer: str, own: dict[str, Any], said: str
+) -> None:
+    one = row(0)
+    one["messages"][2]["content"] = answer
+    one["metadata"] = json.dumps({**json.loads(one["metadata"]), "orchard": {"tools": TOOLS, **own}})
+    with pytest.raises(DatasetError, match=said):
+        list(read_gui_rows([written(tmp_path / "a.parquet", [one])], BlobStore(tmp_path / "s"), "browser"))

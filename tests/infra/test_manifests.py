@@ -1,6 +1,7 @@
 """The manifests fit each other: what one names, another has; and nothing secret is in them."""
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
@@ -95,6 +96,26 @@ def test_the_script_changes_nothing_that_is_there(secrets: Path) -> None:
 
     assert {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()} == before
     assert all(path.stat().st_mode & 0o077 == 0 for path in before), "nobody else may read them"
+
+
+def test_a_release_in_another_namespace_has_certificates_of_the_same_authority(
+    secrets: Path, tmp_path: Path
+) -> None:
+    both = tmp_path / "secrets"
+    shutil.copytree(secrets, both)
+
+    subprocess.run(["sh", str(INFRA / "make-secrets.sh"), str(both), "elsewhere"], check=True)
+
+    certificate = both / "elsewhere" / "nats-tls" / "tls.crt"
+    asked = ["openssl", "x509", "-in", str(certificate), "-noout", "-ext", "subjectAltName"]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    assert "DNS:*.nats.elsewhere.svc.cluster.local" in told and ".orchard." not in told
+    authority = both / "orchard" / "nats-ca" / "ca.crt"
+    subprocess.run(["openssl", "verify", "-CAfile", str(authority), str(certificate)], check=True)
+    names = [
+        {path.relative_to(both / own) for path in (both / own).rglob("*")} for own in ("orchard", "elsewhere")
+    ]
+    assert names[0] == names[1]
 
 
 def test_every_configmap_and_claim_and_account_that_is_named_is_there(manifests: Manifests) -> None:

@@ -4,23 +4,27 @@ That it then clicks on the right shape takes more examples than a test has time 
 """
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
 from orchard.demo_gui import GuiDemo, GuiDemoResult, GuiDemoSettings
 from orchard.pipelines.datasets.rows import read_rows
+from orchard.pipelines.models.directories import load_tokenizer
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+_NAMES = re.compile(r"\b(red|blue|green|yellow|purple|circle|square|triangle|star|cross|polygon|\d+)\b")
 SMALL = GuiDemoSettings(
     tasks=8,
     mistakes=0.0,
     held_out=3,
     drills=48,
+    episodes=8,
     drill_epochs=1,
     epochs=2,
     rl_tasks=1,
@@ -61,19 +65,37 @@ def test_the_log_of_the_oracle_becomes_rows_with_the_pictures_that_it_was_shown(
 
 
 def test_the_base_trains_on_drills_that_came_in_as_data_of_others(store: Path, taught: GuiDemoResult) -> None:
-    rows = list(read_rows(store / "demo-gui" / "drills-dataset"))
-    assert len(rows) == taught.drills == SMALL.drills
+    rows = list(read_rows(store / "demo-gui" / "drills-2-dataset"))
+    assert len(rows) == taught.drills
     assert {row.task_source for row in rows} == {"screen-drills"}
     assert all(len(row.images) == 1 for row in rows)
-    lines = {row.trained_tokens // 6 for row in rows}  # a name and its place, and an end
+    screens = list(read_rows(store / "demo-gui" / "drills-1-dataset"))
+    assert len(screens) == SMALL.drills < len(rows)
+    assert {row.task_id for row in screens} < {row.task_id for row in rows}
+    lines = {row.trained_tokens // 6 for row in screens}  # a name and its place, and an end
     assert lines == {1, 2, 3}  # those that a request names, or all of the screen's
     steps = read_steps(store / "demo-gui-0" / "base-1" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
 
 
+def test_drawn_episodes_read_as_those_of_the_browser_do(store: Path, taught: GuiDemoResult) -> None:
+    """But for names and numbers, each turn of the oracle in Chromium is a drawn one, token by token."""
+    tokenizer = load_tokenizer(store / "demo-gui" / "reader")
+
+    def forms(dataset: str, begin: str) -> set[str]:
+        return {
+            _NAMES.sub("?", tokenizer.decode(row.input_ids))
+            for row in read_rows(store / "demo-gui" / dataset)
+            if row.task_id.startswith(begin)
+        }
+
+    shown, drawn = forms("oracle-dataset", ""), forms("drills-2-dataset", "episode-")
+    assert 0 < len(shown) <= taught.rows and shown <= drawn
+
+
 def test_it_trains_and_is_measured_before_after_and_blind(store: Path, taught: GuiDemoResult) -> None:
     steps = read_steps(store / "demo-gui-0" / "sft" / "metrics.jsonl")
     assert steps[-1].loss < steps[0].loss
-    for score in (taught.before, taught.sft, taught.after, taught.blind):
+    for score in (taught.before, taught.base, taught.sft, taught.after, taught.blind):
         assert score.tasks == SMALL.held_out
     assert taught.before.value == 0.0

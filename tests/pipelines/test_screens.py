@@ -1,13 +1,14 @@
 """Drawn drills: what is said of a picture is on it, and it comes in as the released GUI layout does."""
 
 import io
+import json
 from pathlib import Path
 
 from PIL import Image, ImageColor
 
 from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.gui_rows import read_gui_rows
-from orchard.pipelines.synthesis.screens import PLACES, screen_drills, write_drills
+from orchard.pipelines.synthesis.screens import PLACES, screen_drills, screen_episodes, write_drills
 from orchard.schemas.messages import Role
 from orchard.storage.blobs import BlobStore
 from orchard.workers.sites.look import TINY_THEMES
@@ -47,7 +48,7 @@ def test_drills_are_of_their_seed_and_on_no_ground_that_is_held_out() -> None:
 
 
 def test_a_drill_is_read_as_a_trajectory_of_others(tmp_path: Path) -> None:
-    write_drills(tmp_path / "drills.parquet", 0, COUNT)
+    write_drills(tmp_path / "drills.parquet", screen_drills(0, COUNT))
     blobs = BlobStore(tmp_path)
     found = list(read_gui_rows([tmp_path / "drills.parquet"], blobs, "browser-compact"))
     assert len({each.task_id for each in found}) == len(found) == COUNT
@@ -55,3 +56,35 @@ def test_a_drill_is_read_as_a_trajectory_of_others(tmp_path: Path) -> None:
         assert each.resolved and [node.role for node in each.nodes] == [Role.USER, Role.ASSISTANT]
         [image] = each.nodes[0].images
         assert len(blobs.get(image.blob)) == image.blob.size
+
+
+def test_an_episode_acts_as_in_a_browser_on_what_is_drawn(tmp_path: Path) -> None:
+    episodes = 12
+    write_drills(tmp_path / "drills.parquet", screen_episodes(0, episodes))
+    blobs = BlobStore(tmp_path)
+    found = list(read_gui_rows([tmp_path / "drills.parquet"], blobs, "browser-compact"))
+    assert len(found) == episodes
+    lengths = set()
+    for each in found:
+        said = [node for node in each.nodes if node.role is Role.ASSISTANT]
+        shown = [node for node in each.nodes if node.images]
+        *clicks, _end = (json.loads(call.arguments) for node in said for call in node.tool_calls)
+        assert len(shown) == len(said) == len(clicks) + 1
+        assert [call.name for node in said for call in node.tool_calls] == ["click"] * len(clicks) + ["done"]
+        wanted = [node.content.removeprefix("<think>").split()[:2] for node in said[:-1]]
+        assert f"Click the {', then the '.join(map(' '.join, wanted))}." in each.nodes[1].content
+        for node, (colour, _), click in zip(shown, wanted, clicks, strict=False):
+            image = Image.open(io.BytesIO(blobs.get(node.images[0].blob))).convert("RGB")
+            x, y = (at * SIDE // 1000 for at in click["point_2d"])
+            near = image.crop((x - 8, y - 8, x + 8, y + 8))
+            pixels = [near.getpixel((a, b)) for a in range(16) for b in range(16)]
+            red, green, blue = ImageColor.getrgb(COLOURS[colour])[:3]
+            assert any(
+                isinstance(seen, tuple)
+                and abs(seen[0] - red) + abs(seen[1] - green) + abs(seen[2] - blue) < 60
+                for seen in pixels
+            )
+        assert all("at (" in node.content for node in shown[1:])
+        lengths.add(len(clicks))
+    assert lengths == {1, 2, 3}
+    assert list(screen_episodes(0, 2)) == list(screen_episodes(0, 3))[: len(list(screen_episodes(0, 2)))]

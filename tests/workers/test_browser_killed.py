@@ -11,6 +11,7 @@ import pytest
 
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.events import RolloutFinished, payload
+from orchard.storage.blobs import BlobStore
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers import retries
@@ -22,6 +23,8 @@ EPISODES = 60
 KILLS = 15
 WORKERS = 2
 SECONDS = 1500.0
+WHOLE = ("system", "user", "assistant", "tool", "assistant", "tool")
+"""Messages of an episode: a click, and the end."""
 FINAL = "orchard.events.done.>"
 
 
@@ -85,9 +88,18 @@ async def test_sixty_episodes_survive_fifteen_kills(place: tuple[World, LocalSer
         for worker in workers:
             worker.wait()
     assert killed.total() == KILLS and killed["browser"] >= 8, killed
-    assert Counter(type(payload(event)) for event in outcomes.values()) == {RolloutFinished: EPISODES}
+    ended = {rollout: payload(event) for rollout, event in outcomes.items()}
+    assert Counter(map(type, ended.values())) == {RolloutFinished: EPISODES}
     again = await here.rows("select rollout_id, count(*) from rollouts group by 1 having count(*) > 1")
     assert again == []
+    said = await here.rows("select list(role order by sequence) from messages group by rollout_id")
+    assert Counter(tuple(roles) for (roles,) in said) == {WHOLE: EPISODES}
+    graded = await here.rows("select rollout_id, count(*), min(value) from rewards group by 1")
+    assert sorted(graded) == sorted(
+        (rollout, 1, getattr(end, "reward", None)) for rollout, end in ended.items()
+    )
+    shown = await here.rows("select distinct sha256, size from images")
+    assert {len(BlobStore(here.store).read(sha256)) - size for sha256, size in shown} == {0}
     async with asyncio.timeout(60.0):  # those of killed workers go with their time to live
         while await here.sandboxes.list_sandboxes():
             await asyncio.sleep(0.2)
@@ -96,11 +108,12 @@ async def test_sixty_episodes_survive_fifteen_kills(place: tuple[World, LocalSer
     left = [each for each in agent.children(recursive=True) if "chromium" in " ".join(each.cmdline())]
     assert left == []
     assert not list(service.state.rglob("orchard-browser")), "profiles go with their sandboxes"
-    drivers = [each.info for each in psutil.process_iter(["ppid", "cmdline"]) if _is_orphan(each)]
-    assert drivers == []
+    drivers = [each for each in psutil.process_iter(["cmdline", "environ"]) if _is_driver(each, here.store)]
+    assert psutil.wait_procs(drivers, timeout=30.0)[1] == []
 
 
-def _is_orphan(process: psutil.Process) -> bool:
-    """A driver of Playwright whose worker is gone."""
+def _is_driver(process: psutil.Process, store: Path) -> bool:
+    """A driver of Playwright that a worker of this store started."""
     line = " ".join(process.info["cmdline"] or [])
-    return process.info["ppid"] == 1 and "playwright" in line and "run-driver" in line
+    own = (process.info["environ"] or {}).get("ORCHARD_STORE") == str(store)
+    return own and "playwright" in line and "run-driver" in line

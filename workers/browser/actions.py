@@ -79,7 +79,7 @@ class Hands:
             return f"Succeed: {line} Page navigated to {shown_url(here)}."
         if isinstance(action, t.Write):
             return f"Succeed: {line}"
-        return f"Succeed: {line} Note: no visible navigation or new tab detected."
+        return succeeded_here(line)
 
     async def _carried_out(self, action: t.Action) -> str:
         match action:
@@ -131,7 +131,7 @@ class Hands:
         at = self._pixel(action.point_2d)
         found = await self._element(at)
         await self._input(self._page.mouse.click(at.x, at.y, click_count=action.clicks, button=action.button))
-        return f"`click`{_on(found)} at {at} executed."
+        return clicked(found, at)
 
     async def _drag(self, action: t.Drag) -> str:
         start, end = self._pixel(action.start_point_2d), self._pixel(action.end_point_2d)
@@ -295,6 +295,16 @@ def _element(found: object) -> str:
         f"{name}={value}" for name, value in (("type", kind), ("role", role), ("checked", checked)) if value
     ]
     return " ".join([*words, f'"{label}"'] if label else words)
+
+
+def clicked(element: str, at: Pixel) -> str:
+    """What a click is told as; `element` as `<tag> ...`, or empty."""
+    return f"`click`{_on(element)} at {at} executed."
+
+
+def succeeded_here(line: str) -> str:
+    """The result of an action after which neither another address nor a new tab is seen."""
+    return f"Succeed: {line} Note: no visible navigation or new tab detected."
 
 
 def _on(element: str) -> str:

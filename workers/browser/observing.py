@@ -1,6 +1,7 @@
 """What the agent sees: the screen's size, the tabs, a screenshot; and whether a wall is in the way."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +45,19 @@ class Observation:
         return text, (msgspec.structs.replace(self.picture, at=at, caption=CAPTION),)
 
 
+def framed(width: int, height: int, current: int, lines: Sequence[str]) -> str:
+    """The text of an observation: the screen's size, the number of the tab that is shown, lines of tabs and
+    notes."""
+    head = [f"screen size: {width} x {height}", f"Current tab: {current}", "Available tabs:"]
+    return OPENED + "\n".join([*head, *lines]) + CLOSED
+
+
+def tab_line(index: int, url: str, title: str, *, active: bool) -> str:
+    """How a tab is told of."""
+    named = f" - {title[:TITLE]}" if title else ""
+    return f"- Tab {index}{' (active)' if active else ''}: {shown_url(url)}{named}"
+
+
 class Eyes:
     """Looks at one browser."""
 
@@ -68,25 +82,17 @@ class Eyes:
         blocked = await self._wall(tabs.active, words)
         for tab in tabs.open:
             await self._read_title(tab)
-        lines = [
-            f"screen size: {self._settings.width} x {self._settings.height}",
-            f"Current tab: {tabs.index}",
-            "Available tabs:",
-            *(self._tab(index, tab) for index, tab in enumerate(tabs.open)),
-            *notes,
+        shown = [
+            tab_line(index, tab.page.url, tab.title, active=tab is tabs.active)
+            for index, tab in enumerate(tabs.open)
         ]
         said = [*(tab.title for tab in tabs.open), *(text for _, text in dialogs)]
         return Observation(
-            text=OPENED + "\n".join(lines) + CLOSED,
+            text=framed(self._settings.width, self._settings.height, tabs.index, [*shown, *notes]),
             picture=self._last,
             blocked=blocked,
             injections=sum(holds_marks(text) for text in said),
         )
-
-    def _tab(self, index: int, tab: Tab) -> str:
-        active = " (active)" if tab is self._tabs.active else ""
-        title = f" - {tab.title[:TITLE]}" if tab.title else ""
-        return f"- Tab {index}{active}: {shown_url(tab.page.url)}{title}"
 
     async def _read_title(self, tab: Tab) -> None:
         from playwright.async_api import Error

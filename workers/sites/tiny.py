@@ -30,6 +30,10 @@ OUTLINES: dict[str, tuple[tuple[int, int], ...]] = {
 }  # fmt: skip
 """Shape to its corners in a box of 100 x 100; two are those of the box around a circle."""
 SHAPES = tuple(OUTLINES)
+TICK = (15, 55), (40, 80), (85, 22)
+"""Corners of the last screen's tick, in a box of 100 x 100."""
+TICK_COLOUR = "#22aa22"
+STROKE = 14
 COLOURS = {"red": "#d62728", "blue": "#1f6fd6", "green": "#21963b", "yellow": "#e9b60c", "purple": "#8b3fc0"}
 What = tuple[str, str]
 """Colour and shape."""
@@ -53,7 +57,7 @@ class Tiny:
     screen: tuple[int, int] | None = (SIDE, SIDE)
 
     def __init__(self, site: Site) -> None:
-        self.targets = _targets(random.Random(f"tiny-{site.seed}"))[: 1 + site.seed // 2 % MOST]
+        self.targets = some_targets(random.Random(f"tiny-{site.seed}"))[: 1 + site.seed // 2 % MOST]
         """Colour and shape to click, screen by screen."""
         self.screens = [
             _screen(random.Random(f"tiny-{site.seed}-{at}"), target, site.layout)
@@ -82,6 +86,7 @@ class Tiny:
         data = {
             "shapes": [(place, " ".join(what), _svg(what[1]), COLOURS[what[0]]) for what, place in shown],
             "over": over, "wrong": self.wrong, "paper": self._paper, "side": SIDE, "size": SIZE,
+            "tick": TICK, "tick_colour": TICK_COLOUR, "stroke": STROKE,
         }  # fmt: skip
         return Page(name=name, title=self.title, template="tiny.html", data=data)
 
@@ -107,7 +112,8 @@ def _svg(shape: str) -> str:
     return f'<polygon points="{" ".join(f"{x},{y}" for x, y in corners)}"/>'
 
 
-def _targets(dice: random.Random) -> list[What]:
+def some_targets(dice: random.Random) -> list[What]:
+    """MOST different ones."""
     return dice.sample(_PAIRS, MOST)
 
 

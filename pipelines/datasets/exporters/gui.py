@@ -5,7 +5,7 @@ What the layout has no column for stands in the texts: reasoning between <think>
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,9 @@ from orchard.schemas.decoding import Unreadable, decode_text
 LAYOUT = "orchard-gui"
 EXTRAS = "orchard"
 """The one key of the metadata that holds what is Orchard's own."""
+CALL = ("<tool_call>\n", "\n</tool_call>")
+RESPONSE = ("<tool_response>\n", "\n</tool_response>")
+"""Before and after a call, and the result of one."""
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 _TEXT = {"dtype": "string", "_type": "Value"}
 _FEATURES = {
@@ -47,9 +50,15 @@ SCHEMA = pa.schema(
 
 
 def _step(row: Row) -> Iterator[Record]:
-    messages, places = [], []
+    messages, places, thoughts, calls, results = [], [], [], [], []
     for index, message in enumerate(json.loads(row.messages)):
         before, after = _frame(message)
+        if message["role"] == "tool":
+            results.append(index)
+        if message.get("reasoning_content"):
+            thoughts.append(index)
+        if message.get("tool_calls"):
+            calls.append([index, len(message["tool_calls"])])
         text = before
         for part in _parts(message.get("content")):
             if part.get("type") == "text":
@@ -72,6 +81,9 @@ def _step(row: Row) -> Iterator[Record]:
             "resolved": row.resolved,
             "tools": json.loads(row.tools),
             "places": places,
+            "thoughts": thoughts,
+            "calls": calls,
+            "results": results,
         },
     }
     yield {
@@ -90,22 +102,23 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 def _frame(message: dict[str, Any]) -> tuple[str, str]:
     """What stands before and after the text of a message."""
     if message["role"] == "tool":
-        return "<tool_response>\n", "\n</tool_response>"
+        return RESPONSE
     if message["role"] != "assistant":
         return "", ""
     thought = message.get("reasoning_content")
-    calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+    calls = [written_call(call["function"]) for call in message.get("tool_calls") or ()]
     between = "\n" if message.get("content") and calls else ""
     return f"<think>\n{thought}\n</think>\n" if thought else "", between + "\n".join(calls)
 
 
-def _call(function: dict[str, Any]) -> str:
+def written_call(function: Mapping[str, Any]) -> str:
+    """A call, its name and arguments (JSON text), between tags."""
     try:
         arguments = decode_text(function["arguments"])
     except Unreadable:
         arguments = function["arguments"]
     said = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{said}\n</tool_call>"
+    return f"{CALL[0]}{said}{CALL[1]}"
 
 
 def _inside(row: Row) -> Iterator[str]:
