@@ -84,7 +84,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of one answer of the model, at most."""
     rl_tasks: Count = 120
     """Tasks that the oracle did not play."""
-    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 6
+    rl_steps: Annotated[int, msgspec.Meta(ge=0)] = 4
     """0: no reinforcement learning, as for a policy that never succeeds."""
     prompts: Count = 6
     """Groups in each step."""
@@ -92,7 +92,7 @@ class GuiDemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Rollouts of a group."""
     rl_patience: Count = 144
     """Rollouts without a group to learn from after which the policy stays as it is."""
-    rl_lr: float = 1e-3
+    rl_lr: float = 3e-4
     temperature: float = 0.8
     """At which reinforcement learning samples."""
     workers: Count = 1

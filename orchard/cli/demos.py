@@ -143,7 +143,7 @@ def register(app: typer.Typer) -> None:
         drills: Annotated[int, typer.Option(help="Drawn screens to learn to see from.", min=1)] = 16_000,
         episodes: Annotated[int, typer.Option(help="Drawn episodes to learn to act from.", min=1)] = 2_000,
         epochs: Annotated[int, typer.Option(help="Passes over the oracle's log.", min=1)] = 3,
-        steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 6,
+        steps: Annotated[int, typer.Option(help="Optimizer steps on rewards; 0: none.", min=0)] = 4,
         slots: Annotated[int, typer.Option(help="Browsers at once.", min=1)] = 4,
         seed: Annotated[int, typer.Option(help="Of weights and orders.", min=0)] = 0,
     ) -> None:

@@ -196,7 +196,8 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
             line.held_out or "not kept",
         ]
         text.append(f"| {' | '.join(map(str, cells))} |")
-    for method in METHODS:
+    methods = [method for method in METHODS if any(line.method == method for line in lines)]
+    for method in methods:
         mine = [line for line in lines if line.method == method]
         values = [line.held_out.value for line in mine if line.held_out is not None]
         text.append(
@@ -213,9 +214,9 @@ def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
         method: {
             line.seed: 100 * line.held_out.value for line in lines if line.method == method and line.held_out
         }
-        for method in METHODS
+        for method in methods
     }
-    for method in METHODS[1:]:
+    for method in methods[1:]:
         if of[method].keys() & of["bar"].keys():
             found = paired_over_seeds(of["bar"], of[method])
             text.append(f"- {method} - bar: {found.shown(signed=True)}, {found.seeds} seeds")
@@ -275,6 +276,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True, help="Where `orchard demo-sft` has been.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=METHODS,
+        help="bar is always among them: it has the budget.",
+    )
     for method, count in zip(METHODS, (usual.steps, 14, 12, 16), strict=True):
         parser.add_argument(f"--{method}-steps", type=int, default=count)
     for name in ("prompts", "size", "budget", "pool", "measured", "samples"):
@@ -284,13 +292,14 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="File for the result; standard output otherwise.")
     parser.add_argument("--plot", type=Path, help="PNG file for the learning curves.")
     options = vars(parser.parse_args())
-    store, seeds = options.pop("store"), options.pop("seeds")
+    store, seeds, chosen = options.pop("store"), options.pop("seeds"), {"bar", *options.pop("methods")}
     file, picture = options.pop("page"), options.pop("plot")
     steps = {method: options.pop(f"{method}_steps") for method in METHODS}
     runs = [
         RlDemoSettings(method=method, seed=seed, steps=steps[method], **options)
         for seed in range(seeds)
         for method in METHODS
+        if method in chosen
     ]
     for settings in runs:
         asyncio.run(Compared(store, settings).train())
