@@ -14,7 +14,7 @@ import aiohttp
 from orchard.injector.agent.machine import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
 from orchard.injector.backend import Agent
-from orchard.injector.errors import SandboxUnavailable, SandboxUnsupported
+from orchard.injector.errors import SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.exchange import Exchange
 from orchard.injector.local import agent_process
 from orchard.injector.resources import resources
@@ -81,7 +81,7 @@ class LocalBackend:
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         """See Backend."""
         if request.gpus or request.volumes:
-            raise SandboxUnsupported(
+            raise SandboxRequestInvalid(
                 "GPUs and volumes are for sandboxes of a cluster: upload what commands need"
             )
         return await self._call(SandboxInfo, "POST", "/sandboxes", body=request, key=key)

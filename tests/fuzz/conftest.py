@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,9 @@ class Held:
     """What a service holds on to."""
 
     sandboxes: int
-    orchestrator: int
+    orchestrator: tuple[str, ...]
     """Descriptors."""
-    agent: int
+    agent: tuple[str, ...]
     """Descriptors."""
     processes: int
     """Descendants of the agent."""
@@ -79,15 +80,13 @@ class Target:
         )
 
 
-def _descriptors(pid: int) -> int:
-    """Without sockets, because connections are kept for reuse."""
-    held = 0
+def _descriptors(pid: int) -> tuple[str, ...]:
+    """What each leads to, without numbers. Without sockets, because connections are kept for reuse."""
+    held = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            held += not path.readlink().name.startswith("socket:")
-        except FileNotFoundError:
-            continue
-    return held
+        with suppress(FileNotFoundError):
+            held.append(path.readlink().name.partition("[")[0])
+    return tuple(sorted(name for name in held if name != "socket:"))
 
 
 @pytest.fixture(scope="module")

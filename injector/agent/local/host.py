@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class LocalHost:
             machine.note = self._note(image)
             await machine.start(layers, self._program)
         except BaseException:
-            await asyncio.shield(machine.destroy())
+            await _to_its_end(machine.destroy())
             raise
         self._shared.machines.add(machine)
         self._disk.wake()
@@ -143,6 +143,16 @@ class LocalHost:
             else:
                 layers.append(self._store.layer(name))
         return [*layers, self._store.layer(FOUNDATION)]
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Though the caller is cancelled, and again meanwhile: a start that ran out of time may be deleted, too,
+    and whoever deletes goes on once this start has ended."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    task.result()
 
 
 def _build_foundation(target: Path) -> None:

@@ -237,7 +237,9 @@ class LocalMachine:
         adopted: asyncio.Future[None] = loop.create_future()
 
         def started(pid: int, _inner: int) -> None:
-            self._pid, self._pidfd = pid, os.pidfd_open(pid)
+            self._pid = pid
+            with suppress(ProcessLookupError):  # killed meanwhile, which is reported next
+                self._pidfd = os.pidfd_open(pid)
             adopted.set_result(None)
 
         def report(status: int, failure: str | None) -> None:
