@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT, RESPONSE
+from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT
 from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.importing import Foreign, read_released, thought
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
+from orchard.workers.browser.calls import RESPONSE
 from orchard.workers.pictures import NotAPicture, read_picture
 
 COLUMNS = ("messages", "images", "reward", "status", "metadata")

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchard.pipelines.datasets.exporters.gui import EXTRAS, RESPONSE, SCHEMA, written_call
+from orchard.pipelines.datasets.exporters.gui import EXTRAS, SCHEMA, written_call
 from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.schemas.sites import Site
 from orchard.workers.browser.actions import clicked, succeeded_here
+from orchard.workers.browser.calls import RESPONSE
 from orchard.workers.browser.compact import CompactBrowser
 from orchard.workers.browser.observing import CAPTION, CLOSED, framed, tab_line
 from orchard.workers.browser.prompts import request

@@ -20,13 +20,13 @@ from orchard.pipelines.datasets.exporters.interface import (
 )
 from orchard.pipelines.datasets.rows import Row
 from orchard.schemas.decoding import Unreadable, decode_text
+from orchard.workers.browser.calls import RESPONSE
 
 LAYOUT = "orchard-gui"
 EXTRAS = "orchard"
 """The one key of the metadata that holds what is Orchard's own."""
 CALL = ("<tool_call>\n", "\n</tool_call>")
-RESPONSE = ("<tool_response>\n", "\n</tool_response>")
-"""Before and after a call, and the result of one."""
+"""Before and after a call."""
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 _TEXT = {"dtype": "string", "_type": "Value"}
 _FEATURES = {
