@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            if answer.cancelled():  # else the connection is free already, or another request's
+            if answer.cancelled() or _goes_on(answer):  # else it is free already, or another request's
                 self.close()  # so the server learns that nobody waits
             raise
 
@@ -165,6 +165,11 @@ class Connection(asyncio.Protocol):
         """At once; whoever waits has a ConnectionResetError."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _goes_on(answer: "asyncio.Future[Answer]") -> bool:
+    """Whether the server now waits for a body."""
+    return answer.exception() is None and answer.result().status == GO_AHEAD
 
 
 def _parted(line: str) -> tuple[str, str, str]:
