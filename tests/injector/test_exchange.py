@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchard.injector import exchange
-from orchard.injector.exchange import Answer, Exchange
+from orchard.injector.exchange import Answer, Exchange, Sized
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nx-error-reason: none\r\n\r\nhello"
 
@@ -110,6 +110,27 @@ async def test_the_server_learns_that_nobody_waits(tmp_path: Path) -> None:
         waiting.cancel()
         async with asyncio.timeout(60):
             await server.gone.wait()
+
+
+async def test_the_server_learns_that_no_body_will_come_though_it_has_just_asked_for_it(
+    tmp_path: Path,
+) -> None:
+    server = Server()
+    async with asked(tmp_path, server) as one:
+        connection = await one.connection()
+        putting = asyncio.create_task(connection.put("/", {}, Sized(_pieces(), 5)))
+        async with asyncio.timeout(20):
+            while not server.heads:
+                await asyncio.sleep(0)
+            connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
+            putting.cancel()  # before it can see that
+            with pytest.raises(asyncio.CancelledError):
+                await putting
+            await server.gone.wait()
+
+
+async def _pieces() -> AsyncIterator[bytes]:
+    yield b"hello"
 
 
 async def test_without_a_server_nothing_was_sent(tmp_path: Path) -> None:
