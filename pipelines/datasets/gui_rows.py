@@ -18,9 +18,9 @@ import msgspec
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT
 from orchard.pipelines.datasets.exporters.interface import MARK
-from orchard.pipelines.datasets.importing import Foreign, read_released, thought
+from orchard.pipelines.datasets.importing import Foreign, next_node, read_released, thought
 from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
+from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.workers.browser.calls import RESPONSE
@@ -167,7 +167,7 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
     for place, role in enumerate(last.roles):
         pieces, pictures = shown.get(place, (last.pieces[place], []))
         if place in results:
-            if not asked:
+            if role is not Role.USER or not asked:
                 raise DatasetError(
                     f"row {last.number} has a result in message {place} that no call asked for"
                 )
@@ -176,39 +176,16 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
         text, images = _placed(last.number, pieces, pictures, caption, blobs)
         apart = role is Role.ASSISTANT and (own.thoughts is None or place in own.thoughts)
         reasoning, text = thought(text) if apart else ("", text)
-        text, calls = _calls(last.number, text, counts.get(place, 0), place)
+        count = counts.get(place, 0) if role is Role.ASSISTANT else 0
+        text, calls = _calls(last.number, text, count, place)
         answers = ""
         if place in results:
             role, answers = Role.TOOL, asked.pop(0)
         if role is Role.ASSISTANT:
             asked = [call.id for call in calls]
-        parent = nodes[-1].node_id if nodes else None
-        turn = last.roles[: place + 1].count(Role.ASSISTANT)
-        nodes.append(
-            MessageNode(
-                node_id=node_id(parent, role, text, calls, answers, images),
-                parent=parent,
-                role=role,
-                turn=turn,
-                content=text,
-                reasoning=reasoning,
-                tool_calls=calls,
-                tool_call_id=answers,
-                images=images,
-            )
-        )
+        nodes.append(next_node(nodes, role, text, reasoning, calls, answers, images))
     for call in asked:  # rows end with an answer: what came of its calls is not in them
-        parent = nodes[-1].node_id
-        nodes.append(
-            MessageNode(
-                node_id=node_id(parent, Role.TOOL, "", (), call),
-                parent=parent,
-                role=Role.TOOL,
-                turn=nodes[-1].turn,
-                content="",
-                tool_call_id=call,
-            )
-        )
+        nodes.append(next_node(nodes, Role.TOOL, "", answers=call))
     resolved = own.resolved
     if resolved is None and last.reward is not None:
         resolved = last.reward > 0

@@ -23,6 +23,7 @@ from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
 from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
@@ -252,7 +253,7 @@ def _messages(number: int, messages: list[dict[str, Any]]) -> list[MessageNode]:
             for call in message.get("tool_calls") or ()
         )
         nodes.append(
-            _node(
+            next_node(
                 nodes,
                 role,
                 content if role is Role.ASSISTANT else message.get("content") or "",
@@ -264,22 +265,24 @@ def _messages(number: int, messages: list[dict[str, Any]]) -> list[MessageNode]:
     if not any(node.role is Role.ASSISTANT for node in nodes):
         raise DatasetError(f"row {number} has no assistant message")
     if nodes[-1].tool_calls:
-        nodes.append(_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
+        nodes.append(next_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
     return nodes
 
 
-def _node(
-    before: list[MessageNode],
+def next_node(
+    before: Sequence[MessageNode],
     role: Role,
     content: str,
-    reasoning: str,
-    calls: tuple[ToolCall, ...],
-    answers: str,
+    reasoning: str = "",
+    calls: tuple[ToolCall, ...] = (),
+    answers: str = "",
+    images: tuple[Image, ...] = (),
 ) -> MessageNode:
+    """The message that follows on the path `before`; `answers` is the id of the call whose result it is."""
     parent = before[-1].node_id if before else None
     turn = sum(node.role is Role.ASSISTANT for node in before) + (role is Role.ASSISTANT)
     return MessageNode(
-        node_id=node_id(parent, role, content, calls, answers),
+        node_id=node_id(parent, role, content, calls, answers, images),
         parent=parent,
         role=role,
         turn=turn,
@@ -287,6 +290,7 @@ def _node(
         reasoning=reasoning,
         tool_calls=calls,
         tool_call_id=answers,
+        images=images,
     )
 
 

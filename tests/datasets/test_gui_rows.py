@@ -208,6 +208,7 @@ def test_a_row_that_is_not_in_the_layout_is_refused(tmp_path: Path, wrong: dict[
         ('<tool_call>\n{"name": "done", "arguments": {}}\n</tool_call>', {"calls": [[2, 2]]}, "fewer calls"),
         ("<tool_call>\n{\n</tool_call>", {"calls": [[2, 1]]}, "cannot be read"),
         ("Yes.", {"results": [1]}, "no call asked for"),
+        ("Yes.", {"results": [2]}, "no call asked for"),
     ],
 )
 def test_what_our_export_cannot_have_said_is_refused(
