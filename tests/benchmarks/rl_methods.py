@@ -1,34 +1,38 @@
-"""`python -m tests.benchmarks.rl_methods`: balanced groups, fixed ones, dynamic and frugal sampling compared.
+"""`python -m tests.benchmarks.rl_methods --store DIR`: which rollouts to ask for, in real sandboxes.
 
-Each method trains from the policy of `orchard demo-sft` in the same store, with the same seeds, tasks and
-learning rate. A seed's budget is what balanced groups spent in graded rollouts; the others have more steps,
-and are compared where they have spent as much, whatever on: the groups that they had by then, their curve
-until then, and the policy that they had then on the held-out tasks. Beside it stands what `what-if` makes of
-a run's rollouts. Stopped in the middle it goes on where it was.
+Balanced groups, and others beside them, train from the same policy with the same tasks and seeds. A seed's
+budget is what its balanced groups spent in graded rollouts; the others have steps enough, and are compared at
+the policy that was nearest to it in what had been spent. The learning rate stays, so that a run can be cut at
+any step. The policy is the one of `orchard demo-sft` in the same store, or, with --small, one made here.
+Results are kept by method and seed, so that a later session goes on: what is there is not run again.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import duckdb
 import matplotlib
 import msgspec
 
 from orchard.cli.quickstart import pipeline
-from orchard.demo_rl import Method, RlDemo, RlDemoSettings, _toml
+from orchard.demo_rl import Method, RlDemo, RlDemoSettings, toml
+from orchard.demo_sft import Demo
 from orchard.demonstrations import campaign_score, repair_refs
-from orchard.pipelines.rl.log_pools import graded_pools
 from orchard.pipelines.rl.policies import policy_directory
-from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.pipelines.scores import Score
 from orchard.pipelines.tasks.repairs import Split
 from orchard.session import Session
 from orchard.storage.reader import open_tables
-from tests.benchmarks.over_seeds import paired_over_seeds
+from tests.benchmarks.credit_assignment import EXPERIMENT
+from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
+
+RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
+SMALL = msgspec.structs.replace(EXPERIMENT, tasks=160, samples=3, further=200, held_out=80)
 
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic", "frugal")
 INTERVAL = (0.375, 0.625)
@@ -57,10 +61,10 @@ Steps = list[tuple[int, float, int]]
 
 
 class Compared(RlDemo):
-    """A run of the demonstration that is measured later."""
+    """A run of the demonstration that is measured where it had spent a budget."""
 
-    async def train(self) -> None:
-        """All steps, or those that are missing."""
+    async def measured(self, budget: int | None) -> "Line":
+        """Train, or go on with it, and measure the policy at `budget`; None: the last."""
         settings = self.settings
         async with pipeline(self.config) as session:
             tasks = await asyncio.to_thread(self._new_tasks)
@@ -69,19 +73,19 @@ class Compared(RlDemo):
                 session, MEASURING, self.policy, tasks, temperature=1.0, samples=settings.measured
             )
             file = self.directory / f"{self.run_name}.toml"
-            file.write_text(_toml(self._recipe(MEASURING)))
+            file.write_text(toml(self._recipe(MEASURING)))
             await self.command("rl", str(file))
+            with open_tables(self.config.store) as tables:
+                steps = spent(tables, self.run_name)
+            at = len(steps) if budget is None else nearest(steps, budget)
+            name = f"{self.run_name}-step-{at}"
+            await self.held_out(session, name, policy_directory(self.out, at))
+        before, after = (campaign_score(self.config.store, each) for each in (BEFORE, name))
+        with open_tables(self.config.store) as tables:
+            return line_of(tables, self, steps[:at], before, after)
 
-    async def measure(self, step: int) -> str | None:
-        """The campaign of the policy after `step` on the held-out tasks; None where it was not kept."""
-        place = policy_directory(self.out, step) if step else self.policy
-        if not place.is_dir():
-            return None
-        last = step == self.settings.steps
-        name = f"{self.run_name}-after" if last else f"{self.run_name}-step-{step}"
-        async with pipeline(self.config) as session:
-            await self.held_out(session, name, place)
-        return name
+    def _recipe(self, measuring: str) -> dict[str, Any]:
+        return {**super()._recipe(measuring), "min_lr": self.settings.lr}
 
     async def held_out(self, session: Session, name: str, policy: Path) -> None:
         """A campaign on the held-out tasks."""
@@ -92,10 +96,9 @@ class Compared(RlDemo):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One run when it had spent its seed's budget."""
+    """One run where it had spent its seed's budget."""
 
-    method: str
-    seed: int
+    settings: RlDemoSettings
     spent: int
     """Graded rollouts."""
     steps: int
@@ -106,13 +109,23 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Groups with a share of positives in INTERVAL."""
     pass_rates: tuple[float, float, float]
     """Of the training rollouts, mean over each third of these steps."""
-    held_out: Score | None
-    """Of the last of these policies; None where it was not kept."""
+    before: Score
+    held_out: Score
+    """Intervals over tasks: of these policies, not of the method."""
 
-    @property
-    def per_thousand(self) -> float:
+    def percent(self) -> float:
+        """Pass rate of the held-out tasks."""
+        return 100 * self.held_out.value
+
+    def mixed(self) -> float:
         """Groups with unequal rewards for each 1,000 graded rollouts."""
         return 1000 * self.informative / self.spent
+
+
+def nearest(steps: Steps, budget: int) -> int:
+    """The step whose cost is nearest."""
+    step, _, _ = min(steps, key=lambda one: abs(one[2] - budget))
+    return step
 
 
 def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
@@ -120,128 +133,76 @@ def spent(tables: duckdb.DuckDBPyConnection, run: str) -> Steps:
     return tables.execute(_STEPS, [run]).fetchall()
 
 
-def line_of(tables: duckdb.DuckDBPyConnection, demo: Compared, budget: int, held_out: Score | None) -> Line:
-    """A run at `budget` graded rollouts, or at its end."""
-    cuts = [sequence for (sequence,) in tables.execute(_CUT, [demo.run_name, budget]).fetchall()]
+def line_of(
+    tables: duckdb.DuckDBPyConnection, demo: Compared, steps: Steps, before: Score, held_out: Score
+) -> Line:
+    """A run at the end of these steps."""
+    cost = steps[-1][2]
+    (until,) = tables.execute(_CUT, [demo.run_name, cost]).fetchall()[-1]
     few, many = (share * demo.settings.size for share in INTERVAL)
-    counts = tables.execute(_GROUPS, [few, many, demo.run_name, cuts[-1]]).fetchall()
+    counts = tables.execute(_GROUPS, [few, many, demo.run_name, until]).fetchall()
     groups, informative, balanced = counts[0]
-    rates = [rate for _, rate, cost in spent(tables, demo.run_name) if cost <= budget]
+    rates = [rate for _, rate, _ in steps]
     third = max(len(rates) // 3, 1)
     first, second, last = rates[:third], rates[third : 2 * third], rates[2 * third :]
     return Line(
-        method=demo.settings.method,
-        seed=demo.settings.seed,
-        spent=len(cuts),
+        settings=demo.settings,
+        spent=cost,
         steps=len(rates),
         groups=groups,
         informative=informative,
         balanced=balanced,
-        pass_rates=(fmean(first or [0.0]), fmean(second or first or [0.0]), fmean(last or rates or [0.0])),
+        pass_rates=(fmean(first), fmean(second or first), fmean(last or rates)),
+        before=before,
         held_out=held_out,
     )
 
 
-def budgets(store: str, runs: Sequence[RlDemoSettings]) -> dict[int, int]:
-    """What the balanced groups of each seed had spent when their last policy came."""
-    with open_tables(store) as tables:
-        return {
-            settings.seed: spent(tables, run_name(settings))[-1][2]
-            for settings in runs
-            if settings.method == "bar"
-        }
-
-
-def compare(store: str, runs: Sequence[RlDemoSettings]) -> list[Line]:
-    """Each finished run at the budget of its seed."""
-    allowed = budgets(store, runs)
-    lines = []
-    for settings in runs:
-        demo, budget = Compared(store, settings), allowed[settings.seed]
-        with open_tables(store) as tables:
-            rows = spent(tables, demo.run_name)
-        step = max((step for step, _, cost in rows if cost <= budget), default=0)
-        campaign = asyncio.run(demo.measure(step))
-        score = campaign_score(store, campaign) if campaign else None
-        with open_tables(store) as tables:
-            lines.append(line_of(tables, demo, budget, score))
-    return lines
-
-
-def run_name(settings: RlDemoSettings) -> str:
-    """As `RlDemo` names it."""
-    return f"demo-rl-{settings.method}-{settings.seed}"
-
-
-def page(store: str, settings: RlDemoSettings, lines: Sequence[Line]) -> str:
-    """The comparison in Markdown."""
+def table(lines: Sequence[Line]) -> str:
+    """A row for each run and for each method, and the differences, in Markdown."""
     text = [
-        f"Held-out tasks before: {campaign_score(store, BEFORE)}.",
-        "",
-        "| method | seed | graded rollouts | steps | groups | balanced | with both classes | "
-        "of these per 1,000 rollouts | training pass rate by thirds | held-out |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| method | seed | rate | graded rollouts | steps | groups | balanced | with both classes | "
+        "per 1,000 rollouts | training pass rate by thirds | held-out before | held-out |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---|---|",
     ]
-    for line in lines:
+    for line in sorted(lines, key=lambda one: (one.settings.seed, one.settings.method)):
         cells = [
-            line.method,
-            line.seed,
+            line.settings.method,
+            line.settings.seed,
+            f"{line.settings.lr:g}",
             line.spent,
             line.steps,
             line.groups,
             line.balanced,
             line.informative,
-            f"{line.per_thousand:.1f}",
+            f"{line.mixed():.1f}",
             ", ".join(f"{rate:.0%}" for rate in line.pass_rates),
-            line.held_out or "not kept",
+            line.before,
+            line.held_out,
         ]
         text.append(f"| {' | '.join(map(str, cells))} |")
-    methods = [method for method in METHODS if any(line.method == method for line in lines)]
-    for method in methods:
-        mine = [line for line in lines if line.method == method]
-        values = [line.held_out.value for line in mine if line.held_out is not None]
-        text.append(
-            f"| {method}, mean | {len(mine)} seeds | {fmean(line.spent for line in mine):.0f} | "
-            f"{fmean(line.steps for line in mine):.1f} | "
-            f"{fmean(line.groups for line in mine):.1f} | {fmean(line.balanced for line in mine):.1f} | "
-            f"{fmean(line.informative for line in mine):.1f} | "
-            f"{fmean(line.per_thousand for line in mine):.1f} | "
-            f"{', '.join(f'{fmean(line.pass_rates[at] for line in mine):.0%}' for at in range(3))} | "
-            f"{f'{fmean(values):.1%}' if values else ''} |"
-        )
-    text += ["", "Held out, in points over seeds, pairs by seed:", ""]
-    of = {
-        method: {
-            line.seed: 100 * line.held_out.value for line in lines if line.method == method and line.held_out
-        }
-        for method in methods
-    }
-    for method in methods[1:]:
-        if of[method].keys() & of["bar"].keys():
-            found = paired_over_seeds(of["bar"], of[method])
-            text.append(f"- {method} - bar: {found.shown(signed=True)}, {found.seeds} seeds")
-    run = run_name(settings)
-    with open_tables(store) as tables:
-        pools = graded_pools(tables, run)
     text += [
         "",
-        f"What-if on the rollouts of {run}:",
-        "",
-        "| method | groups with both classes per 1,000 rollouts | information per 1,000 | positive |",
-        "|---|---|---|---|",
+        "| method | held-out, % | less bar | mixed per 1,000 rollouts | less bar | spent | steps |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    size, most = settings.size, settings.budget
-    cells = list(grid([size], [most], sorted({size // 2, size, most}), [INTERVAL]))
-    for found in what_if(pools, cells):
-        share = "" if found.positive_share is None else f"{found.positive_share:.0%}"
-        text.append(
-            f"| {found.cell.label} | {found.groups_per_thousand:.1f} | "
-            f"{found.information_per_thousand:.0f} [{found.low:.0f}, {found.high:.0f}] | {share} |"
-        )
+    for method in METHODS:
+        if mine := [line for line in lines if line.settings.method == method]:
+            bar = [line for line in lines if line.settings.method == "bar"]
+            text.append(
+                f"| {method} | {_beside(mine, bar, Line.percent)} | {_beside(mine, bar, Line.mixed)} | "
+                f"{fmean(line.spent for line in mine):.0f} | {fmean(line.steps for line in mine):.1f} |"
+            )
     return "\n".join(text) + "\n"
 
 
-def plot(store: str, runs: Sequence[RlDemoSettings], path: Path) -> None:
+def _beside(mine: Sequence[Line], bar: Sequence[Line], measure: Callable[[Line], float]) -> str:
+    """Two cells: a mean over seeds, and its difference from that of the balanced groups."""
+    of, against = ({line.settings.seed: measure(line) for line in lines} for lines in (mine, bar))
+    return f"{over_seeds(list(of.values())).shown()} | {paired_over_seeds(against, of).shown(signed=True)}"
+
+
+def plot(store: str, lines: Sequence[Line], path: Path) -> None:
     """Learning curves over graded rollouts as PNG: a line for each run, a colour for each method."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -249,18 +210,16 @@ def plot(store: str, runs: Sequence[RlDemoSettings], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(8, 4.5))
     colours = dict(zip(METHODS, ("tab:green", "tab:orange", "tab:blue", "tab:red"), strict=True))
     with open_tables(store) as tables:
-        for settings in runs:
-            method, seed = settings.method, settings.seed
-            rows = spent(tables, run_name(settings))
+        for line in lines:
+            method, seed = line.settings.method, line.settings.seed
+            rows = spent(tables, f"demo-rl-{method}-{seed}")[: line.steps]
             axis.plot(
                 [cost for *_, cost in rows],
                 [rate for _, rate, _ in rows],
                 color=colours[method],
                 alpha=0.7,
-                label=method if seed == runs[0].seed else None,
+                label=method if seed == lines[0].settings.seed else None,
             )
-    for budget in budgets(store, runs).values():
-        axis.axvline(budget, color="black", linestyle=":", linewidth=1)
     axis.set_xlabel("graded rollouts")
     axis.set_title("pass rate of training rollouts")
     axis.grid(alpha=0.3)
@@ -270,45 +229,53 @@ def plot(store: str, runs: Sequence[RlDemoSettings], path: Path) -> None:
     pyplot.close(figure)
 
 
+async def compare(store: str, runs: Sequence[RlDemoSettings], results: Path) -> list[Line]:
+    """What is missing of these runs, each kept as it ends; the balanced groups of a seed come first."""
+    done = msgspec.json.decode(results.read_bytes() if results.exists() else b"[]", type=list[Line])
+    for settings in runs:
+        of = {one.settings.method: one for one in done if one.settings.seed == settings.seed}
+        if settings.method not in of:
+            budget = of["bar"].spent if "bar" in of else None
+            done.append(await Compared(store, settings).measured(budget))
+            results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
+    return done
+
+
 def main() -> None:
     """Train what is missing, then compare."""
     usual = RlDemoSettings()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", required=True, help="Where `orchard demo-sft` has been.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--store", required=True, help="where `orchard demo-sft` has been, or with --small")
+    parser.add_argument("--small", action="store_true", help="make a small world and policy, as in make test")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        default=METHODS,
-        help="bar is always among them: it has the budget.",
-    )
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="beside bar")
     for method, count in zip(METHODS, (usual.steps, 14, 12, 16), strict=True):
         parser.add_argument(f"--{method}-steps", type=int, default=count)
+        parser.add_argument(f"--{method}-lr", type=float, default=usual.lr)
     for name in ("prompts", "size", "budget", "pool", "measured", "samples"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
-    parser.add_argument("--lr", type=float, default=usual.lr)
     parser.add_argument("--hardest", type=float, default=usual.hardest)
-    parser.add_argument("--page", type=Path, help="File for the result; standard output otherwise.")
-    parser.add_argument("--plot", type=Path, help="PNG file for the learning curves.")
+    parser.add_argument("--results", type=Path, default=RESULTS / "rollout-methods-sandboxes.json")
+    parser.add_argument("--plot", type=Path, help="PNG file for the learning curves")
     options = vars(parser.parse_args())
-    store, seeds, chosen = options.pop("store"), options.pop("seeds"), {"bar", *options.pop("methods")}
-    file, picture = options.pop("page"), options.pop("plot")
-    steps = {method: options.pop(f"{method}_steps") for method in METHODS}
+    store, small, results, picture = (options.pop(name) for name in ("store", "small", "results", "plot"))
+    first, count, chosen = (options.pop(name) for name in ("first", "seeds", "methods"))
+    steps, rates = (
+        {method: options.pop(f"{method}_{name}") for method in METHODS} for name in ("steps", "lr")
+    )
     runs = [
-        RlDemoSettings(method=method, seed=seed, steps=steps[method], **options)
-        for seed in range(seeds)
+        RlDemoSettings(method=method, seed=seed, steps=steps[method], lr=rates[method], **options)
+        for seed in range(first, first + count)
         for method in METHODS
-        if method in chosen
+        if method in {"bar", *chosen}
     ]
-    for settings in runs:
-        asyncio.run(Compared(store, settings).train())
-    result = page(store, runs[0], compare(store, runs))
-    if file is not None:
-        file.write_text(result)
+    if small:
+        asyncio.run(Demo(store, SMALL).run())
+    lines = asyncio.run(compare(store, runs, results))
     if picture is not None:
-        plot(store, runs, picture)
-    sys.stdout.write(result)
+        plot(store, lines, picture)
+    sys.stdout.write(table(lines))
 
 
 if __name__ == "__main__":
