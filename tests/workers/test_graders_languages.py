@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchard.workers.graders.parsers import PARSERS, SEVERITY, parse
+from orchard.workers.graders.parsers import PARSERS, SEVERITY, parse, parse_run
 
 LOGS: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("runner_logs.toml").read_text(encoding="utf-8")
@@ -33,6 +33,23 @@ def test_every_parser_of_another_language_has_a_log() -> None:
         "junit",
         "unittest",
     }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Executed 12 of 12 SUCCESS (0.1 secs)",
+        "TOTAL: 3 SUCCESS",
+        "  42 passing (3s)",
+        "# tests 7",
+        "1013 specs, 0 failures",
+        "case 'cases/icon': ok",
+    ],
+)
+def test_runs_without_failures_say_that_they_ran(said: str) -> None:
+    named = ("a", "b")
+    assert parse_run("karma-failures", f"noise\n{said}\n", named) == dict.fromkeys(named, "PASSED")
+    assert parse_run("jest", f"noise\n{said}\n", named) == {}
 
 
 HOSTILE = (

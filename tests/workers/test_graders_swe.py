@@ -157,6 +157,45 @@ async def test_tests_of_other_languages_are_judged_by_what_is_printed(judged, qu
     }
 
 
+KARMA = """\
+python - <<'END'
+from shop.sums import average
+browser = "Chrome 90.0 (Linux x86_64)"
+try:
+    held = average([]) == 0
+except ZeroDivisionError:
+    held = False
+print("" if held else f"{browser} average of nothing FAILED")
+print(f"{browser}: Executed 9 of 9")
+raise SystemExit(not held)
+END"""
+
+
+@pytest.mark.parametrize("solved", [True, False])
+async def test_what_a_list_of_failures_does_not_name_has_passed(judged, quick_task, solved):
+    karma = with_grading(
+        quick_task,
+        test_command=KARMA,
+        parser="chart-failures",
+        fail_to_pass=("average of nothing ",),
+        pass_to_pass=("total ",),
+    )
+    reward = await judged(karma, karma.gold_patch if solved else "")
+    assert reward.resolved is solved
+    assert reward.tests == {"average of nothing ": "PASSED" if solved else "FAILED", "total ": "PASSED"}
+
+
+@pytest.mark.parametrize("said", ["", "Chrome 90.0 (Linux x86_64): Executed 0 of 0", "0 passing"])
+async def test_a_list_of_failures_of_no_tests_says_nothing(judged, quick_task, said):
+    """A browser that does not start has no failures either."""
+    nothing = with_grading(
+        quick_task, test_command=f"echo '{said}'", parser="chart-failures", fail_to_pass=("average ",)
+    )
+    with pytest.raises(InfrastructureError) as caught:
+        await judged(nothing, nothing.gold_patch)
+    assert caught.value.cause is AbortCause.GRADER_FAILED
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -2,12 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchard.workers.graders.lines import LINE_PARSERS, Parser
 from orchard.workers.graders.nested import NESTED_PARSERS
 from orchard.workers.graders.rebench import REBENCH_PARSERS
-from orchard.workers.graders.reports import REPORT_PARSERS
+from orchard.workers.graders.reports import FAILURE_LISTS, REPORT_PARSERS, says_that_tests_ran
 
 SEVERITY = {"XFAIL": 0, "PASSED": 1, "SKIPPED": 2, "FAILED": 3, "ERROR": 4}
 """Of two reports about one test the higher counts: a test that passes and then fails to tear down fails."""
@@ -21,7 +21,20 @@ _TIMING = re.compile(
 
 def parse(parser: str, log: str) -> dict[str, str]:
     """The statuses in a log; raises KeyError for a parser that is not in PARSERS."""
-    return PARSERS[parser](_ANSI.sub("", log).replace("\r\n", "\n"))
+    return PARSERS[parser](_plain(log))
+
+
+def parse_run(parser: str, log: str, named: Iterable[str]) -> dict[str, str]:
+    """The statuses in the log of a whole run. Where nothing but failures is printed, the `named` tests that
+    are none have passed; of a log that shows no test at all nothing is said."""
+    found = parse(parser, log)
+    if parser in FAILURE_LISTS and (found or says_that_tests_ran(_plain(log))):
+        return dict.fromkeys(named, "PASSED") | found
+    return found
+
+
+def _plain(log: str) -> str:
+    return _ANSI.sub("", log).replace("\r\n", "\n")
 
 
 def without_timing(test: str) -> str:

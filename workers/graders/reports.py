@@ -1,7 +1,7 @@
 """Output of test runners that is read as a whole: XML, JSON, pairs of lines, and lists of failures.
 
-As SWE-bench reads it. Where a list of failures is all that there is, a test that passes is missing: such
-parsers serve to compare, no task is resolved by them.
+As SWE-bench reads it. Where a list of failures is all that there is, what it does not name has passed, once
+the log shows that tests ran.
 """
 
 import json
@@ -206,6 +206,20 @@ def _without_markup(log: str) -> str:
     return log
 
 
+_TESTS_RAN = re.compile(
+    r"Executed [1-9]\d* of \d|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)"  # karma
+    r"|^\s*[1-9]\d* (?:passing|failing)|^# tests [1-9]"  # mocha; what it prints as TAP
+    r"|^[1-9]\d* specs?, \d+ failures?|': ok$",  # jasmine; OpenLayers' pictures
+    re.MULTILINE,
+)
+
+
+def says_that_tests_ran(log: str) -> bool:
+    """Whether a runner counts the tests that it ran, and they are more than none: a browser that did not
+    start has no failures either."""
+    return _TESTS_RAN.search(log) is not None
+
+
 # --- Deno ----------------------------------------------------------------------------------------
 
 _DENO_TEST = re.compile(r"\[(?:smoke|unit)\]")
@@ -240,6 +254,16 @@ def _deno(log: str) -> dict[str, str]:
     return found
 
 
+FAILURE_LISTS: Mapping[str, Parser] = {
+    "eslint-failures": _failures(r"\s{2}\d+\)([\s\S]*?)\s+.*Error", clean=_one_line, end="Error"),
+    "karma-failures": _failures(*_KARMA_BROWSERS),
+    "chart-failures": _failures(r"Chrome\s[\d.]+[^\S\r\n]\(.+?\)[^\S\r\n](.*)FAILED$"),
+    "openlayers-failures": _failures(*_OPENLAYERS, clean=_one_line, end="Error:"),
+    "jasmine-failures": _failures(r"^\d+\)[^\S\n](.*)", clean=str.strip),
+    "p5-failures": _p5,
+}
+"""Of runners that name nothing but what failed."""
+
 REPORT_PARSERS: Mapping[str, Parser] = {
     "doctest": _doctest,
     "maven": _maven,
@@ -248,11 +272,6 @@ REPORT_PARSERS: Mapping[str, Parser] = {
     "cypress-json": _cypress_json,
     "lighthouse": first_of(NESTED_PARSERS["mocha-tree"], _lighthouse_json, LINE_PARSERS["jest-files"]),
     "deno": _deno,
-    "eslint-failures": _failures(r"\s{2}\d+\)([\s\S]*?)\s+.*Error", clean=_one_line, end="Error"),
-    "karma-failures": _failures(*_KARMA_BROWSERS),
-    "chart-failures": _failures(r"Chrome\s[\d.]+[^\S\r\n]\(.+?\)[^\S\r\n](.*)FAILED$"),
-    "openlayers-failures": _failures(*_OPENLAYERS, clean=_one_line, end="Error:"),
-    "jasmine-failures": _failures(r"^\d+\)[^\S\n](.*)", clean=str.strip),
-    "p5-failures": _p5,
+    **FAILURE_LISTS,
 }
 """By the names tasks use."""

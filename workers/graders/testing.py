@@ -16,7 +16,7 @@ from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.commands import Call, Framework, TestName, named, recognised
 from orchard.workers.graders.diffs import touched_paths
-from orchard.workers.graders.parsers import REWRITTEN, SEVERITY, parse
+from orchard.workers.graders.parsers import REWRITTEN, SEVERITY, parse_run
 from orchard.workers.graders.patches import Checkout
 from orchard.workers.graders.verdict import conclusive
 from orchard.workers.machine import CommandOutcome, Machine
@@ -258,7 +258,7 @@ async def _by_command(
     outcome = await machine.run(f". {path}", timeout=limit, cwd=task.workdir, env=task.environment)
     log, exit_code = between_markers(outcome.output, marker)
     return TestRun(
-        statuses=parse(grading.parser, log),
+        statuses=parse_run(grading.parser, log, (*grading.fail_to_pass, *grading.pass_to_pass)),
         exit_code=None if outcome.timed_out else exit_code,
         log=log,
         seconds=outcome.seconds,
