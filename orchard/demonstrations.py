@@ -224,11 +224,18 @@ class Demonstration:
         await self.command("sft", str(file))
 
     async def command(self, *words: str) -> None:
-        """An `orchard` command in a process of its own, as a user would; CommandFailed when it fails."""
+        """An `orchard` command in a process of its own, as a user would; it ends before a cancellation does.
+        Raises CommandFailed when it fails."""
         where = ["--store", self.config.store, "--state", str(self.config.directory)]
         command = [sys.executable, "-P", "-m", "orchard", *where, *words]
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
-        if code := await process.wait():
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            await process.wait()
+            raise
+        if code:
             raise CommandFailed(" ".join(command), code)
 
     @contextmanager

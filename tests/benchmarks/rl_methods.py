@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.rl_methods --store DIR`: which rollouts to ask for, in real sandboxes.
 
 Balanced groups, and others beside them, train from the same policy with the same tasks and seeds. A seed's
-budget is what its balanced groups spent in graded rollouts; the others have steps enough, and are compared at
-the policy that was nearest to it in what had been spent. The learning rate stays, so that a run can be cut at
-any step. The policy is the one of `orchard demo-sft` in the same store, or, with --small, one made here.
+budget is what its balanced groups spent in graded rollouts; the others train until they have spent that, and
+are compared at the policy that was nearest to it. The learning rate stays, so that a run can be cut anywhere.
+The policy is the one of `orchard demo-sft` in the same store, or, with --small, one that is made here.
 Results are kept by method and seed, so that a later session goes on: what is there is not run again.
 """
 
@@ -24,10 +24,12 @@ from orchard.demo_rl import Method, RlDemo, RlDemoSettings, toml
 from orchard.demo_sft import Demo
 from orchard.demonstrations import campaign_score, repair_refs
 from orchard.pipelines.rl.policies import policy_directory
+from orchard.pipelines.rl.runs import pass_rates
 from orchard.pipelines.scores import Score
 from orchard.pipelines.tasks.repairs import Split
 from orchard.session import Session
 from orchard.storage.reader import open_tables
+from orchard.streams.tasks import end
 from tests.benchmarks.credit_assignment import EXPERIMENT
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 
@@ -37,6 +39,7 @@ SMALL = msgspec.structs.replace(EXPERIMENT, tasks=160, samples=3, further=200, h
 METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic", "frugal")
 INTERVAL = (0.375, 0.625)
 """Shares of positives in what is called balanced, by whatever method it came."""
+POLL_SECONDS = 4.0
 BEFORE, MEASURING = "demo-rl-before", "demo-rl-measuring"
 
 # Each policy with the graded rollouts that had ended when it came.
@@ -63,6 +66,11 @@ Steps = list[tuple[int, float, int]]
 class Compared(RlDemo):
     """A run of the demonstration that is measured where it had spent a budget."""
 
+    def __init__(self, store: str, settings: RlDemoSettings, *, unsolved: bool) -> None:
+        super().__init__(store, settings)
+        self.unsolved = unsolved
+        """Whether tasks that were never solved when they were measured are prompts too."""
+
     async def measured(self, budget: int | None) -> "Line":
         """Train, or go on with it, and measure the policy at `budget`; None: the last."""
         settings = self.settings
@@ -74,7 +82,7 @@ class Compared(RlDemo):
             )
             file = self.directory / f"{self.run_name}.toml"
             file.write_text(toml(self._recipe(MEASURING)))
-            await self.command("rl", str(file))
+            await self._trained(file, budget)
             with open_tables(self.config.store) as tables:
                 steps = spent(tables, self.run_name)
             at = len(steps) if budget is None else nearest(steps, budget)
@@ -84,8 +92,26 @@ class Compared(RlDemo):
         with open_tables(self.config.store) as tables:
             return line_of(tables, self, steps[:at], before, after)
 
+    async def _trained(self, file: Path, budget: int | None) -> None:
+        """The run of `file` until its end, or until a policy has cost the budget."""
+        training = asyncio.create_task(self.command("rl", str(file)))
+        while not training.done():
+            await asyncio.wait({training}, timeout=POLL_SECONDS)
+            with open_tables(self.config.store) as tables:
+                steps = spent(tables, self.run_name)
+            if budget is not None and steps and steps[-1][2] >= budget:
+                await end(training)
+                return
+        await training
+
     def _recipe(self, measuring: str) -> dict[str, Any]:
-        return {**super()._recipe(measuring), "min_lr": self.settings.lr}
+        recipe = {**super()._recipe(measuring), "min_lr": self.settings.lr}
+        if self.unsolved:
+            with open_tables(self.config.store) as tables:
+                rates = pass_rates(tables, measuring)
+            ids = [task for task, rate in sorted(rates.items()) if rate <= self.settings.hardest]
+            recipe["tasks"] = {"unproven": True, "ids": ids}
+        return recipe
 
     async def held_out(self, session: Session, name: str, policy: Path) -> None:
         """A campaign on the held-out tasks."""
@@ -229,14 +255,14 @@ def plot(store: str, lines: Sequence[Line], path: Path) -> None:
     pyplot.close(figure)
 
 
-async def compare(store: str, runs: Sequence[RlDemoSettings], results: Path) -> list[Line]:
+async def compare(store: str, runs: Sequence[RlDemoSettings], results: Path, *, unsolved: bool) -> list[Line]:
     """What is missing of these runs, each kept as it ends; the balanced groups of a seed come first."""
     done = msgspec.json.decode(results.read_bytes() if results.exists() else b"[]", type=list[Line])
     for settings in runs:
         of = {one.settings.method: one for one in done if one.settings.seed == settings.seed}
         if settings.method not in of:
             budget = of["bar"].spent if "bar" in of else None
-            done.append(await Compared(store, settings).measured(budget))
+            done.append(await Compared(store, settings, unsolved=unsolved).measured(budget))
             results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
     return done
 
@@ -256,10 +282,13 @@ def main() -> None:
     for name in ("prompts", "size", "budget", "pool", "measured", "samples"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
     parser.add_argument("--hardest", type=float, default=usual.hardest)
+    parser.add_argument("--unsolved", action="store_true", help="prompts that were never solved, too")
     parser.add_argument("--results", type=Path, default=RESULTS / "rollout-methods-sandboxes.json")
     parser.add_argument("--plot", type=Path, help="PNG file for the learning curves")
     options = vars(parser.parse_args())
-    store, small, results, picture = (options.pop(name) for name in ("store", "small", "results", "plot"))
+    store, small, results, picture, unsolved = (
+        options.pop(name) for name in ("store", "small", "results", "plot", "unsolved")
+    )
     first, count, chosen = (options.pop(name) for name in ("first", "seeds", "methods"))
     steps, rates = (
         {method: options.pop(f"{method}_{name}") for method in METHODS} for name in ("steps", "lr")
@@ -272,7 +301,7 @@ def main() -> None:
     ]
     if small:
         asyncio.run(Demo(store, SMALL).run())
-    lines = asyncio.run(compare(store, runs, results))
+    lines = asyncio.run(compare(store, runs, results, unsolved=unsolved))
     if picture is not None:
         plot(store, lines, picture)
     sys.stdout.write(table(lines))
