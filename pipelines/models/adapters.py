@@ -21,13 +21,15 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
 
     place = Path(base)
     if (place / ADAPTER).is_file():
-        raise ModelError(f"{base} is an adapter itself: start from the merged model beside it")
+        raise ModelError(
+            f"{base} is an adapter itself: start from the merged model, which its run writes to OUT/model at "
+            "its end, or train without `lora`, which merges the adapter first"
+        )
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # it is divided by the rank
         target_modules=list(settings.targets),
         task_type="CAUSAL_LM",
-        base_model_name_or_path=str(place.absolute()) if place.is_dir() else base,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -35,3 +37,5 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
             model.add_adapter(config)
         except ValueError as error:
             raise ModelError(f"no adapter fits {base}, change `lora.targets`: {first_line(error)}") from error
+    # `add_adapter` names what the model was loaded from, which may be relative to where this process runs.
+    model.peft_config["default"].base_model_name_or_path = str(place.absolute()) if place.is_dir() else base

@@ -1,5 +1,6 @@
 """LoRA: an adapter that `peft` reads, resumed bit for bit, merged without a change of what it says."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -78,6 +79,18 @@ def test_an_adapter_resumes_bit_for_bit_from_checkpoints_without_the_model(adapt
     } <= {"model.lm_head.weight"}
 
 
+def test_an_adapter_of_a_relative_model_loads_from_anywhere(adapted, tmp_path, monkeypatch):
+    base = Path(adapted("run").model)
+    monkeypatch.chdir(base.parent)
+    model = load_model(base.name)
+    add_adapter(model, Lora(rank=2), base=base.name, seed=0)
+    save_model(model, tmp_path / "adapter")
+    monkeypatch.chdir("/")
+    load_model(tmp_path / "adapter")
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == str(base.absolute())
+
+
 def test_what_cannot_be_adapted_is_named(adapted, tmp_path):
     settings = adapted("run")
     with pytest.raises(ModelError, match=r"change `lora.targets`"):
@@ -85,7 +98,9 @@ def test_what_cannot_be_adapted_is_named(adapted, tmp_path):
     model = load_model(settings.model)
     add_adapter(model, Lora(rank=2), base=settings.model, seed=0)
     save_model(model, tmp_path / "adapter")
-    with pytest.raises(ModelError, match="is an adapter itself: start from the merged model"):
+    with pytest.raises(
+        ModelError, match="is an adapter itself: start from the merged model, which its run writes"
+    ):
         add_adapter(load_model(tmp_path / "adapter"), Lora(), base=str(tmp_path / "adapter"), seed=0)
     with pytest.raises(TrainingError, match="`lora` adapts a model"):
         settings_from({"dataset": "d", "out": "o", "shape": "tiny-test", "tokenizer": "t", "lora": {}})
