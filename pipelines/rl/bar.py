@@ -115,23 +115,26 @@ class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Decision = Assemble | Generate | GiveUp
+_MEASURED = Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True)
+"""Of an impossible task."""
 
 
 def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = False) -> Decision:
     """What to do next for a prompt whose rollouts stand as in `pool`.
 
     A stride is judged when all of it is graded: judging earlier would prefer short rollouts. Of an
-    impossible task one stride is enough, and its group has no members.
+    impossible task one stride is enough, and its group has no members, however many were aborted.
     """
     aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
     graded = {at: rollout for at, slot in enumerate(pool) if (rollout := _result(slot)) is not None}
     if len(aborted) > settings.abort_limit:
-        return _rest(pool, graded, settings) or GiveUp(causes=tuple(rollout.cause for rollout in aborted))
+        rest = _rest(pool, graded, settings, impossible=impossible)
+        return rest or GiveUp(causes=tuple(rollout.cause for rollout in aborted))
     empty = tuple(at for at, slot in enumerate(pool) if not slot.running and at not in graded)
     if empty or len(graded) < len(pool):
         return Generate(slots=empty)
     if pool and impossible:
-        return Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True)
+        return _MEASURED
     if pool and (group := _balanced(graded, settings)) is not None:
         return group
     if len(pool) < settings.budget:
@@ -140,11 +143,13 @@ def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = Fa
 
 
 def _rest(
-    pool: Sequence[Slot], graded: dict[int, Rollout], settings: BarSettings
+    pool: Sequence[Slot], graded: dict[int, Rollout], settings: BarSettings, *, impossible: bool
 ) -> Assemble | Generate | None:
     """What the rollouts that are there make, once no more are asked for; None: no group."""
     if any(slot.running for slot in pool):
         return Generate(slots=())
+    if impossible:
+        return _MEASURED if graded else None
     if len(graded) < settings.size:
         return None
     return _balanced(graded, settings) or _relaxed(graded, settings) or _best_effort(graded, settings)

@@ -9,7 +9,7 @@ import pytest
 
 from orchard.cli.rl import _warn
 from orchard.pipelines.campaigns import requested_event
-from orchard.pipelines.rl.bar import Assemble, BarSettings, Generate, decide
+from orchard.pipelines.rl.bar import Assemble, BarSettings, Generate, GiveUp, decide
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.hacks import hack_rates
@@ -70,6 +70,15 @@ def test_of_an_impossible_task_one_stride_is_asked_and_nobody_is_a_member() -> N
         assert decide(pool, bar, impossible=True) == Assemble(
             slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True
         )
+
+
+def test_an_impossible_task_of_which_too_many_were_aborted_is_never_trained_on() -> None:
+    bar = BarSettings(size=4, budget=8, stride=8, interval=(0.5, 0.5), max_aborts=2)
+    lost, passed = [aborted("node_lost")] * 3, [graded(1.0), graded(-1.0)] * 2
+    assert decide([*passed, *lost, aborted(running=True)], bar, impossible=True) == Generate(slots=())
+    found = decide([*passed, *lost, graded(-1.0)], bar, impossible=True)
+    assert found == Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True)
+    assert isinstance(decide([aborted("node_lost")] * 8, bar, impossible=True), GiveUp)
 
 
 async def test_a_run_trains_on_none_of_them_though_they_were_rewarded(
