@@ -20,6 +20,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import Engine, RlSettings
+from orchard.pipelines.rl.stepping import RunStopped
 from orchard.session import Session
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
@@ -107,7 +108,8 @@ class Processes:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
-        """Until coordinator and trainer are through; raises RunError for one that cannot go on."""
+        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped for
+        a trainer that ended the run."""
         tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
         work = {tasks["coordinator"], tasks["trainer"]}
         try:
@@ -124,7 +126,7 @@ class Processes:
                 await asyncio.wait(tasks.values())
 
     async def _keep(self, name: str) -> None:
-        """Start a child again until it ends well, or fails TRIES times one after another."""
+        """Start a child again until it ends well, ends the run, or fails TRIES times one after another."""
         if name == "coordinator" and "server" in self._commands:
             await self._serving()  # what was asked for earlier would abort for want of a server
         failures = 0
@@ -134,6 +136,8 @@ class Processes:
                 return
             failures = failures + 1 if code > 0 else 0
             log = self._directory / f"{name}.log"
+            if code == RunStopped.exit_code:
+                raise RunStopped(f"{_last_line(log)} (all of it: {log})")
             if failures == TRIES:
                 raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
             console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
@@ -193,4 +197,4 @@ class Processes:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing"

@@ -79,7 +79,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotFinite(ArithmeticError):
-    """A step whose loss, gradient or weights are not finite: it makes no policy."""
+    """A step whose loss, gradient, weights or figures are not finite: it makes no policy."""
 
     def __init__(self, what: str, *, changed: bool) -> None:
         super().__init__(what)
@@ -160,7 +160,7 @@ class Learner:
         def mean(name: str) -> float:
             return self.processes.summed(sum(getattr(figure, name) for figure in sums)) / max(trained, 1.0)
 
-        return StepFigures(
+        done = StepFigures(
             loss=self.processes.summed(losses) / len(parts),
             lr=lr,
             grad_norm=norm,
@@ -176,6 +176,11 @@ class Learner:
             reference_kl=mean("reference_kl"),
             seconds=time.monotonic() - started,
         )
+        # A checkpoint could not hold it: JSON has no such number.
+        for name, value in msgspec.structs.asdict(done).items():
+            if not math.isfinite(value):
+                raise NotFinite(f"the step's `{name}` is {value}", changed=True)
+        return done
 
     def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
         """Every sequence of the part with its rollout's advantage and weight."""

@@ -47,7 +47,8 @@ class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens where a clip decided, so that no gradient flows."""
     ratio: float
     kl: float
-    """k3 estimate of the divergence from the old policy, in nats."""
+    """k3 estimate of KL(old || new), the divergence from the old policy, in nats: exp(d) - 1 - d by
+    d = logp - logp_old of a token that the old policy sampled (http://joschu.net/blog/kl-approx.html)."""
     importance: float
     truncated: float
     """Tokens whose importance weight was at its limit, or outside its range."""
@@ -103,12 +104,12 @@ def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, Lo
         each = each + settings.kl * divergence
     loss = (each * batch.weights).sum()
     with torch.no_grad():
-        difference = batch.old - batch.logprobs
+        moved = (batch.logprobs - batch.old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
         figures = LossFigures(
             tokens=len(losses),
             clipped=clipped.sum().item(),
             ratio=ratio.sum().item(),
-            kl=(difference.exp() - 1 - difference).sum().item(),
+            kl=(moved.exp() - 1 - moved).sum().item(),
             importance=importance.sum().item(),
             truncated=truncated.sum().item(),
             masked=(1 - kept).sum().item(),

@@ -11,6 +11,7 @@ from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
 from orchard.schemas.groups import (
     BudgetRaised,
+    DropReason,
     GroupAssembled,
     GroupDropped,
     GroupMember,
@@ -72,6 +73,8 @@ class Progress:
         self.groups: dict[str, GroupAssembled] = {}
         """Assembled to be trained on, by id, in the order of the log."""
         self.dropped: dict[str, GroupDropped] = {}
+        self._refused: dict[str, int] = {}
+        """Of refused steps, group id to the policy version that was newest."""
         self.failed: dict[int, PromptFailed] = {}
         self.skipped: dict[int, PromptSkipped] = {}
         self.decisions: dict[int, GroupAssembled] = {}
@@ -108,6 +111,11 @@ class Progress:
         return sum(place.running for prompt in self.prompts.values() for place in prompt.places.values())
 
     @property
+    def refused(self) -> int:
+        """Groups of the steps that were refused since the newest policy."""
+        return sum(version == self.version for version in self._refused.values())
+
+    @property
     def finished(self) -> bool:
         """Whether the trainer has had all groups that the plan asks for."""
         return len(self.trained) >= self.plan.groups
@@ -142,6 +150,8 @@ class Progress:
                 self.skipped.setdefault(skip.prompt, skip)
                 self._prompt(skip.prompt).decided = True
             case GroupDropped() as drop:
+                if drop.reason is DropReason.NOT_FINITE:
+                    self._refused.setdefault(drop.group_id, self.version)
                 self.dropped.setdefault(drop.group_id, drop)
             case BudgetRaised() as raised:
                 self.raised = self.raised or raised

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.schemas.events import Event, make_event
@@ -16,6 +17,12 @@ Chosen = tuple[GroupAssembled, Rows]
 """A group with the sequences of each member."""
 
 log = logging.getLogger("orchard.rl")
+
+
+class RunStopped(RunError):
+    """A run that its trainer ends: started again, it would fail the same way."""
+
+    exit_code = 4
 
 
 def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:

@@ -22,7 +22,7 @@ from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Traine
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
-from orchard.pipelines.rl.stepping import Chosen, Limits, Steps
+from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.vision.packing import eyes_of
@@ -100,13 +100,13 @@ class Trainer:
         )
         self._state = TrainerState(settings_hash=settings_hash(settings))
         self._idle_since = time.monotonic()
-        self._refused = 0
 
     async def run(self, start: int) -> None:
         """Train until the plan's last step. `start` is the sequence of the run's first event.
 
         Raises RunError for a checkpoint of other settings or one that is older than the log's newest policy,
-        and where the engine refuses policies.
+        and where a refused step left nothing to go back to; RunStopped where steps or policies are refused
+        again and again.
         """
         tasks = {asyncio.create_task(self._train(start))}
         if self._engine is not None:
@@ -181,7 +181,6 @@ class Trainer:
         except NotFinite as error:
             await self._refuse(groups, error)
             return
-        self._refused = 0
         self._state = msgspec.structs.replace(
             self._state,
             step=version + 1,
@@ -199,20 +198,21 @@ class Trainer:
         self._idle_since = time.monotonic()
 
     async def _refuse(self, groups: list[GroupAssembled], error: NotFinite) -> None:
-        """Go back to the policy as it was, for other groups. Raises RunError after several in a row."""
-        self._refused += 1
+        """Go back to the policy as it was, for other groups. Raises RunStopped after several in a row, by the
+        log; RunError where only a new start gets the policy back."""
         step = self._state.step + 1
         await self._steps.refuse(groups, f"step {step}: {error}")
-        if self._refused == REFUSED_IN_A_ROW:
-            raise RunError(
-                f"run {self.plan.name!r} stops at step {step}: {self._refused} steps in a row were refused, "
+        refused = self._feed.progress.refused // self.plan.prompts_per_step
+        if refused >= REFUSED_IN_A_ROW:
+            raise RunStopped(
+                f"run {self.plan.name!r} stops at step {step}: {refused} steps in a row were refused, "
                 f"the last as {error}: lower `lr`, or look at the dropped groups in the log"
             )
         if error.changed:
             if self._checkpoints.newest() is None:
                 raise RunError(
-                    f"run {self.plan.name!r} stops at step {step}: {error}, and there is no checkpoint yet: "
-                    "lower `lr`"
+                    f"step {step} of run {self.plan.name!r} is refused, as {error}, and there is no checkpoint "
+                    "yet: start the trainer again, from the model that the run began with"
                 )
             await asyncio.to_thread(self._checkpoints.load, self._learner.model, [self._learner.optimizer])
 
@@ -316,7 +316,7 @@ class Trainer:
             taken = await self._offer(engine, newest)
             refused = 0 if taken else refused + 1
             if refused == REFUSED_POLICIES:
-                raise RunError(
+                raise RunStopped(
                     f"run {self.plan.name!r} stops: version {newest.version} was refused {refused} times by "
                     f"the engine at {engine.address}: {self._out}/trainer.log says why"
                 )

@@ -1,6 +1,14 @@
-"""What `orchard rl` and `orchard demo-rl` say to a user who is wrong."""
+"""What `orchard rl` and `orchard demo-rl` say to a user who is wrong, and which child is started again."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from orchard import rl_run
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.stepping import RunStopped
+from tests.pipelines.rl.written_log import run_settings
 
 
 @pytest.mark.parametrize(
@@ -17,3 +25,24 @@ def test_mistakes_are_one_sentence(command_line, tmp_path, words, says):
     assert done.returncode == 1
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "starts", "error"), [(RunStopped.exit_code, 1, RunStopped), (1, rl_run.TRIES, RunError)]
+)
+async def test_a_trainer_that_ended_its_run_is_not_started_again(tmp_path, monkeypatch, code, starts, error):
+    monkeypatch.setattr(rl_run, "RESTART_SECONDS", 0.0)
+    session = SimpleNamespace(config=SimpleNamespace(store="s"), directory=Path("d"))
+    processes = rl_run.Processes(session, run_settings(out=str(tmp_path)), Path("f"), "http://elsewhere:1")
+    (tmp_path / "trainer.log").write_text("error: run 'run' stops at step 2\n")
+    started = []
+
+    async def child(name):
+        started.append(name)
+        return code
+
+    monkeypatch.setattr(processes, "_child", child)
+    with pytest.raises(error, match="run 'run' stops at step 2") as ended:
+        await processes._keep("trainer")
+    assert ended.type is error
+    assert len(started) == starts

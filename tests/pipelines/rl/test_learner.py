@@ -238,6 +238,17 @@ def test_later_updates_compare_with_the_weights_before_the_step(model, ratio):
     assert figures.ratio != pytest.approx(1.0, abs=1e-4), "the first update moved nothing"
 
 
+def test_a_figure_that_is_not_finite_refuses_the_step_before_it_is_saved(model, monkeypatch):
+    def spy(tokens, given):
+        loss, figures = policy_loss(tokens, given)
+        return loss, msgspec.structs.replace(figures, kl=float("inf"))
+
+    monkeypatch.setattr(learner_module, "get_loss", lambda _: spy)
+    with pytest.raises(NotFinite, match="`kl` is inf") as refused:
+        Learner(settings(), model, ALONE).step(0, rollouts())
+    assert refused.value.changed
+
+
 def test_a_step_makes_good_rollouts_likelier(model):
     batch = rollouts(seed=1)
     trainer = Learner(settings(lr=3e-3, loss=LossSettings(importance_limit=None)), model, ALONE)

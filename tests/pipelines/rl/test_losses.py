@@ -134,15 +134,28 @@ def test_an_unchanged_policy_has_the_plain_gradient():
     assert (figures.clipped, figures.kl, figures.truncated) == (0, pytest.approx(0, abs=1e-6), 0)
 
 
-def test_one_wild_token_keeps_loss_and_gradient_finite():
+@pytest.mark.parametrize(("new", "before"), [(-1e-6, -800.0), (-800.0, -1e-6)])
+def test_one_wild_token_keeps_loss_gradient_and_figures_finite(new, before):
     settings = LossSettings()
     logprobs, old, sampled = numbers()
-    logprobs[3], old[3] = -1e-6, -800.0
+    logprobs[3], old[3] = new, before
     batch = packed(logprobs, old, sampled, settings)
-    loss, _ = policy_loss(batch, settings)
+    loss, figures = policy_loss(batch, settings)
     loss.backward()
     assert torch.isfinite(loss)
     assert bool(torch.isfinite(batch.logprobs.grad).all())
+    assert all(math.isfinite(getattr(figures, name)) for name in figures.__struct_fields__)
+
+
+def test_the_divergence_is_that_of_the_new_policy_from_the_old_one_that_sampled():
+    """Old [0.9, 0.1], new [0.5, 0.5], in the proportions in which the old one samples."""
+    old, new = (
+        torch.tensor([math.log(high)] * 9 + [math.log(low)]) for high, low in ((0.9, 0.1), (0.5, 0.5))
+    )
+    rest = {"sampled": None, "advantages": torch.ones(10), "weights": torch.ones(10) / 10}
+    tokens = Tokens(logprobs=new, old=old, sequence=torch.zeros(10, dtype=torch.int64), **rest)
+    _, figures = policy_loss(tokens, LossSettings())
+    assert figures.kl / 10 == pytest.approx(0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5), rel=1e-5)
 
 
 def test_without_sampled_log_probabilities_no_weight_is_made_up():

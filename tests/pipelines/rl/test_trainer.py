@@ -19,7 +19,7 @@ from orchard.pipelines.rl.learner import NotFinite
 from orchard.pipelines.rl.policies import policy_directory, read_newest
 from orchard.pipelines.rl.sequences import TokenSequence, sequences
 from orchard.pipelines.rl.settings import Engine
-from orchard.pipelines.rl.stepping import Limits, fitting, refusal
+from orchard.pipelines.rl.stepping import Limits, RunStopped, fitting, refusal
 from orchard.pipelines.rl.trainer import MERGED, Trainer
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import Lora
@@ -175,6 +175,29 @@ async def test_a_refused_step_drops_its_groups_and_three_in_a_row_stop_the_run(
     assert [drop.reason for drop in dropped] == [DropReason.NOT_FINITE] * 8
     assert "the loss is nan" in dropped[0].detail
     assert [update.groups for update in await facts(connection, PolicyUpdated)] == [("run.2", "run.3")]
+
+
+async def test_refused_steps_are_counted_in_the_log_whoever_was_started_again(
+    connection, blobs, model_directory, tmp_path, monkeypatch
+):
+    """The first step makes weights that are not finite, each time."""
+    settings = run_settings(str(model_directory), str(tmp_path / "out"))
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    await Publisher(connection).events([e for prompt in range(8) for e in whole_group(plan, prompt)])
+
+    def never(number, batch):
+        raise NotFinite("the optimizer made a weight that is not finite", changed=True)
+
+    ends = []
+    for _ in range(3):
+        trainer = Trainer(settings, plan, connection, blobs, ALONE, engine=None)
+        monkeypatch.setattr(trainer._learner, "step", never)
+        with pytest.raises(RunError) as ended:
+            await asyncio.wait_for(trainer.run(start), 240)
+        ends.append(ended.type)
+    assert ends == [RunError, RunError, RunStopped]
+    assert "3 steps in a row" in str(ended.value)
 
 
 def test_a_member_that_is_too_long_is_left_out_and_its_group_trains():
