@@ -161,21 +161,51 @@ def listed(value: Any) -> Any:
     return [listed(each) for each in value] if isinstance(value, list | np.ndarray) else value
 
 
-def test_tools_that_arrow_would_mix_are_left_out_and_said(tmp_path: Path, monkeypatch: Any) -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "a", "parameters": {"properties": {"x": {"type": "string"}}}},
-    }
-    other = {
-        "type": "function",
-        "function": {"name": "b", "parameters": {"properties": {"y": {"type": "string"}}}},
-    }
-    rows = [SimpleNamespace(tools=json.dumps([tool])), SimpleNamespace(tools=json.dumps([tool, other]))]
+def tool(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
+    """One with arguments `a`, `b` and so on."""
+    parameters = {"type": "object", "properties": dict(zip("abc", properties, strict=False))}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "fit"),
+    [
+        pytest.param([tool("bash", TEXT)], True, id="one"),
+        pytest.param([tool("bash", TEXT), tool("python", TEXT)], True, id="two with equal keys"),
+        pytest.param([tool("bash", TEXT), tool("find", TEXT, TEXT)], False, id="other arguments"),
+        pytest.param([tool("submit")], False, id="no arguments"),
+        pytest.param([tool("a", {"default": 1}), tool("b", {"default": "x"})], False, id="defaults"),
+        pytest.param([tool("a", {"default": 1}), tool("b", {"default": 1.5})], False, id="numbers"),
+        pytest.param([tool("a", {"default": 2**70})], False, id="a large number"),
+        pytest.param([tool("a", {"default": "\ud800"})], False, id="half a character"),
+        pytest.param([tool("a", TEXT), tool("b", {"type": ["string", "null"]})], False, id="types"),
+        pytest.param([tool("a", {"enum": [1, "two", None]})], False, id="enum"),
+        pytest.param(
+            [tool("a", {"additionalProperties": False}), tool("b", {"additionalProperties": TEXT})],
+            False,
+            id="additionalProperties",
+        ),
+        pytest.param([tool("a", TEXT | {"title": "x"}), tool("b", {"title": "x"} | TEXT)], False, id="order"),
+    ],
+)
+def test_tools_that_parquet_would_change_are_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: list[dict[str, Any]], fit: bool
+) -> None:
+    rows = [SimpleNamespace(tools=json.dumps(tools))]
     monkeypatch.setattr(write, "read_rows", lambda _: rows)
     found = write._with_tools(EXPORTERS["verl-sft"], tmp_path)
-    assert write.MIXED_TOOLS in found.always and "tools" not in found.schema.names
-    monkeypatch.setattr(write, "read_rows", lambda _: rows[:1])
-    assert "tools" in write._with_tools(EXPORTERS["verl-sft"], tmp_path).schema.names
+    assert ("tools" in found.schema.names, write.MIXED_TOOLS in found.always) == (fit, not fit)
+
+
+def test_tools_that_differ_between_rows_are_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [SimpleNamespace(tools=json.dumps([tool("a", *said)])) for said in ((TEXT,), (TEXT, TEXT))]
+    monkeypatch.setattr(write, "read_rows", lambda _: rows)
+    assert write.MIXED_TOOLS in write._with_tools(EXPORTERS["verl-sft"], tmp_path).always
 
 
 async def test_stepwise_labels_are_the_steps_that_rise(built: Path, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ class Exporter:
     SHA-256; where the schema lacks the column, rows with pictures get it, and `project` knows nothing of it.
     Empty for a layout without pictures."""
     typed_tools: bool = False
-    """Its reader wants `tools` as a list of objects, not as text: a column that is added where Arrow can hold
-    the dataset's tools without filling in keys of one in another."""
+    """Its reader wants `tools` as a list of objects, not as text: a column that is added where Parquet
+    gives back the dataset's tools as they are."""
 
 
 def written(content: Any) -> str:

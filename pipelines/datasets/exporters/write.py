@@ -28,7 +28,7 @@ EXPORTERS: dict[str, Exporter] = {
     for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE, GUI)
 }
 SPELLED = f"rows with a text that spells {MARK}, which nobody could tell from a picture: left out"
-MIXED_TOOLS = "tools: Arrow would fill in keys of one in another; use the layout `tokens`"
+MIXED_TOOLS = "tools: no column of Parquet holds these as they are; use the layout `tokens`"
 _BATCH = 256
 
 
@@ -77,17 +77,30 @@ def export(dataset: Path, layout: str, out: Path) -> Exported:
 
 
 def _with_tools(exporter: Exporter, dataset: Path) -> Exporter:
-    """The layout with the dataset's tools as a typed column, where they fit into one."""
+    """The layout with the dataset's tools as a typed column, where they come out of one as they went in."""
     known = {row.tools for row in read_rows(dataset)}
     tools = {text: json.loads(text) for text in known}
-    column = pa.array(list(tools.values()))
-    if column.to_pylist() != list(tools.values()):
+    kind = _column_type(list(tools.values()))
+    if kind is None:
         return replace(exporter, always=(*exporter.always, MIXED_TOOLS))
     return replace(
         exporter,
-        schema=exporter.schema.append(pa.field("tools", column.type)),
+        schema=exporter.schema.append(pa.field("tools", kind)),
         project=lambda row: ({**record, "tools": tools[row.tools]} for record in exporter.project(row)),
     )
+
+
+def _column_type(values: list[Any]) -> pa.DataType | None:
+    """What Arrow infers for these values; None where Parquet does not give back the same JSON: it fills in
+    keys of one in another, or orders them, and takes no empty object and no key with values of two types."""
+    file = pa.BufferOutputStream()
+    try:
+        column = pa.array(values)
+        pq.write_table(pa.table({"tools": column}), file)
+    except (pa.ArrowException, OverflowError, UnicodeError):  # the others: large integers, half characters
+        return None
+    found = pq.read_table(pa.BufferReader(file.getvalue()))["tools"].to_pylist()
+    return column.type if json.dumps(found) == json.dumps(values) else None
 
 
 def _with_pictures(exporter: Exporter) -> Exporter:
