@@ -1,28 +1,52 @@
 """The version of the code that makes rows: of the package, and of the sources that decide what a row is."""
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
-_SOURCES = (
+ROOT = Path(__file__).parents[2]
+_CONVERSATIONS = (
     "pipelines/datasets/*.py",
-    "pipelines/values/curves.py",
     "pipelines/trajectories.py",
     "pipelines/forests.py",
+    "pipelines/values/curves.py",
+    "pipelines/vision/places.py",
+    "pipelines/vision/reading.py",
+    "schemas/*.py",
+    "storage/reader.py",
+    "storage/views.py",
+    "workers/gateway/forest.py",
+    "workers/gateway/words.py",
+    "workers/large_messages.py",
+    "workers/prompts.py",
+)
+_TOOLS = (
+    "workers/browser/calls.py",
+    "workers/browser/compact.py",
+    "workers/browser/harness.py",
+    "workers/browser/tools.py",
+    "workers/harnesses/__init__.py",
+    "workers/harnesses/*_prompts.py",
+    "workers/harnesses/mini_swe_agent.py",
+    "workers/harnesses/own_words.py",
 )
 _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/graders/diffs.py")
-_MORE = ("workers/message_tree.py", "workers/harnesses/*_prompts.py", "schemas/*.py", "storage/views.py")
+
+
+def sources() -> Iterator[Path]:
+    """The files that decide what a row is."""
+    for pattern in (*_CONVERSATIONS, *_TOOLS, *_HELD_OUT):
+        yield from sorted(ROOT.glob(pattern))
 
 
 @cache
 def code_version() -> str:
     """`<version>+<12 hexadecimal digits>`; equal on machines with equal sources."""
     digest = hashlib.sha256()
-    for pattern in (*_SOURCES, *_HELD_OUT, *_MORE):
-        for path in sorted(_ROOT.glob(pattern)):
-            digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sources():
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     try:
         release = version("orchard-pipeline")
     except PackageNotFoundError:
