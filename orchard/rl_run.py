@@ -83,6 +83,7 @@ def serving_engine(session: Session, settings: RlSettings) -> ServingEngine:
     return ServingEngine(
         settings.engine,
         server_address(session, settings),
+        settings.run,
         key=os.environ.get(session.config.endpoints[settings.endpoint].api_key_env or ""),
         adapter=settings.served_as if settings.lora is not None else None,
     )
@@ -108,8 +109,8 @@ class Processes:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
-        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped for
-        a trainer that ended the run."""
+        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped
+        where it ended the run."""
         tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
         work = {tasks["coordinator"], tasks["trainer"]}
         try:
@@ -187,6 +188,7 @@ class Processes:
         options = {
             "name": self._settings.served_as,
             "version": version,
+            "run": self._settings.run,
             "port": self._port,
             "threads": self._settings.threads,
             "newest-file": self._directory / NEWEST,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard.config import ConfigError, load
-from orchard.pipelines.rl.exchange import slime_samples
+from orchard.pipelines.rl.exchange import Terms, slime_samples
 from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.stepping import Chosen, Limits
@@ -31,8 +31,9 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
     `args` are slime's arguments. With `orchard_advantages` a sample's reward is our advantage and its own
     reward is `metadata["raw_reward"]`; slime's normalization must be off then. Without it slime counts
-    samples, so a rollout whose harness rewrote history, which is several, costs its group. The prompts are
-    the run's, not those of `data_source`. Raises ConfigError for arguments that do not fit the run.
+    samples, so a rollout whose harness rewrote history, which is several, costs its group; a rollout over
+    `context` costs it in both. The prompts are the run's, not those of `data_source`. Raises ConfigError for
+    arguments that do not fit the run.
     """
     del data_source
     if evaluation:
@@ -44,7 +45,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     check_arguments(args, settings, ours)
     with ThreadPoolExecutor(1) as alone:  # slime may call from a thread that has an event loop
         handed = alone.submit(asyncio.run, _handed(settings, rollout_id, ours)).result()
-    return train_output(handed, ours)
+    terms = Terms(settings.bar.budget, settings.loss.baseline, settings.temperature)
+    return train_output(handed, ours, terms)
 
 
 def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
@@ -62,12 +64,12 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
         raise ConfigError("orchard_advantages needs --disable-rewards-normalization: they are normalized")
 
 
-def train_output(handed: list[Chosen], ours: bool) -> Any:
+def train_output(handed: list[Chosen], ours: bool, terms: Terms) -> Any:
     """slime's own objects, of groups with their sequences."""
     types, base = import_module("slime.utils.types"), import_module("slime.rollout.base_types")
     samples = []
     for group, rows in handed:
-        records = list(slime_samples(group, rows))
+        records = list(slime_samples(group, rows, terms))
         for record in records if ours else []:
             record["metadata"]["raw_reward"] = record["reward"]
             record["reward"] = record["metadata"]["advantage"]
@@ -88,8 +90,7 @@ async def _handed(settings: RlSettings, step: int, ours: bool) -> list[Chosen]:
     plan, start = await enter(session, settings)
     handing = _runs.get(settings.run)
     if handing is None:
-        handing = _runs[settings.run] = ExternalTrainer(
-            plan, session.blobs, start, Limits(settings.staleness, settings.context, one_sequence=not ours)
-        )
+        limits = Limits(settings.staleness, settings.context, whole=True, one_sequence=not ours)
+        handing = _runs[settings.run] = ExternalTrainer(plan, session.blobs, start, limits)
     async with session.connection("slime") as connection:
         return await handing.step(connection, step)

@@ -1,16 +1,17 @@
 """Groups in the layouts of other trainers: slime's samples, prime-rl's training samples, verl's batches.
 
-Pure: a group and the sequences of its members in, JSON-ready records out. Ids, masks,
+Pure: what a group trains on and its run's terms in, JSON-ready records out. Ids, masks,
 log-probabilities and advantages are exactly those that our own trainer would use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.schemas.groups import GroupAssembled
 from orchard.schemas.outcomes import RolloutStatus
@@ -18,18 +19,31 @@ from orchard.schemas.outcomes import RolloutStatus
 Record = dict[str, Any]
 Members = Sequence[Sequence[TokenSequence]]
 """The sequences of each member of a group, in the group's order."""
-Layout = Callable[[GroupAssembled, Members, float], Iterator[Record]]
-"""Of a group, the sequences of its members and the temperature at which they were sampled."""
 
 
-def slime_samples(group: GroupAssembled, members: Members, _temperature: float = 1.0) -> Iterator[Record]:
+class Terms(NamedTuple):
+    """What holds for all groups of a run."""
+
+    slots: int
+    """Rollouts of a prompt at most, by which those of the run are numbered."""
+    baseline: Baseline
+    """How rewards become advantages."""
+    temperature: float = 1.0
+    """At which the policy was sampled."""
+
+
+Layout = Callable[[GroupAssembled, Members, Terms], Iterator[Record]]
+
+
+def slime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iterator[Record]:
     """`Sample`s as their `to_dict` has them: one for each sequence of a member. Where its harness rewrote
-    history these are siblings with one `rollout_id`: slime keeps them in one step, as one rollout.
+    history these are siblings with one `rollout_id`: slime keeps them in one step, as one rollout. No other
+    rollout of the run has that id.
 
     slime normalizes rewards over the N samples of a group; with that off, `metadata["advantage"]` is ours.
     """
-    for place, (member, rows, advantage) in enumerate(_members(group, members)):
-        number = group.prompt * len(group.members) + place
+    for place, (member, rows, advantage) in enumerate(_members(group, members, terms)):
+        number = group.prompt * terms.slots + place
         for row in rows:
             first = row.mask.index(1)
             yield {
@@ -52,15 +66,15 @@ def slime_samples(group: GroupAssembled, members: Members, _temperature: float =
             }
 
 
-def prime_samples(group: GroupAssembled, members: Members, temperature: float = 1.0) -> Iterator[Record]:
+def prime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iterator[Record]:
     """One `TrainingSample` for each sequence, with arrays of its full length."""
-    for member, rows, advantage in _members(group, members):
+    for member, rows, advantage in _members(group, members, terms):
         for row in rows:
             yield {
                 "token_ids": row.ids,
                 "mask": [trains == 1 for trains in row.mask],
                 "logprobs": row.logprobs,
-                "temperatures": [temperature] * len(row.ids),
+                "temperatures": [terms.temperature] * len(row.ids),
                 "env_name": group.task_id,
                 "advantages": [advantage * trains for trains in row.mask],
                 "rl_weights": [float(trains) for trains in row.mask],
@@ -71,10 +85,10 @@ def prime_samples(group: GroupAssembled, members: Members, temperature: float = 
             }
 
 
-def verl_rows(group: GroupAssembled, members: Members, _temperature: float = 1.0) -> Iterator[Record]:
+def verl_rows(group: GroupAssembled, members: Members, terms: Terms) -> Iterator[Record]:
     """One row of a batch for each sequence, before padding: prompts go left, responses right; `uid` is the
     group's key. verl knows of policy versions only the oldest and the newest."""
-    for member, rows, advantage in _members(group, members):
+    for member, rows, advantage in _members(group, members, terms):
         for row in rows:
             first = row.mask.index(1)
             versions = _versions(row)
@@ -133,7 +147,9 @@ def verl_batch(rows: Sequence[Record], *, pad: int) -> dict[str, np.ndarray]:
 LAYOUTS: dict[str, Layout] = {"slime": slime_samples, "prime-rl": prime_samples, "verl": verl_rows}
 
 
-def _members(group: GroupAssembled, members: Members) -> Iterator[tuple[Any, Sequence[TokenSequence], float]]:
+def _members(
+    group: GroupAssembled, members: Members, terms: Terms
+) -> Iterator[tuple[Any, Sequence[TokenSequence], float]]:
     """Each member with its sequences and its advantage within the group. Raises RunError for pictures, which
     the records have no place for: their tokens alone would train a model that sees nothing."""
     if any(row.images for rows in members for row in rows):
@@ -142,7 +158,7 @@ def _members(group: GroupAssembled, members: Members) -> Iterator[tuple[Any, Seq
             "with `orchard rl`, or export a dataset of the run as slime, verl-sft or orchard-gui"
         )
     rewards = [member.reward for member in group.members]
-    found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards))
+    found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards), terms.baseline)
     yield from zip(group.members, members, found, strict=True)
 
 

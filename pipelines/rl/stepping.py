@@ -1,7 +1,7 @@
 """The steps of a run, the same for every trainer: which groups one trains on, and what the log is told."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -29,7 +29,14 @@ def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:
     """A group without the members that have a sequence of more than `context` tokens: the others train, with
     advantages among themselves."""
     pairs = zip(group.members, rows, strict=True)
-    kept = [(member, own) for member, own in pairs if max(len(one.ids) for one in own) <= context]
+    long = {member.rollout_id for member, own in pairs if max(len(one.ids) for one in own) > context}
+    return without(group, rows, long)
+
+
+def without(group: GroupAssembled, rows: Rows, left_out: Container[str]) -> Chosen:
+    """A group without the members of these rollouts."""
+    pairs = zip(group.members, rows, strict=True)
+    kept = [(member, own) for member, own in pairs if member.rollout_id not in left_out]
     members = tuple(member for member, _ in kept)
     return msgspec.structs.replace(group, members=members), [own for _, own in kept]
 
@@ -41,6 +48,8 @@ class Limits(NamedTuple):
     """Policy versions that it may be behind."""
     context: int
     """Tokens of a sequence; a member with a longer one is left out."""
+    whole: bool = False
+    """No member may be left out: the trainer takes groups of N."""
     one_sequence: bool = False
     """Each member is one sequence, as where no harness rewrote history."""
 
@@ -72,22 +81,23 @@ class Steps:
             if isinstance(usable, GroupDropped):
                 await self._drop(usable)
                 continue
-            found.append(fitting(group, usable, self._limits.context))
+            found.append(usable)
             if len(found) == prompts:
                 return found
         return []
 
     async def _usable(
         self, group: GroupAssembled, version: int, oldest: Callable[[GroupAssembled], int] | None
-    ) -> Rows | GroupDropped:
-        """The sequences of a group's members, or why it is not trained on."""
+    ) -> Chosen | GroupDropped:
+        """A group without the members that are too long, or why it is not trained on."""
         try:
             rows = await self._feed.sampled(group)
         except NotSampled as error:
             return _dropped(group, DropReason.INCOMPLETE, str(error))
-        since = oldest(group) if oldest else oldest_version(rows)
+        left = fitting(group, rows, self._limits.context)
+        since = oldest(group) if oldest else oldest_version(left[1])
         size = self._feed.progress.plan.least_members
-        return refusal(group, rows, self._limits, size=size, version=version, oldest=since) or rows
+        return refusal(group, left, self._limits, size=size, version=version, oldest=since) or left
 
     def position(self, groups: Iterable[GroupAssembled]) -> int:
         """The highest sequence of waiting groups in the log."""
@@ -141,15 +151,15 @@ class Steps:
 
 
 def refusal(
-    group: GroupAssembled, rows: Rows, limits: Limits, *, size: int, version: int, oldest: int
+    group: GroupAssembled, chosen: Chosen, limits: Limits, *, size: int, version: int, oldest: int
 ) -> GroupDropped | None:
-    """Why the policy `version` is not trained on a group, or None.
+    """Why the policy `version` is not trained on what `fitting` left of a group, or None.
 
-    `oldest` is the oldest policy version that sampled a token of it, below 0 where a token names none.
+    `oldest` is the oldest policy version that sampled a token of that, below 0 where a token names none.
     """
-    left, _ = fitting(group, rows, limits.context)
+    left, rows = chosen
     alike = not group.degenerate and len({member.reward for member in left.members}) < 2
-    several = [member.rollout_id for member, own in zip(group.members, rows, strict=False) if len(own) != 1]
+    several = [member.rollout_id for member, own in zip(left.members, rows, strict=True) if len(own) != 1]
     incomplete, stale = DropReason.INCOMPLETE, DropReason.STALE
     found: list[tuple[bool, DropReason, str]] = [
         (len(group.members) < size, incomplete, f"{len(group.members)} of {size} members"),
@@ -159,9 +169,9 @@ def refusal(
             f"more than one sequence, as a harness rewrote history, in rollout {' '.join(several[:1])}",
         ),
         (
-            len(left.members) < len(group.members) and (alike or len(left.members) < 2),
+            len(left.members) < len(group.members) and (limits.whole or alike or len(left.members) < 2),
             incomplete,
-            f"{len(left.members)} members have sequences within the context of {limits.context} tokens",
+            f"{len(left.members)} of {len(group.members)} members have sequences within `context`",
         ),
         (oldest < 0, incomplete, "a token names no policy version: have the server report it"),
         (
@@ -174,13 +184,16 @@ def refusal(
 
 
 def oldest_version(rows: Rows) -> int:
-    """The oldest policy version that sampled a token of a group; -1 where a token names none."""
+    """The oldest policy version that sampled a token of a group; -1 where a token names none, or none is."""
     return min(
-        version
-        for sequences in rows
-        for sequence in sequences
-        for version, trains in zip(sequence.versions, sequence.mask, strict=True)
-        if trains
+        (
+            version
+            for sequences in rows
+            for sequence in sequences
+            for version, trains in zip(sequence.versions, sequence.mask, strict=True)
+            if trains
+        ),
+        default=-1,
     )
 
 

@@ -211,7 +211,7 @@ class Trainer:
         if error.changed:
             if self._checkpoints.newest() is None:
                 raise RunError(
-                    f"step {step} of run {self.plan.name!r} is refused, as {error}, and there is no checkpoint "
+                    f"step {step} of run {self.plan.name!r} is refused: {error}, and there is no checkpoint "
                     "yet: start the trainer again, from the model that the run began with"
                 )
             await asyncio.to_thread(self._checkpoints.load, self._learner.model, [self._learner.optimizer])

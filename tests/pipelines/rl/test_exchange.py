@@ -10,9 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import RunError
-from orchard.pipelines.rl.exchange import LAYOUTS, verl_batch
+from orchard.pipelines.rl.exchange import LAYOUTS, Terms, verl_batch
+from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import sequences
+from orchard.pipelines.rl.stepping import without
 from orchard.schemas.events import payload
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
 
@@ -21,6 +24,7 @@ GROUP = payload(assembled(PLAN, 0, [0, 1], [1.0, -1.0]))
 WHOLE = [sequences(conversation(seed)) for seed in (1, 2)]
 REWRITTEN = [sequences([*conversation(3), *conversation(4)]), WHOLE[1]]
 ADVANTAGE = 2**-0.5
+TERMS = Terms(PLAN.slots, Baseline.NORMALIZED)
 
 
 class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -49,11 +53,11 @@ def all_sampled(members):
 def test_a_group_with_pictures_is_refused_and_not_sent_without_them(layout: str) -> None:
     seen = [[replace(row, images=["0" * 64]) for row in rows] for rows in WHOLE]
     with pytest.raises(RunError, match=r"has pictures.*orchard-gui"):
-        list(LAYOUTS[layout](GROUP, seen, 1.0))
+        list(LAYOUTS[layout](GROUP, seen, TERMS))
 
 
 def test_slime_samples_are_prompt_and_response():
-    records = list(LAYOUTS["slime"](GROUP, WHOLE, 1.0))
+    records = list(LAYOUTS["slime"](GROUP, WHOLE, TERMS))
     assert len(records) == 2, "exactly N samples in a group"
     for record, (row,) in zip(records, WHOLE, strict=True):
         length = record["response_length"]
@@ -69,15 +73,47 @@ def test_slime_samples_are_prompt_and_response():
 
 
 def test_slime_gets_the_sequences_of_a_rewritten_history_as_siblings():
-    records = list(LAYOUTS["slime"](GROUP, REWRITTEN, 1.0))
+    records = list(LAYOUTS["slime"](GROUP, REWRITTEN, TERMS))
     assert len(records) == 3
     numbers = [place for place, rows in enumerate(REWRITTEN) for _ in rows]
     assert [record["rollout_id"] - records[0]["rollout_id"] for record in records] == numbers
     assert [record["tokens"] for record in records] == [row.ids for rows in REWRITTEN for row in rows]
 
 
+def test_slime_is_given_no_rollout_id_twice_though_a_group_lost_a_member():
+    plan = plan_of(run_settings(bar=BarSettings(size=4, budget=4, interval=None)))
+    rows = [sequences(conversation(seed)) for seed in range(4)]
+    groups = [payload(assembled(plan, prompt, range(4), [1.0, -1.0, 1.0, -1.0])) for prompt in range(4)]
+    short = [
+        (group, rows) if group.prompt % 2 else without(group, rows, {group.members[1].rollout_id})
+        for group in groups
+    ]
+    records = [record for one in short for record in LAYOUTS["slime"](*one, TERMS._replace(slots=plan.slots))]
+    ids: dict[int, set[str]] = {}
+    for record in records:
+        ids.setdefault(record["rollout_id"], set()).add(record["metadata"]["rollout_id"])
+    assert len(records) == len(ids) == 14
+    assert all(len(rollouts) == 1 for rollouts in ids.values())
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"), [("mean", [0.5, -1.5, 0.5, 0.5]), ("leave_one_out", [2 / 3, -2, 2 / 3, 2 / 3])]
+)
+def test_advantages_are_those_of_the_runs_own_baseline(baseline, expected):
+    plan = plan_of(run_settings(bar=BarSettings(size=4, budget=4, interval=None)))
+    group = payload(assembled(plan, 0, range(4), [1.0, -1.0, 1.0, 1.0]))
+    rows = [sequences(conversation(seed)) for seed in range(4)]
+    for layout, advantage in (
+        ("slime", lambda record: record["metadata"]["advantage"]),
+        ("verl", lambda record: record["advantage"]),
+        ("prime-rl", lambda record: record["advantages"][-1]),
+    ):
+        records = LAYOUTS[layout](group, rows, Terms(plan.slots, Baseline(baseline)))
+        assert [advantage(record) for record in records] == pytest.approx(expected), layout
+
+
 def test_prime_rl_arrays_have_the_full_length():
-    records = list(LAYOUTS["prime-rl"](GROUP, REWRITTEN, 0.7))
+    records = list(LAYOUTS["prime-rl"](GROUP, REWRITTEN, TERMS._replace(temperature=0.7)))
     assert len(records) == 3
     assert sampled(records, "token_ids", "mask") == all_sampled(REWRITTEN)
     for record in records:
@@ -90,7 +126,7 @@ def test_prime_rl_arrays_have_the_full_length():
 
 
 def test_verl_rows_carry_the_group_as_uid():
-    records = list(LAYOUTS["verl"](GROUP, REWRITTEN, 1.0))
+    records = list(LAYOUTS["verl"](GROUP, REWRITTEN, TERMS))
     assert {record["uid"] for record in records} == {"run.0"}
     assert sampled(records, "responses", "response_mask") == all_sampled(REWRITTEN)
     assert [record["prompts"] + record["responses"] for record in records] == [
@@ -100,7 +136,7 @@ def test_verl_rows_carry_the_group_as_uid():
 
 
 def test_a_batch_for_verl_has_prompts_at_the_left_and_responses_at_the_right():
-    rows = list(LAYOUTS["verl"](GROUP, REWRITTEN, 1.0))
+    rows = list(LAYOUTS["verl"](GROUP, REWRITTEN, TERMS))
     batch = verl_batch(rows, pad=7)
     width = batch["prompts"].shape[1]
     assert batch["input_ids"].shape == batch["attention_mask"].shape == batch["position_ids"].shape

@@ -44,7 +44,8 @@ async def make(connection, tmp_path):
     start = await begin(connection, blobs, PLAN)
 
     def made(staleness=2, one_sequence=True):
-        return ExternalTrainer(PLAN, blobs, start, Limits(staleness, 512, one_sequence))
+        limits = Limits(staleness, 512, whole=True, one_sequence=one_sequence)
+        return ExternalTrainer(PLAN, blobs, start, limits)
 
     return made
 

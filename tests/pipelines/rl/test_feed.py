@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import msgspec
+import numpy as np
 import pytest
 
 from orchard.pipelines.campaigns import requested_event
@@ -10,7 +11,7 @@ from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
-from orchard.pipelines.rl.stepping import Limits, oldest_version, refusal
+from orchard.pipelines.rl.stepping import Limits, Steps, fitting, oldest_version, refusal
 from orchard.schemas.events import make_event, payload
 from orchard.schemas.groups import DropReason, GroupDropped, GroupOutcome, PolicyUpdated
 from orchard.storage.blobs import BlobStore
@@ -21,6 +22,7 @@ from tests.pipelines.rl.written_log import (
     finished,
     message,
     plan_of,
+    record,
     run_settings,
     whole_group,
 )
@@ -128,7 +130,7 @@ def test_groups_that_are_done_dropped_or_of_one_class_do_not_wait(feed):
     [
         ({}, None, ""),
         ({"size": 3}, DropReason.INCOMPLETE, "2 of 3 members"),
-        ({"context": 6}, DropReason.INCOMPLETE, "0 members have sequences within"),
+        ({"context": 6}, DropReason.INCOMPLETE, "0 of 2 members have sequences within"),
         ({"version": 4}, DropReason.STALE, "sampled by version 1, the policy is version 4"),
         ({"oldest": -1}, DropReason.INCOMPLETE, "names no policy version"),
     ],
@@ -138,11 +140,32 @@ def test_refusals_name_their_reason(feed, changes, reason, says):
     feed.take(stored(whole_group(PLAN, 0)))
     rows = [[TokenSequence([1] * 9, [0] * 5 + [1] * 4, [0.0] * 9, [-1] * 5 + [2, 2, 1, 1])] for _ in range(2)]
     limits = Limits(staleness=2, context=changes.get("context", 9))
-    asked = {"size": 2, "version": 3, "oldest": oldest_version(rows)} | changes
+    left = fitting(feed.waiting[0], rows, limits.context)
+    asked = {"size": 2, "version": 3, "oldest": oldest_version(left[1])} | changes
     asked.pop("context", None)
-    found = refusal(feed.waiting[0], rows, limits, **asked)
+    found = refusal(feed.waiting[0], left, limits, **asked)
     assert (found and found.reason) == reason
     assert says in (found.detail if found else "")
+
+
+async def test_a_member_that_is_left_out_does_not_decide_for_its_group(tmp_path):
+    """It is too long, of several sequences, the oldest, and names no version."""
+    plan = plan_of(run_settings(bar=BarSettings(size=3, budget=3, interval=None), prompts_per_step=1))
+    events = whole_group(plan, 0, version=5, rewards=(1.0, -1.0, 1.0))
+    long = record(np.random.default_rng(1), prompt=[1] * 600, version=-1)
+    late = plan.request(0, 2)
+    events.insert(-2, message(late, 9, long))
+    feed = Feed(plan, BlobStore(str(tmp_path)))
+    feed.take(stored(events))
+
+    async def publish(event):
+        pytest.fail(f"dropped: {event}")
+
+    limits = Limits(staleness=0, context=512, one_sequence=True)
+    (chosen,) = await Steps(feed, limits, "test", publish).choose(5)
+    assert [member.rollout_id for member in chosen[0].members] == [
+        plan.request(0, at).rollout_id for at in (0, 1)
+    ]
 
 
 async def test_what_a_prompt_left_over_is_there_for_a_later_group_and_then_forgotten(tmp_path):

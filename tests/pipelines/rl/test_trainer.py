@@ -186,7 +186,7 @@ async def test_refused_steps_are_counted_in_the_log_whoever_was_started_again(
     start = await begin(connection, blobs, plan)
     await Publisher(connection).events([e for prompt in range(8) for e in whole_group(plan, prompt)])
 
-    def never(number, batch):
+    def never(*_):
         raise NotFinite("the optimizer made a weight that is not finite", changed=True)
 
     ends = []
@@ -208,10 +208,12 @@ def test_a_member_that_is_too_long_is_left_out_and_its_group_trains():
     assert [member.rollout_id for member in left.members] == [m.rollout_id for m in group.members[:2]]
     assert own == rows[:2]
     limits = Limits(2, 512)
-    assert refusal(group, rows, limits, size=3, version=0, oldest=0) is None
+    assert refusal(group, (left, own), limits, size=3, version=0, oldest=0) is None
     alike = payload(assembled(plan, 0, [0, 1, 2], [1.0, 1.0, -1.0]))
-    found = refusal(alike, rows, limits, size=3, version=0, oldest=0)
-    assert found is not None and "within the context" in found.detail
+    found = refusal(alike, fitting(alike, rows, 512), limits, size=3, version=0, oldest=0)
+    assert found is not None and "2 of 3 members have sequences within" in found.detail
+    found = refusal(group, (left, own), limits._replace(whole=True), size=3, version=0, oldest=0)
+    assert found is not None and "2 of 3 members have sequences within" in found.detail
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from verl import DataProto, __version__
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from orchard.pipelines.rl.exchange import verl_batch, verl_rows
+from orchard.pipelines.rl.exchange import Terms, verl_batch, verl_rows
+from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import sequences
 from orchard.schemas.events import payload
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
@@ -23,10 +24,10 @@ from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run
 def main() -> None:
     """Assertions; a line when they hold."""
     plan = plan_of(run_settings())
-    rows = []
+    rows, terms = [], Terms(plan.slots, Baseline.NORMALIZED)
     for prompt, rewards in enumerate(([1.0, -1.0, -1.0], [1.0, 1.0, -1.0])):
         group = payload(assembled(plan, prompt, [0, 1, 0], rewards))
-        rows += verl_rows(group, [sequences(conversation(10 * prompt + at)) for at in range(3)])
+        rows += verl_rows(group, [sequences(conversation(10 * prompt + at)) for at in range(3)], terms)
     arrays = verl_batch(rows, pad=0)
     batch = DataProto.from_single_dict(
         {name: value if value.dtype == object else torch.from_numpy(value) for name, value in arrays.items()}
