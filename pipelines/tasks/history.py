@@ -3,7 +3,8 @@
 Shell that needs git and POSIX tools alone. What may be reached in a cut repository are the objects of HEAD
 and of tags that were there at the base commit; HEAD is the base commit, or one commit on top of it that has
 the files of the image. Anything more counts: other branches, remotes, reflogs, stashes, notes, replacements,
-worktrees, alternates, packs that are kept, loose objects that nothing refers to.
+worktrees, alternates, packs that are kept, loose objects that nothing refers to. So do other copies of the
+repository, and bundles of it, wherever in the sandbox they lie: the look names them.
 """
 
 import shlex
@@ -19,8 +20,10 @@ at_base() {
     g for-each-ref --merged="$base" --format='%(creatordate:unix) %(refname)' refs/tags |
         while read -r made ref; do [ "$made" -gt "$when" ] || echo "$ref"; done
 }
+is_bundle() { head -n 1 "$1" | grep -q '^# v[0-9]* git bundle'; }
 """
-"""`g` is git without what a repository may say; `at_base` prints the tags of the base commit's time."""
+"""`g` is git without what a repository may say; `at_base` prints the tags of the base commit's time;
+`is_bundle` tells git's bundles from other files of that name."""
 
 _CUT = """\
 (
@@ -34,6 +37,11 @@ wanted={base}
 base=$(g rev-parse -q --verify "$wanted^{{commit}}" 2> /dev/null) || base=$head
 own=$(g rev-parse --absolute-git-dir)
 common=$(cd "$(g rev-parse --git-common-dir)" && pwd)
+if [ -n "$(find "$common/objects/pack" -name '*.promisor')" ] &&
+    g rev-list --objects --missing=print "$head" "$base" | grep -q '^?'; then
+    echo 'the history of a partial clone (git clone --filter) cannot be cut: make the image of a full clone'
+    exit 1
+fi
 if [ "$(g rev-parse "$head^{{tree}}")" = "$(g rev-parse "$base^{{tree}}")" ]; then
     head=$base
 elif [ "$head" != "$base" ]; then
@@ -62,7 +70,11 @@ for place in "$own" "$common"; do (
     cd "$place"
     rm -rf logs lost-found rr-cache rebase-merge rebase-apply sequencer info/grafts shallow.lock \\
         objects/info/commit-graph objects/info/commit-graphs
-    rm -f ./*_HEAD ./*MSG BISECT_* AUTO_MERGE objects/pack/multi-pack-index* objects/pack/*.keep
+    rm -f ./*_HEAD ./*MSG BISECT_* AUTO_MERGE objects/pack/multi-pack-index* objects/pack/*.keep \\
+        objects/pack/*.promisor
+    find . -type f -name '*.bundle' | while read -r file; do
+        if is_bundle "$file"; then rm -f "$file"; fi
+    done
 ); done
 rm -rf "$common/worktrees"
 count() {{ g cat-file --batch-all-objects --batch-check='%(objectname)' | wc -l; }}
@@ -86,8 +98,12 @@ top=$(g rev-parse --show-toplevel 2> /dev/null) || over
 cd "$top"
 head=$(g rev-parse -q --verify 'HEAD^{{commit}}') || over
 wanted={base}
-base=$(g rev-parse -q --verify "$wanted^{{commit}}" 2> /dev/null) || base=$head
 parents=$(g rev-list --parents -n 1 "$head")
+base=$(g rev-parse -q --verify "$wanted^{{commit}}" 2> /dev/null) || {{
+    base=$head
+    [ "$parents" = "$head" ] ||
+        echo "the base commit $wanted is not in the repository, so what of its history is later is unknown"
+}}
 [ "$head" = "$base" ] || [ "$parents" = "$head $base" ] ||
     echo "HEAD is $head, and not the base commit $base or one on top of it"
 branch=$(g symbolic-ref -q HEAD) || branch=
@@ -101,12 +117,12 @@ $ref
 "*) ;; *) echo "the reference $ref" ;; esac
 done
 scratch=$(mktemp -d)
-g cat-file --batch-all-objects --batch-check='%(objectname)' > "$scratch/raw" ||
+g cat-file --batch-all-objects --batch-check='%(objectname)' > "$scratch/all" ||
     echo 'its objects cannot be listed'
-sort "$scratch/raw" > "$scratch/all"
 g rev-list --objects "$head" $kept | cut -d ' ' -f 1 | sort -u > "$scratch/reached"
 for ref in $kept; do g rev-parse "$ref"; done | sort -u - "$scratch/reached" > "$scratch/wanted"
-comm -23 "$scratch/all" "$scratch/wanted" > "$scratch/more"
+unwanted() {{ sort "$1" "$scratch/wanted" "$scratch/wanted" | uniq -u; }}
+unwanted "$scratch/all" > "$scratch/more"
 if [ -s "$scratch/more" ]; then
     more=$(wc -l < "$scratch/more")
     echo "$more objects that the base commit does not have, as $(head -1 "$scratch/more")"
@@ -114,19 +130,38 @@ fi
 common=$(cd "$(g rev-parse --git-common-dir)" && pwd)
 [ ! -s "$common/objects/info/alternates" ] || echo 'objects of another repository (alternates)'
 find "$common/logs" -type f -exec cut -d ' ' -f 2 {{}} + 2> /dev/null | sort -u > "$scratch/logged"
-[ -z "$(comm -23 "$scratch/logged" "$scratch/wanted")" ] || echo 'a reflog that tells of later commits'
-for other in {roots}; do
-    [ -d "$other" ] && find "$other" -xdev -maxdepth 4 -type d -name objects 2> /dev/null
-done | sort -u | while read -r objects; do
-    store=$(dirname "$objects")
-    [ "$store" != "$common" ] && [ -e "$store/HEAD" ] || continue
-    for commit in {commits}; do
-        if g --git-dir="$store" cat-file -e "$commit^{{commit}}" 2> /dev/null; then
-            echo "another copy of the repository in $store"
+[ -z "$(unwanted "$scratch/logged")" ] || echo 'a reflog that tells of later commits'
+limit=
+if timeout 5 true 2> /dev/null; then limit='timeout {seconds}'; fi
+$limit find {under} \\( -path /proc -o -path /sys -o -path /dev \\) -prune -o \\
+    \\( -type d -name objects -o -type f -name '*.bundle' \\) -print > "$scratch/found" 2> /dev/null
+[ $? -le 1 ] || echo 'the search for other copies of the repository did not end in {seconds} s'
+while read -r found; do
+    other=$scratch/other.git
+    rm -rf "$other"
+    case $found in
+    *.bundle)
+        is_bundle "$found" || continue
+        if sed '/^$/q' "$found" | grep -q '^-'; then
+            ! g bundle verify "$found" > /dev/null 2>&1 || echo "commits of the repository in $found"
+            continue
+        fi
+        g init -q --bare "$other"
+        g --git-dir="$other" bundle unbundle "$found" > /dev/null 2>&1
+        ;;
+    *)
+        [ -d "$found/pack" ] && ! [ "$found" -ef "$common/objects" ] || continue
+        g init -q --bare "$other"
+        echo "$found" > "$other/objects/info/alternates"
+        ;;
+    esac
+    for commit in "$base" {commits}; do
+        if g --git-dir="$other" cat-file -e "$commit^{{commit}}" 2> /dev/null; then
+            echo "another copy of the repository in $found: make an image without it"
             break
         fi
     done
-done
+done < "$scratch/found"
 rm -r "$scratch"
 over
 """
@@ -134,8 +169,8 @@ over
 OVER = "over"
 """The last line of a look that came to its end."""
 
-_ROOTS = "/root /home /tmp /var/tmp /opt /srv /mnt /repo /src /app /workspace"
-"""Where an image may have another copy of the repository."""
+SEARCH_SECONDS = 600
+"""In which the whole of a sandbox is searched: 100,000 files take one or two, from a slow disk ten."""
 
 
 def cut(base_commit: str) -> str:
@@ -144,14 +179,18 @@ def cut(base_commit: str) -> str:
     return _CUT.format(git=_GIT, base=shlex.quote(base_commit or "HEAD"))
 
 
-def look(base_commit: str, other_commits: tuple[str, ...] = ()) -> str:
+def look(base_commit: str, other_commits: tuple[str, ...] = (), under: str = "/") -> str:
     """Shell, run in a repository: prints a line for each thing that lets the future be seen, then OVER.
-    `other_commits` are known under which a copy of the repository is recognized, besides the base commit."""
+
+    A copy of the repository `under` a directory is recognized by the base commit, or by one of
+    `other_commits` where its history is shallow.
+    """
     named = [commit for commit in (base_commit, *other_commits) if commit and commit != "HEAD"]
     return _LOOK.format(
         git=_GIT,
         base=shlex.quote(base_commit or "HEAD"),
         over=OVER,
-        roots=_ROOTS,
+        seconds=SEARCH_SECONDS,
+        under=shlex.quote(under),
         commits=" ".join(shlex.quote(commit) for commit in named),
     )

@@ -28,6 +28,12 @@ def shell(script: str, at: Path) -> str:
     return done.stdout
 
 
+def seen(repository: Path, base: str) -> str:
+    """What a look in the repository's own directory prints: other tests have the same commits elsewhere. Some
+    builds of BusyBox have no `comm`."""
+    return shell("comm() { return 127; }\n" + look(base, under=str(repository)), repository)
+
+
 def every_object(repository: Path) -> str:
     """The content of all that the repository's stores hold, as an agent could read it."""
     options = ("--batch-all-objects", "--batch", "--buffer")
@@ -125,13 +131,13 @@ HIDDEN: dict[str, Callable[[Path], object]] = {
 
 def test_wherever_it_lay_at_once(repository: Path) -> None:
     base = git(repository, "rev-parse", "HEAD")
-    assert shell(look(base), repository) == f"{OVER}\n"
+    assert seen(repository, base) == f"{OVER}\n"
     for name, hide in HIDDEN.items():
         if name != "replacement":  # it would change what the others begin with
             hide(repository)
-    seen = shell(look(base), repository)
+    found = seen(repository, base)
     for named in ("heads/future", "remotes/origin", "tags/v2", "tags/hint", "notes", "stash", "objects that"):
-        assert named in seen
+        assert named in found
     shell(cut(base), repository)
     nothing_is_left(repository, base)
 
@@ -140,16 +146,16 @@ def test_wherever_it_lay_at_once(repository: Path) -> None:
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_came_later_cannot_be_reached(repository: Path, name: str) -> None:
     base = git(repository, "rev-parse", "HEAD")
-    assert shell(look(base), repository) == f"{OVER}\n"
+    assert seen(repository, base) == f"{OVER}\n"
     HIDDEN[name](repository)
     assert ANSWER in every_object(repository)
-    assert shell(look(base), repository) != f"{OVER}\n"
+    assert seen(repository, base) != f"{OVER}\n"
     shell(cut(base), repository)
     nothing_is_left(repository, base)
 
 
 def nothing_is_left(repository: Path, base: str) -> None:
-    assert shell(look(base), repository) == f"{OVER}\n"
+    assert seen(repository, base) == f"{OVER}\n"
     assert ANSWER not in every_object(repository)
     left = "".join(p.read_text(errors="replace") for p in (repository / ".git").rglob("*") if p.is_file())
     assert ANSWER not in left
@@ -169,13 +175,74 @@ def test_files_of_an_image_are_one_commit_on_the_base_and_other_files_stay(repos
     shutil.copytree(repository, copy)
     for each in (repository, copy):
         shell(cut(base), each)
-    assert shell(look(base), repository) == f"{OVER}\n"
+    assert seen(repository, base) == f"{OVER}\n"
     assert git(repository, "log", "--format=%s") == "Files of the image\nBase\nOld"
     assert git(repository, "status", "--porcelain") == "M a\n?? new"
     assert git(copy, "rev-parse", "HEAD") == git(repository, "rev-parse", "HEAD"), "the same in every sandbox"
     shell(cut("0" * 40), copy)  # an image whose repository was made anew
     shell(cut(base), repository.parent)  # no repository at all
     assert git(copy, "rev-parse", "HEAD") == git(repository, "rev-parse", "HEAD")
+
+
+def test_copies_and_bundles_are_named_wherever_they_lie(repository: Path, tmp_path: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    deep, sources = tmp_path / "data/a/b/c/d/e", tmp_path / "usr/src"
+    for directory in (deep, sources):
+        directory.mkdir(parents=True)
+    git(repository, "tag", "later", future(repository))
+    git(repository, "clone", "-q", ".", "vendor_copy")
+    git(repository, "clone", "-q", "--bare", ".", str(deep / "copy.git"))
+    shutil.copytree(repository / ".git/objects", sources / "objects")  # without a HEAD beside
+    for bundle in (repository / ".git/whole.bundle", deep / "whole.bundle"):
+        git(repository, "bundle", "create", "-q", str(bundle), "--all")
+    git(repository, "bundle", "create", "-q", str(sources / "since.bundle"), f"{base}..later")
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q", "-b", "main")
+    commit(other, "Another project", a="other\n")
+    git(other, "bundle", "create", "-q", "own.bundle", "--all")
+    (other / "main.bundle").write_text("minified()")
+    (repository / "objects").mkdir()
+    shell(cut(base), repository)
+    copies = (
+        repository / "vendor_copy/.git/objects",
+        deep / "copy.git/objects",
+        sources / "objects",
+        deep / "whole.bundle",
+    )
+    assert set(shell(look(base, under=str(tmp_path)), repository).splitlines()) == {
+        *(f"another copy of the repository in {copy}: make an image without it" for copy in copies),
+        f"commits of the repository in {sources}/since.bundle",
+        OVER,
+    }
+    stopped = shell(f"timeout() {{ [ $1 = 5 ] || return 124; }}\n{look(base)}", repository)
+    assert stopped == f"the search for other copies of the repository did not end in 600 s\n{OVER}\n"
+
+
+def test_a_base_commit_that_is_missing_is_named_where_there_is_a_history(repository: Path) -> None:
+    missing = "0" * 40
+    shell(cut(missing), repository)
+    assert f"the base commit {missing} is not in the repository" in seen(repository, missing)
+    shutil.rmtree(repository / ".git")
+    git(repository, "init", "-q", "-b", "main")
+    commit(repository, "Made anew")
+    assert seen(repository, missing) == f"{OVER}\n"
+
+
+def test_a_partial_clone_is_refused_by_name_where_files_of_its_past_are_missing(
+    repository: Path, tmp_path: Path
+) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    git(repository, "branch", "later", future(repository))
+    partial, whole = tmp_path / "partial", tmp_path / "whole"
+    for place, limit in ((partial, "blob:none"), (whole, "blob:limit=1m")):
+        git(tmp_path, "clone", "-q", "--no-local", f"--filter={limit}", repository.as_uri(), str(place))
+    refused = subprocess.run(["sh", "-c", cut(base)], cwd=partial, capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stdout.startswith("the history of a partial clone")
+    assert ANSWER in every_object(whole)
+    shell(cut(base), whole)
+    assert seen(whole, base) == f"{OVER}\n" and ANSWER not in every_object(whole)
 
 
 async def test_an_imported_task_is_cut_in_its_sandbox_and_one_that_is_not_is_refused(
@@ -193,6 +260,7 @@ async def test_an_imported_task_is_cut_in_its_sandbox_and_one_that_is_not_is_ref
         await sandbox.snapshot("tests/future:1")
         wheels = "/root/.cache/pip/wheels/a"
         await sandbox.exec(f"mkdir -p {wheels}; touch {wheels}/Demo_X-1.1-py3-none-any.whl")
+        await sandbox.exec("git clone -q /testbed /data/a/b/c/d/copy")
         await sandbox.snapshot("tests/future:2")
     row = {
         "instance_id": "demo",
@@ -221,6 +289,7 @@ async def test_an_imported_task_is_cut_in_its_sandbox_and_one_that_is_not_is_ref
     assert "refs/heads/future" in refused.detail and "`orchard tasks import` cuts" in refused.detail
     cached = (await validator.validate(task_from_row({**row, "image_name": "tests/future:2"}, 1))).event
     assert isinstance(cached, TaskRejected) and "demo-x 1.1 is cached" in cached.detail
+    assert "another copy of the repository in /data/a/b/c/d/copy" in cached.detail
 
 
 MAKE_RELEASES = """
