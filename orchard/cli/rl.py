@@ -17,16 +17,17 @@ from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
 from orchard.pipelines.rl.hacks import hack_rates
+from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.schemas.events import payload
-from orchard.schemas.groups import GroupAssembled
+from orchard.schemas.groups import GroupDropped
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.training import PolicyStep
 from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.streams.replay import replay, replay_batches
+from orchard.streams.replay import replay
 from orchard.streams.tasks import end
 from orchard.terminal import console
 from orchard.tracking import Tracking
@@ -233,39 +234,58 @@ def export(
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
     layout: Annotated[str, typer.Option(help="slime, prime-rl or verl.")] = "prime-rl",
+    baseline: Annotated[
+        Baseline | None,
+        typer.Option(help="How rewards became advantages, where the run's plan is too old to say."),
+    ] = None,
 ) -> None:
-    """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer."""
+    """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer.
+
+    What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
+    """
     require_torch("orchard rl export")
-    written = uvloop.run(_export(context.obj, run, out, layout))
+    written, skipped = uvloop.run(_export(context.obj, run, out, layout, baseline))
     console.print(f"{written} records in {out}", highlight=False)
+    for reason, drops in sorted(skipped.items()):
+        first = f"{drops[0].group_id}: {drops[0].detail}" if drops[0].detail else drops[0].group_id
+        console.print(f"{len(drops)} groups are skipped as {reason}, the first is {first}", highlight=False)
 
 
-async def _export(session: Session, run: str, out: Path, layout: str) -> int:
-    from orchard.pipelines.rl.exchange import LAYOUTS
-    from orchard.pipelines.rl.feed import Feed, feed_subjects
+async def _export(
+    session: Session, run: str, out: Path, layout: str, baseline: Baseline | None
+) -> tuple[int, dict[str, list[GroupDropped]]]:
+    """Records written, and the groups that were skipped by their reason."""
+    from orchard.pipelines.rl.exchange import LAYOUTS, Terms
+    from orchard.pipelines.rl.exporting import exported
     from orchard.pipelines.rl.runs import planned
 
     if layout not in LAYOUTS:
         raise ConfigError(f"no layout is named {layout!r}: choose one of {', '.join(LAYOUTS)}")
-    written = 0
+    written, skipped = 0, dict[str, list[GroupDropped]]()
     async with session.connection_or_server("rl export") as connection:
         known = await planned(connection, session.blobs, run)
         if known is None:
             raise RunError(f"the log has no run {run!r}")
         plan, start = known
+        if baseline and baseline is not (plan.baseline or baseline):
+            raise RunError(f"the advantages of run {run!r} are `{plan.baseline}`: leave --baseline out")
+        if not (plan.baseline or baseline):
+            console.print(
+                f"[yellow]the plan of run {run!r} is too old to say how its trainer made advantages: these "
+                "are `normalized`, --baseline names another way[/]",
+                highlight=False,
+            )
         temperature = 1.0 if plan.model.temperature is None else plan.model.temperature
-        feed = Feed(plan, session.blobs)
+        terms = Terms(plan.slots, plan.baseline or baseline or Baseline.NORMALIZED, temperature)
         with out.open("wb") as file:
-            async for batch in replay_batches(connection, start, subjects=feed_subjects(run)):
-                for stored in batch:
-                    feed.take([stored])
-                    group = payload(stored.event) if stored.event else None
-                    if isinstance(group, GroupAssembled) and not group.degenerate:
-                        sampled = await feed.sampled(group)
-                        for record in LAYOUTS[layout](group, sampled, temperature):
-                            file.write(msgspec.json.encode(record) + b"\n")
-                            written += 1
-    return written
+            async for one in exported(connection, plan, start, session.blobs, whole=layout == "slime"):
+                if isinstance(one, GroupDropped):
+                    skipped.setdefault(one.reason, []).append(one)
+                    continue
+                for record in LAYOUTS[layout](*one, terms):
+                    file.write(msgspec.json.encode(record) + b"\n")
+                    written += 1
+    return written, skipped
 
 
 @app.command(name="what-if")

@@ -10,6 +10,7 @@ import msgspec
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
+from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from orchard.schemas.identity import check_name, digest, rollout_id
 
@@ -49,6 +50,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """See RolloutRequest."""
     frugal: FrugalSettings | None = None
     """Frugal sampling, in place of `bar`."""
+    baseline: Baseline | None = None
+    """How the trainer makes advantages of rewards, for exports; None in plans of before it was there."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -164,9 +167,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def plan_hash(plan: RunPlan) -> str:
-    """32 hexadecimal digits over the whole plan. A field that is younger than stored plans counts only where
-    it is not the default, so that a plan keeps its hash."""
+    """32 hexadecimal digits over what decides which rollouts a run asks for. A field that is younger than
+    stored plans counts only where it is not the default, so that a plan keeps its hash."""
     built = msgspec.to_builtins(plan, order="deterministic")
+    del built["baseline"]
     if plan.harness_version is None:
         del built["harness_version"]
     if plan.frugal is None:

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 import duckdb
 import msgspec
@@ -13,7 +12,7 @@ from orchard.pipelines.datasets.selection import lottery
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
-from orchard.pipelines.tasks.held_out import Known, contaminated, excluded
+from orchard.pipelines.tasks.held_out import Known, contaminated, excluded, matches, unmatched
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.tasks import IMPOSSIBLE
@@ -27,7 +26,8 @@ select task_id, count(*) filter (resolved) / count(resolved) as rate from rollou
 where campaign = ? and resolved is not null group by task_id
 """
 
-
+UNMATCHED = "exclude_patterns_unmatched"
+"""Patterns of `tasks.exclude` that name no task of the store, among the counts of `choose_tasks`."""
 _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
 """Settings that a plan takes as they are."""
 
@@ -46,6 +46,7 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[Tas
                 max_tokens=settings.max_tokens,
                 logprobs=True,
             ),
+            baseline=settings.loss.baseline,
             **{name: getattr(settings, name) for name in _SHARED},
         )
     except ValueError as error:
@@ -53,15 +54,18 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[Tas
 
 
 def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[TaskRef, ...]:
-    """The tasks of a pool, by id. Counts what is left out and why; RunError when none fits, TaskError for
-    held-out tasks that there are not."""
+    """The tasks of a pool, by id. Counts what is left out and why, and UNMATCHED patterns; RunError when none
+    fits, TaskError for held-out tasks that there are not."""
     known = [task for task in stored_tasks(store) if task.ref.source != IMPOSSIBLE]
+    names = {name for task in known for name in (task.ref.task_id, task.ref.repo)}
+    if idle := unmatched(pool.exclude, names):
+        counts[UNMATCHED] = idle
     refs = [
         task.ref
         for task in known
         if (task.state == "valid" or (pool.unproven and task.state == "imported"))
         and (not pool.sources or task.ref.source in pool.sources)
-        and (not pool.ids or any(fnmatchcase(task.ref.task_id, pattern) for pattern in pool.ids))
+        and (not pool.ids or any(matches(task.ref.task_id, pattern) for pattern in pool.ids))
     ]
     if not refs:
         raise RunError(
@@ -140,4 +144,6 @@ def planned_by(settings: RlSettings, plan: RunPlan) -> bool:
     version = plan.harness_version
     made = make_plan(settings, plan.tasks, plan.traps)
     same = planned_harness(made.harness, version) is planned_harness(plan.harness, version)
-    return same and plan == msgspec.structs.replace(made, harness=plan.harness, harness_version=version)
+    baseline = plan.baseline and made.baseline  # plans of before it was there say nothing of it
+    told = {"harness": plan.harness, "harness_version": version, "baseline": baseline}
+    return same and plan == msgspec.structs.replace(made, **told)

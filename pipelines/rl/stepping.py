@@ -93,7 +93,7 @@ class Steps:
         try:
             rows = await self._feed.sampled(group)
         except NotSampled as error:
-            return _dropped(group, DropReason.INCOMPLETE, str(error))
+            return dropped(group, DropReason.INCOMPLETE, str(error))
         left = fitting(group, rows, self._limits.context)
         since = oldest(group) if oldest else oldest_version(left[1])
         size = self._feed.progress.plan.least_members
@@ -141,7 +141,7 @@ class Steps:
     async def refuse(self, groups: Iterable[GroupAssembled], detail: str) -> None:
         """Drop groups on which a step came to no finite numbers."""
         for group in groups:
-            await self._drop(_dropped(group, DropReason.NOT_FINITE, detail))
+            await self._drop(dropped(group, DropReason.NOT_FINITE, detail))
 
     async def _drop(self, drop: GroupDropped) -> None:
         log.info("group %s is dropped: %s %s", drop.group_id, drop.reason, drop.detail)
@@ -180,7 +180,7 @@ def refusal(
             f"sampled by version {oldest}, the policy is version {version}",
         ),
     ]
-    return next((_dropped(group, reason, detail) for holds, reason, detail in found if holds), None)
+    return next((dropped(group, reason, detail) for holds, reason, detail in found if holds), None)
 
 
 def oldest_version(rows: Rows) -> int:
@@ -197,5 +197,6 @@ def oldest_version(rows: Rows) -> int:
     )
 
 
-def _dropped(group: GroupAssembled, reason: DropReason, detail: str) -> GroupDropped:
+def dropped(group: GroupAssembled, reason: DropReason, detail: str) -> GroupDropped:
+    """Why a group is not trained on, as the log has it."""
     return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)

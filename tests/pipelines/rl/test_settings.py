@@ -1,9 +1,11 @@
 """A run's configuration as its file says it."""
 
+import msgspec
 import pytest
 
 from orchard.pipelines.rl.loss_settings import LossSettings, Ratio
-from orchard.pipelines.rl.runs import make_plan
+from orchard.pipelines.rl.plan import plan_hash
+from orchard.pipelines.rl.runs import make_plan, planned_by
 from orchard.pipelines.rl.settings import settings_from, settings_hash
 from orchard.pipelines.sft.settings import TrainingError
 from tests.pipelines.rl.written_log import TASKS
@@ -42,6 +44,16 @@ def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
     assert settings_hash(settings_from(LEAST | {"hack_limit": 0.5})) == told
     assert settings_hash(settings_from(LEAST | {"impossible": 0.1})) != told
     assert settings_hash(settings_from(LEAST | {"method": "frugal"})) != told
+
+
+def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
+    settings = settings_from(LEAST | {"loss": "rloo"})
+    plan = make_plan(settings, TASKS)
+    old = msgspec.structs.replace(plan, baseline=None)
+    assert plan.baseline == "leave_one_out"
+    assert planned_by(settings, plan) and planned_by(settings, old)
+    assert not planned_by(settings_from(LEAST), plan)
+    assert plan_hash(plan) == plan_hash(old)
 
 
 @pytest.mark.parametrize(

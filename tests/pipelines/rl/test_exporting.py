@@ -1,0 +1,95 @@
+"""`orchard rl export` over a real NATS server: the groups that the run's own trainer would train on."""
+
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from orchard.cli.rl import _export
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.loss_settings import Baseline, LossSettings
+from orchard.schemas.events import make_event
+from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.storage.blobs import BlobStore
+from orchard.streams.connection import connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
+from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
+
+PLAN = plan_of(run_settings(loss=LossSettings(baseline=Baseline.MEAN)))
+
+
+@pytest.fixture
+async def connection(nats_server):
+    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
+        await declare(opened, NatsSettings(), [])
+        yield opened
+
+
+@pytest.fixture
+def export(connection, tmp_path):
+    """The records of a log's groups, and the reasons of those that are skipped."""
+    blobs = BlobStore(str(tmp_path / "store"))
+
+    @asynccontextmanager
+    async def opened(_name):
+        yield connection
+
+    async def exported(events, layout="prime-rl", plan=PLAN, baseline=None):
+        await begin(connection, blobs, plan)
+        await Publisher(connection).events(events)
+        out = tmp_path / "out.jsonl"
+        session = SimpleNamespace(blobs=blobs, connection_or_server=opened)
+        written, skipped = await _export(session, plan.name, out, layout, baseline)
+        records = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
+        assert written == len(records)
+        return records, {drop.group_id: drop.reason for drops in skipped.values() for drop in drops}
+
+    return exported
+
+
+def told(data):
+    return make_event(data, id=str(data), source="orchard/test", campaign=PLAN.name)
+
+
+async def test_a_group_that_cannot_be_trained_on_is_skipped_and_those_after_it_are_written(export):
+    bare = [event for event in whole_group(PLAN, 1) if event.type != "message.appended"]
+    stale = GroupDropped(run="run", group_id="run.2", reason=DropReason.STALE)
+    log = [*whole_group(PLAN, 0), *bare, *whole_group(PLAN, 2), *whole_group(PLAN, 3), told(stale)]
+    records, skipped = await export(log)
+    assert [record["group_id"] for record in records] == ["run.0"] * 2 + ["run.3"] * 2
+    assert skipped == {"run.1": DropReason.INCOMPLETE, "run.2": DropReason.STALE}
+
+
+@pytest.mark.parametrize(("layout", "whole"), [("verl", False), ("slime", True)])
+async def test_a_member_that_the_trainer_left_out_is_left_out_and_slime_takes_whole_groups(
+    export, layout, whole
+):
+    plan = plan_of(run_settings(bar=BarSettings(size=2, budget=3, stride=3, interval=None)))
+    events, lost = whole_group(plan, 0, rewards=(1.0, -1.0, 0.5)), plan.request(0, 2).rollout_id
+    update = PolicyUpdated(run="run", version=1, step=1, groups=("run.0",), position=1, left_out=(lost,))
+    records, skipped = await export([*events, told(update)], layout, plan)
+    if whole:
+        assert (records, skipped) == ([], {"run.0": DropReason.INCOMPLETE})
+    else:
+        assert lost not in {record["rollout_id"] for record in records}
+        assert [record["advantage"] for record in records] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-5)
+
+
+async def test_advantages_are_by_the_baseline_of_the_runs_loss(export):
+    records, _ = await export(whole_group(PLAN, 0), "verl")
+    assert [record["advantage"] for record in records] == [1.0, -1.0]
+    with pytest.raises(RunError, match="are `mean`: leave --baseline out"):
+        await export([], baseline=Baseline.NORMALIZED)
+
+
+async def test_a_plan_that_is_too_old_to_say_is_told_of(export, capsys):
+    old = msgspec.structs.replace(PLAN, baseline=None)
+    records, _ = await export(whole_group(PLAN, 0), "verl", old)
+    assert records[0]["advantage"] == pytest.approx(2**-0.5, rel=1e-5)
+    assert "--baseline names another way" in " ".join(capsys.readouterr().out.split())
+    records, _ = await export([], "verl", old, Baseline.LEAVE_ONE_OUT)
+    assert [record["advantage"] for record in records] == [2.0, -2.0]
