@@ -128,6 +128,8 @@ class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     path: str
     """Directory of the weights, of the same shape and tokenizer as those being served."""
     version: Annotated[int, msgspec.Meta(ge=0)]
+    run: str = ""
+    """Run that they are a policy of, as `/health` says from then on."""
 
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ReloadRequest)

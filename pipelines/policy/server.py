@@ -48,6 +48,7 @@ class PolicyServer:
         *,
         name: str = "policy",
         version: int = 0,
+        run: str = "",
         settings: EngineSettings | None = None,
         dtype: torch.dtype = torch.float32,
         host: str = "127.0.0.1",
@@ -58,6 +59,7 @@ class PolicyServer:
     ) -> None:
         """Loads the weights. Raises ModelError or DatasetError for a directory that cannot be served."""
         self.name, self.host, self.port = name, host, port
+        self._run = run
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = dtype
         self._api_key = api_key
@@ -111,6 +113,7 @@ class PolicyServer:
                 "status": "healthy",
                 "model": self.name,
                 "policy_version": self.engine.version,
+                "run": self._run,
                 "running": figures.running,
                 "waiting": figures.waiting,
             }
@@ -156,6 +159,7 @@ class PolicyServer:
         try:
             async with self._reloading:
                 version = await self._exchange(Path(body.path), body.version)
+                self._run = body.run
         except (ModelError, ValueError) as error:
             raise BadRequest(f"the weights cannot be used: {error}") from error
         return web.json_response({"policy_version": version, "seconds": time.monotonic() - started})

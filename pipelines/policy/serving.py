@@ -23,6 +23,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Model name that requests give."""
     version: int = 0
     """Policy version of these weights."""
+    run: str = ""
+    """Run that they are a policy of; empty: none."""
     host: str = "127.0.0.1"
     port: int = 8800
     """0 chooses one."""
@@ -81,6 +83,7 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
         settings.model,
         name=settings.name,
         version=settings.version,
+        run=settings.run,
         settings=EngineSettings(
             slots=settings.slots,
             context=settings.context,

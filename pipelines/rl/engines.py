@@ -1,8 +1,9 @@
 """The engine that serves a run's policy: how it takes a new one, and which one it serves.
 
-Engines load a policy from its directory, which they must see under the same path. Requests in flight are
-kept: they pause, and go on with the new weights. Routes of SGLang as its 0.5.23 has them ("SGLang for RL
-Systems"), of vLLM as its 0.32 has them (entrypoints/serve/dev/rlhf, under VLLM_SERVER_DEV_MODE=1).
+Engines load a policy from its directory, which they must see under the same path, and name it by run and
+version: `first.7`. Requests in flight are kept: they pause, and go on with the new weights. Routes of SGLang
+as its 0.5.23 has them ("SGLang for RL Systems"), of vLLM as its 0.32 has them (entrypoints/serve/dev/rlhf,
+under VLLM_SERVER_DEV_MODE=1).
 """
 
 import asyncio
@@ -21,6 +22,8 @@ POLL_SECONDS = 0.5
 LOAD_SECONDS = 600.0
 """That an engine may take to load a policy."""
 _TELL_SECONDS = 30.0
+RESUME_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds between tries to resume an engine that answers with an error."""
 
 log = logging.getLogger("orchard.rl.engines")
 
@@ -44,13 +47,13 @@ class Exchange(NamedTuple):
     after: tuple[Call, ...]
 
 
-def exchange(kind: Engine, newest: Newest, adapter: str | None) -> Exchange:
-    """The calls by which an engine takes a policy; `adapter` is the name under which it serves adapters,
-    None where a policy is a whole model."""
-    label = str(newest.version)
+def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exchange:
+    """The calls by which an engine takes a policy of `run`; `adapter` is the name under which it serves
+    adapters, None where a policy is a whole model."""
+    label = f"{run}.{newest.version}"
     match kind:
         case Engine.ORCHARD:
-            return Exchange((), (Call("/admin/reload", msgspec.structs.asdict(newest)),), ())
+            return Exchange((), (Call("/admin/reload", msgspec.structs.asdict(newest) | {"run": run}),), ())
         case Engine.SGLANG:
             new = {"model_path": newest.path, "weight_version": label, "abort_all_requests": False}
             return Exchange(
@@ -76,70 +79,98 @@ def exchange(kind: Engine, newest: Newest, adapter: str | None) -> Exchange:
             )
 
 
-_VERSIONS = {
-    Engine.ORCHARD: ("/health", "policy_version"),
-    Engine.SGLANG: ("/get_model_info", "weight_version"),
-    Engine.VLLM: ("/weight_info", "weight_version"),
+_LABELS = {
+    Engine.ORCHARD: ("/health", ("run", "policy_version")),
+    Engine.SGLANG: ("/get_model_info", ("weight_version",)),
+    Engine.VLLM: ("/weight_info", ("weight_version",)),
 }
-"""Route and field that say which policy is served."""
+"""Route and fields that say which policy is served."""
 
 
 class ServingEngine:
-    """One engine at `address` (without the version path), with the key that it asks for."""
+    """One engine at `address` (without the version path), with the key that it asks for, for one run."""
 
     def __init__(
-        self, kind: Engine, address: str, *, key: str | None = None, adapter: str | None = None
+        self, kind: Engine, address: str, run: str, *, key: str | None = None, adapter: str | None = None
     ) -> None:
-        self.kind, self.address = kind, address
+        self.kind, self.address, self.run = kind, address, run
         self._adapter = adapter
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._one = asyncio.Lock()
+        self._given: Newest | None = None
+        """Policy that this process gave it last, and that it generates with."""
 
     async def version(self) -> int | None:
-        """The policy version that it serves; 0 for the weights that it began with, which are no adapter and
-        then -1; None while it is away.
+        """The run's policy version that it serves; -1 for any other weights, such as those that it began with
+        or another run's; None while it is away.
 
         Raises Refused where it has no route that says so.
         """
-        route, field = _VERSIONS[self.kind]
+        route, fields = _LABELS[self.kind]
         try:
             async with self._session(_TELL_SECONDS) as session, session.get(self.address + route) as reply:
                 if reply.status in (401, 403, 404):
                     raise Refused(f"{self._named} answers {route} with {reply.status}: {_FIXES[self.kind]}")
-                told = (await reply.json(content_type=None)).get(field) if reply.status == 200 else None
                 if reply.status != 200:
                     return None
+                told = await reply.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
-        number = re.fullmatch(r"v?([0-9]{1,9})", str(told))
-        return int(number[1]) if number else -1 if self._adapter else 0
+        label = ".".join(str(told.get(field)) for field in fields)
+        number = re.fullmatch(rf"{re.escape(self.run)}\.([0-9]{{1,9}})", label)
+        return int(number[1]) if number else -1
 
     async def take(self, newest: Newest) -> None:
-        """Have it serve a policy, unless it serves that one. Raises Refused, and aiohttp's errors and
-        TimeoutError where it is away."""
+        """Have it serve a policy, unless it got that one from this process and serves it. What its label says
+        is not enough: the process that gave it may have died before generation was resumed.
+
+        Raises Refused, and aiohttp's errors and TimeoutError where it is away.
+        """
         async with self._one:
-            if await self.version() == newest.version:
+            if self._given == newest and await self.version() == newest.version:
                 return
-            steps = exchange(self.kind, newest, self._adapter)
+            self._given = None
+            steps = exchange(self.kind, self.run, newest, self._adapter)
             async with self._session(LOAD_SECONDS) as session:
                 try:
                     for call in (*steps.before, *steps.load):
                         await self._post(session, call)
                 finally:
-                    for call in steps.after:
-                        await self._post(session, call)
+                    await self._resume(session, steps.after)
             if (served := await self.version()) != newest.version:
-                raise Refused(f"{self._named} took version {newest.version} and serves {served}")
+                raise Refused(f"{self._named} took version {newest.version} and {self._serves(served)}")
+            self._given = newest
 
     async def wait_for(self, version: int) -> None:
-        """Until it serves that policy version, or a newer one. Raises Refused."""
+        """Until it serves that policy version of the run, or a newer one. Raises Refused."""
         told = time.monotonic()
         while (served := await self.version()) is None or served < version:
             if time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
-                what = "does not answer" if served is None else f"serves version {served}"
+                what = self._serves(served)
                 log.warning("%s %s: rollouts wait for version %d", self._named, what, version)
             await asyncio.sleep(POLL_SECONDS)
+
+    def _serves(self, served: int | None) -> str:
+        if served is None:
+            return "does not answer"
+        return f"serves version {served}" if served >= 0 else f"serves no policy of run {self.run!r}"
+
+    async def _resume(self, session: aiohttp.ClientSession, calls: tuple[Call, ...]) -> None:
+        """Undo a pause; harmless where there is none. Raises Refused where it stays paused, and aiohttp's
+        ClientConnectionError for an engine that is away, and will have forgotten its pause."""
+        for pause in (*RESUME_PAUSES, None):
+            try:
+                for call in calls:
+                    await self._post(session, call)
+                return
+            except aiohttp.ClientConnectionError:
+                raise
+            except (aiohttp.ClientError, Refused) as error:
+                if pause is None:
+                    raise Refused(f"{self._named} stays paused: {error}") from error
+                log.warning("%s stays paused, next try in %g s: %s", self._named, pause, error)
+                await asyncio.sleep(pause)
 
     @property
     def _named(self) -> str:

@@ -21,6 +21,7 @@ from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
+from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
@@ -86,7 +87,8 @@ class Trainer:
         model = load_model(settings.model)
         self._processor = processor_of(model, settings.model)
         eyes = eyes_of(model, self._processor, blobs.read)
-        self._feed = Feed(plan, blobs, sees(eyes))
+        self._sees = sees(eyes)
+        self._feed = Feed(plan, blobs, self._check)
         limits = Limits(settings.staleness, settings.context)
         self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
@@ -279,13 +281,20 @@ class Trainer:
         """Every process makes the same events; the first one says them."""
         return await self._publisher.event(event) if self._processes.first else 0
 
+    def _check(self, row: TokenSequence) -> None:
+        """Raises NotSampled for tokens that this run did not sample, or that the model cannot be shown."""
+        if (newest := max(row.versions)) > self._state.step:
+            raise NotSampled(
+                f"a token names policy version {newest} and the run has made {self._state.step}: its engine "
+                "served another run, or the run before it of the same name"
+            )
+        self._sees(row)
+
     async def _announce(self) -> None:
         """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
         version = self._state.step
         if not version:
-            if self.settings.lora is None:
-                return
-            await asyncio.to_thread(self._write_policy)  # engines serve an adapter from the first rollout on
+            await asyncio.to_thread(self._write_policy)  # an engine may hold another run's weights till then
         if not self._processes.first:
             return
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
@@ -306,7 +315,7 @@ class Trainer:
         return True
 
     async def _keep_served(self, engine: ServingEngine) -> None:
-        """For ever: give the newest policy to an engine that serves an older one."""
+        """For ever: give the newest policy to an engine that serves other weights."""
         refused = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)

@@ -218,6 +218,7 @@ VERSIONS = {
         [(0, 3), (1, 4)],
     ),
     "sglang extension": ({"sglext": {"weight_version": "12"}}, {}, [(0, 12)]),
+    "of a run": ({"sglext": {"weight_version": "my-run_2.12"}}, {}, [(0, 12)]),
     "sglang meta": ({}, {"meta_info": {"weight_version": "v7"}}, [(0, 7)]),
     "not a number": ({"metadata": {"weight_version": "default"}}, {}, []),
     "vllm": ({"metadata": None}, {}, []),

@@ -28,6 +28,8 @@ _MOST_TOKENS = 10**9
 _DIGITS = 19
 """Digits, or a sign and digits, that may be more than 64 bits."""
 _LONGEST_WORD = 256
+_VERSION = re.compile(r"(?:v|[a-z0-9_-]+\.)?([0-9]{1,9})")
+"""What servers call a policy: `7`, `v7`, or `first.7` of a run."""
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +311,7 @@ def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
     tokens `token_id:<n>`. SGLang: `response_token_ids` and `prompt_token_ids` of the choice, the ids in
     `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. Log-probabilities that do not
-    align with the ids are left out, and so are versions that are no numbers. Our own policy server: vLLM's
+    align with the ids are left out, and so are versions without a number. Our own policy server: vLLM's
     fields and `choice.policy_versions`.
     """
     ids, logprobs = _ids(reply, choice), _logprobs(choice)
@@ -371,7 +373,7 @@ def _spans(reply: _Reply, choice: _Choice) -> Sequence[_Span]:
 
 def _versions(spans: Sequence[_Span], tokens: int) -> tuple[VersionRun, ...]:
     """Runs of policy versions over `tokens` tokens; none unless all are known."""
-    numbers = [re.fullmatch(r"v?([0-9]{1,9})", str(span.version)) for span in spans]
+    numbers = [_VERSION.fullmatch(str(span.version)) for span in spans]
     starts = [span.start for span in spans]
     ordered = starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < tokens
     if None in numbers or not ordered:

@@ -26,6 +26,10 @@ class ForeignServer:
         self.waiting = asyncio.Event()
         """A request came while the server was paused."""
         self.refuses = False
+        self.loaded: list[str] = []
+        """Paths of weights, in their order."""
+        self.failing = 0
+        """Times that it will answer an error to the call that resumes it."""
         self._going = asyncio.Event()
         self._going.set()
         app = web.Application()
@@ -39,6 +43,10 @@ class ForeignServer:
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    @property
+    def paused(self) -> bool:
+        return not self._going.is_set()
 
     async def __aenter__(self) -> "ForeignServer":
         await self._runner.setup()
@@ -67,6 +75,10 @@ class ForeignServer:
     async def _told(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.weight_version})
 
+    def pause(self) -> None:
+        """As a trainer left it that was killed."""
+        self._going.clear()
+
     async def _pause(self, request: web.Request) -> web.Response:
         self.calls.append(request.path_qs)
         sglang = self.kind is Engine.SGLANG
@@ -77,6 +89,9 @@ class ForeignServer:
 
     async def _resume(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        if self.failing:
+            self.failing -= 1
+            return web.Response(status=503)
         self._going.set()
         return web.json_response({})
 
@@ -115,6 +130,7 @@ class ForeignServer:
         return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
 
     async def _load(self, path: str) -> None:
+        self.loaded.append(path)
         version = int(path.rpartition("-")[2])
         await self.behind._exchange(Path(path), version)
 

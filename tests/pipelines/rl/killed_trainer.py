@@ -51,7 +51,7 @@ async def main(url: str, store: str, server: str, key: str, place: str, raw: str
             known = await planned(connection, blobs, settings.run)
             assert known is not None
             plan, start = known
-            engine = ServingEngine(Engine.ORCHARD, server, key=key)
+            engine = ServingEngine(Engine.ORCHARD, server, plan.name, key=key)
             trainer = Trainer(settings, plan, connection, blobs, processes, engine=engine)
             await trainer.run(start)
 

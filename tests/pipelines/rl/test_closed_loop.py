@@ -107,7 +107,7 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
             base_url=server.url, extra_body={"return_token_ids": True, "logprobs": True}
         )
         alone = Processes(rank=0, count=1, device=torch.device("cpu"))
-        engine = ServingEngine(Engine.ORCHARD, server.url.removesuffix("/v1"))
+        engine = ServingEngine(Engine.ORCHARD, server.url.removesuffix("/v1"), plan.name)
         trainer = Trainer(settings, plan, connection, blobs, alone, engine=engine)
         async with (
             one_worker(connection, sandboxes, blobs, {"policy": endpoint}, slots=3),

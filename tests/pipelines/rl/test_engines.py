@@ -11,6 +11,7 @@ import torch
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.policy.weights import load_weights
+from orchard.pipelines.rl import engines
 from orchard.pipelines.rl import trainer as trainer_module
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import Refused, ServingEngine
@@ -62,8 +63,12 @@ async def a_trainer(
     plan, blobs = plan_of(settings), BlobStore(str(tmp_path / "store"))
     start = await begin(connection, blobs, plan)
     adapter = "policy" if settings.lora else None
-    engine = ServingEngine(foreign.kind, foreign.address, adapter=adapter)
+    engine = ServingEngine(foreign.kind, foreign.address, plan.name, adapter=adapter)
     return Trainer(settings, plan, connection, blobs, ALONE, engine=engine), plan, start
+
+
+def engine_of(foreign: ForeignServer) -> ServingEngine:
+    return ServingEngine(foreign.kind, foreign.address, "run")
 
 
 async def groups(connection: Connection, plan: RunPlan, *prompts: int) -> None:
@@ -93,11 +98,11 @@ async def test_each_policy_reaches_the_engine(
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         await groups(connection, plan, 0, 1, 2, 3)
         await asyncio.wait_for(trainer.run(start), 240)
-        engine = ServingEngine(kind, foreign.address)
+        engine = ServingEngine(kind, foreign.address, plan.name)
         assert await engine.version() == 2
         await engine.wait_for(1)
     once = ADAPTER_CALLS if lora else CALLS[kind]
-    assert foreign.calls == once * (3 if lora else 2), "an adapter is there before the first rollout"
+    assert foreign.calls == once * 3, "version 0 is there before the first rollout"
     assert same_weights(behind, policy_directory(tmp_path / "out", 2))
     assert not same_weights(behind, directory)
 
@@ -117,7 +122,7 @@ async def test_a_request_that_comes_meanwhile_is_kept_and_answered_by_the_new_po
             await load(path)
 
         monkeypatch.setattr(foreign, "_load", while_loading)
-        await ServingEngine(Engine.SGLANG, foreign.address).take(Newest(path=str(new), version=7))
+        await engine_of(foreign).take(Newest(path=str(new), version=7))
         reply = await asked[0]
         (choice,) = (await reply.json())["choices"]
     assert choice["policy_versions"] == [{"start": 0, "version": 7}]
@@ -136,13 +141,13 @@ async def test_an_engine_that_was_started_again_gets_the_newest_policy(
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         running = asyncio.create_task(trainer.run(start))
         await groups(connection, plan, 0, 1)
-        engine = ServingEngine(Engine.SGLANG, foreign.address)
+        engine = engine_of(foreign)
         await engine.wait_for(1)
         foreign.weight_version = "default"
         await engine.wait_for(1)
         await groups(connection, plan, 2, 3)
         await running
-    assert foreign.weight_version == "2"
+    assert foreign.weight_version == "run.2"
 
 
 async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_nothing(
@@ -158,17 +163,70 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
         foreign.refuses = True
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         await groups(connection, plan, 0, 1)
-        with pytest.raises(RunError, match="version 1 was refused 5 times by the engine at http"):
+        with pytest.raises(RunError, match="was refused 5 times by the engine at http"):
             await asyncio.wait_for(trainer.run(start), 240)
-    assert foreign.calls == CALLS[Engine.SGLANG] * 6
+        assert not foreign.paused
+    assert foreign.calls[:15] == CALLS[Engine.SGLANG] * 5
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=str)
+async def test_generation_is_resumed_where_the_first_tries_fail(
+    directory: Path, behind: PolicyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Engine
+) -> None:
+    monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01, 0.01))
+    new = Newest(path=str(write_model(tmp_path / "version-000001", seed=5, tokenizer=directory)), version=1)
+    async with ForeignServer(kind, behind) as foreign:
+        engine = engine_of(foreign)
+        foreign.failing = 2
+        await engine.take(new)
+        assert not foreign.paused
+        foreign.weight_version, foreign.failing = "default", 99
+        with pytest.raises(Refused, match=r"stays paused: .* is answered with 503"):
+            await engine.take(new)
+        assert await engine.version() == 1, "its label is no proof"
+        foreign.failing = 0
+        await engine.take(new)
+        assert not foreign.paused
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=str)
+async def test_what_another_process_gave_an_engine_is_given_again(
+    directory: Path, behind: PolicyServer, tmp_path: Path, kind: Engine
+) -> None:
+    """A trainer that is killed leaves its label on a paused engine; a run before left another's, or none."""
+    new = Newest(path=str(write_model(tmp_path / "version-000001", seed=5, tokenizer=directory)), version=1)
+    async with ForeignServer(kind, behind) as foreign:
+        for label, version in (("run.1", 1), ("other.1", -1), ("other.7", -1), ("7", -1), ("default", -1)):
+            foreign.weight_version = label
+            foreign.pause()
+            engine = engine_of(foreign)
+            assert await engine.version() == version
+            await engine.take(new)
+            await engine.take(new)
+            assert (foreign.weight_version, foreign.paused) == ("run.1", False)
+        assert foreign.loaded == [new.path] * 5
+        foreign.weight_version = "other.7"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.wait_for(0), 0.1)
+
+
+async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behind: PolicyServer) -> None:
+    mine, other = (
+        ServingEngine(Engine.ORCHARD, behind.url.removesuffix("/v1"), run) for run in ("mine", "other")
+    )
+    assert await mine.version() == -1
+    await mine.take(Newest(path=str(directory), version=0))
+    assert (await mine.version(), await other.version()) == (0, -1)
+    await other.take(Newest(path=str(directory), version=0))
+    assert (await mine.version(), await other.version()) == (-1, 0)
 
 
 async def test_what_an_engine_lacks_is_named(behind: PolicyServer) -> None:
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
         with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
-            await ServingEngine(Engine.VLLM, foreign.address).version()
-        assert await ServingEngine(Engine.SGLANG, foreign.address).version() == 0
+            await ServingEngine(Engine.VLLM, foreign.address, "run").version()
+        assert await engine_of(foreign).version() == -1
         away = foreign.address
-    assert await ServingEngine(Engine.SGLANG, away).version() is None
+    assert await ServingEngine(Engine.SGLANG, away, "run").version() is None
     with pytest.raises(TrainingError, match="SGLang takes whole policies"):
         settings_from({"run": "r", "model": "m", "out": "o", "engine": "sglang", "lora": {}})

@@ -69,7 +69,7 @@ def address(server: PolicyServer) -> str:
 
 
 def engine_of(server: PolicyServer) -> ServingEngine:
-    return ServingEngine(Engine.ORCHARD, address(server), key=KEY)
+    return ServingEngine(Engine.ORCHARD, address(server), "run", key=KEY)
 
 
 async def facts(connection: Connection, kind: type) -> list:
@@ -147,6 +147,20 @@ async def test_stale_and_incomplete_groups_are_dropped_with_a_reason(
     dropped = {drop.group_id: drop.reason for drop in await facts(connection, GroupDropped)}
     assert dropped == {"run.2": DropReason.INCOMPLETE, "run.3": DropReason.STALE}
     assert [step.dropped for step in await facts(connection, PolicyStep)] == [1, 1]
+
+
+async def test_tokens_of_a_policy_that_the_run_has_not_made_are_not_trained_on(
+    connection, blobs, model_directory, tmp_path
+):
+    settings = run_settings(str(model_directory), str(tmp_path / "out"), steps=1)
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    for prompt, version in ((0, 7), (1, 0), (2, 0)):
+        await Publisher(connection).events(whole_group(plan, prompt, version=version))
+    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engine=None).run(start), 240)
+    (drop,) = await facts(connection, GroupDropped)
+    assert (drop.group_id, drop.reason) == ("run.0", DropReason.INCOMPLETE)
+    assert "names policy version 7 and the run has made 0" in drop.detail
 
 
 async def test_a_refused_step_drops_its_groups_and_three_in_a_row_stop_the_run(
