@@ -18,7 +18,7 @@ from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
-from orchard.pipelines.rl.runs import choose_tasks, choose_traps, make_plan, planned, planned_by
+from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.session import Session
@@ -55,6 +55,8 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         await session.committed(connection)
         store, left_out = session.config.store, Counter[str]()
         tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
+        if idle := left_out.pop(UNMATCHED, 0):
+            console.print(f"{idle} patterns of `tasks.exclude` name no task of the store", highlight=False)
         for reason, number in sorted((+left_out).items()):
             console.print(f"{number} tasks are no prompts: {reason}", highlight=False)
         plan = make_plan(

@@ -10,7 +10,7 @@ import msgspec
 from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, excluded
+from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, excluded, unmatched
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.storage.blobs import BlobStore
@@ -57,11 +57,16 @@ class Chosen(NamedTuple):
 def candidates(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, settings: DatasetSettings, counts: Counter[str]
 ) -> Chosen:
-    """The rollouts to make examples of. Counts what is left out and why; raises TaskError for held-out tasks
-    that there are not."""
+    """The rollouts to make examples of. Counts what is left out and why, and patterns of `exclude` that name
+    neither a task of the store nor a graded one; raises TaskError for held-out tasks that there are not."""
     graded = _graded(tables, settings)
     counts["graded"] = len(graded)
     tasks = {one.task_id: Known(one.task_id, one.task_source, one.repo) for one in graded}
+    stored = tables.execute("select task_id, repo from tasks").fetchall() if settings.source.exclude else []
+    names = {name for row in stored for name in row}
+    names |= {name for task in tasks.values() for name in (task.task_id, task.repo)}
+    if idle := unmatched(settings.source.exclude, names):
+        counts["exclude_patterns_unmatched"] = idle
     out = contaminated(tables, blobs, settings.held_out, tasks.values())
     found = []
     for one in graded:

@@ -1,6 +1,7 @@
 """What must not train: excluded tasks, held-out tasks, and tasks that are nearly the same as these."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -24,6 +25,8 @@ select r.task_id, min(m.content) from messages m
 join rollouts r on r.rollout_id = m.rollout_id and r.attempt = m.attempt
 where m.role = 'user' and m.turn = 0 and list_contains($ids, r.task_id) group by r.task_id
 """
+_WILDCARD = re.compile(r"[*?[]")
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,8 +60,9 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 def listed(patterns: Sequence[str], directory: Path) -> tuple[str, ...]:
-    """Patterns with each `@FILE` replaced by that file's lines, but for empty ones and comments (`#`). A file
-    is looked for from `directory`. Raises TaskError for one that cannot be read."""
+    """Patterns with each `@FILE` replaced by that file's lines, but for empty ones and comments (from `#` at
+    the start of a line or after a space). A file is looked for from `directory`. Raises TaskError for one
+    that cannot be read."""
     found: list[str] = []
     for pattern in patterns:
         if not pattern.startswith("@"):
@@ -66,16 +70,31 @@ def listed(patterns: Sequence[str], directory: Path) -> tuple[str, ...]:
             continue
         file = directory / pattern[1:]
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise TaskError(f"{file}, a list of what is excluded, cannot be read: {error}") from error
-        found += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        found += filter(None, (_COMMENT.sub("", line).strip() for line in lines))
     return tuple(found)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether the pattern is the name, which may have brackets itself, or matches it by wildcards."""
+    return name == pattern or (_WILDCARD.search(pattern) is not None and fnmatchcase(name, pattern))
 
 
 def excluded(task_id: str, repo: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern names the task's id or its repository."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (task_id, repo))
+    return any(matches(name, pattern) for pattern in patterns for name in (task_id, repo))
+
+
+def unmatched(patterns: Sequence[str], names: Collection[str]) -> int:
+    """How many patterns name nothing: a list of benchmarks has tasks that a store does not, but an error in
+    writing is seen by nothing else."""
+    left = [pattern for pattern in patterns if pattern not in names]
+    return sum(
+        _WILDCARD.search(pattern) is None or not any(fnmatchcase(name, pattern) for name in names)
+        for pattern in left
+    )
 
 
 def contaminated(
@@ -116,7 +135,7 @@ def _held_out(
 ) -> Mapping[str, Known]:
     found: dict[str, Known] = {}
     for pattern in held_out.tasks:
-        named = [task for task in stored if any(fnmatchcase(name, pattern) for name in task)]
+        named = [task for task in stored if any(matches(name, pattern) for name in task)]
         if not named:
             raise TaskError(
                 f"held_out.tasks: no task's source, id or repository matches {pattern!r}: import the "

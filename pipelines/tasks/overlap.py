@@ -1,7 +1,8 @@
 """Which training tasks are nearly the same as held-out ones, by statement and by gold patch. Pure and exact.
 
-A text is the set of its shingles: runs of words of a statement, runs of code tokens of the lines that a patch
-changes, without context, line numbers, file names, comments and white space. An inverted index over the
+A text is the set of its shingles: runs of words of a statement (of characters, where a script has no spaces),
+runs of code tokens of the lines that a patch changes, without context, line numbers, file names, comments and
+white space. An inverted index over the
 held-out tasks finds every pair that shares a shingle, so nothing is estimated: held-out sets are small.
 """
 
@@ -10,6 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from orchard.workers.graders.diffs import parse_diff
@@ -27,9 +29,28 @@ BOILERPLATE_REPOS = 5
 _MOST_BOILERPLATE = 0.8
 """A text of which more is boilerplate is compared whole: then it is itself what has been copied around."""
 
-_WORD = re.compile(r"\w+")
+_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+"""Han characters and kana, as ranges of a character class. Korean has spaces."""
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _CODE = re.compile(r"\w+|[^\w\s]")
-_COMMENT = re.compile(r"^\s*(#|//|/?\*)")
+_HASH = (
+    "bash bzl cfg cmake conf coffee cr ex exs fish gd graphql jl ksh mk nim nix pl pm ps1 py pyi pyx r rake "
+    "rb sh tcl tf toml yaml yml zsh"
+)
+_SLASHES = (
+    "c cc cjs cpp cs cu cuh cxx dart fs glsl go gradle groovy h hh hpp hxx java js jsx kt kts less m mjs mm "
+    "mts php proto rs sass scala scss sol swift ts tsx v vue zig"
+)
+_COMMENTS = (
+    {suffix: re.compile(r"\s*#") for suffix in ("", *_HASH.split())}
+    | {suffix: re.compile(r"\s*(//|/\*|\*+(/|\s|$))") for suffix in _SLASHES.split()}
+    | {"css": re.compile(r"\s*(/\*|\*+(/|\s|$))")}
+    | {suffix: re.compile(r"\s*--") for suffix in ("elm", "hs", "lua", "sql")}
+    | {suffix: re.compile(r"\s*;") for suffix in ("clj", "cljs", "el", "lisp", "scm")}
+    | {suffix: re.compile(r"\s*%") for suffix in ("erl", "hrl", "tex")}
+)
+"""By a file's suffix, how a line begins that is a comment alone. Other files are compared with comments."""
+_NO_COMMENT = re.compile(r"(?!)")
 
 Shingles = frozenset[str]
 
@@ -70,20 +91,22 @@ def repo_name(repo: str) -> str:
 
 
 def statement_shingles(text: str) -> Shingles:
-    """Runs of words, whatever their case, form and punctuation."""
+    """Runs of words, whatever their case, form and punctuation; of characters in Chinese and Japanese."""
     return _shingles(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()), WORDS)
 
 
 def patch_shingles(patch: str) -> Shingles:
     """Runs of tokens of added lines, and of removed ones."""
-    hunks = [hunk for file in parse_diff(patch) for hunk in file.hunks]
-    if not hunks:
+    files = [file for file in parse_diff(patch) if file.hunks]
+    if not files:
         return _shingles(_CODE.findall(patch), TOKENS)
     found: set[str] = set()
-    for hunk in hunks:
-        for sign, run in (("+", hunk.added), ("-", hunk.removed)):
-            tokens = [token for line in run if not _COMMENT.match(line) for token in _CODE.findall(line)]
-            found |= {f"{sign}{each}" for each in _shingles(tokens, TOKENS)}
+    for file in files:
+        comment = _COMMENTS.get(PurePosixPath(file.path).suffix[1:].lower(), _NO_COMMENT)
+        for hunk in file.hunks:
+            for sign, run in (("+", hunk.added), ("-", hunk.removed)):
+                tokens = [token for line in run if not comment.match(line) for token in _CODE.findall(line)]
+                found |= {f"{sign}{each}" for each in _shingles(tokens, TOKENS)}
     return frozenset(found)
 
 

@@ -11,11 +11,11 @@ from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Selection, Source, read_settings
 from orchard.pipelines.rl.coordinator import RunError
-from orchard.pipelines.rl.runs import choose_tasks
+from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks
 from orchard.pipelines.rl.settings import TaskPool
 from orchard.pipelines.rl.settings import read_settings as read_rl_settings
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.held_out import HeldOut
+from orchard.pipelines.tasks.held_out import HeldOut, matches
 from orchard.pipelines.tasks.registry import imported
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.evaluations import EvaluationPlanned
@@ -145,14 +145,32 @@ async def test_what_an_evaluation_in_the_log_asked_for_is_held_out(
     assert build(store, open_, tmp_path / "open").rows == made.rows + 6
 
 
+async def test_a_name_with_brackets_is_itself_and_patterns_that_name_nothing_are_counted(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    assert matches("t[a]-1", "t[a]-1") and matches("ta-1", "t[a]-1") and not matches("T", "t")
+    store = await keep(stored(author, tmp_path / "store"))
+    exclude = ("good-2", "o/*", "unproven", "theirs", "typo", "typo/*")
+    made = build(
+        store,
+        DatasetSettings(name="test", tokenizer=tokenizer, source=Source(exclude=exclude)),
+        tmp_path / "out",
+    )
+    assert made.counts["exclude_patterns_unmatched"] == 2
+    counts: Counter[str] = Counter()
+    choose_tasks(store, TaskPool(exclude=exclude), counts)
+    assert counts[UNMATCHED] == 3, "the log has no task of the trajectory from elsewhere"
+
+
 def test_a_list_of_exclusions_may_be_a_file_beside_the_settings(tmp_path: Path) -> None:
-    (tmp_path / "out.txt").write_text("# held out\ndjango__*\n\n  psf/requests \n")
+    lines = "django__*\r\n# held out\n\n  psf/requests \t# all of it\n a#b\n"
+    (tmp_path / "out.txt").write_text(lines, encoding="utf-8-sig")  # as editors of Windows write it
     file = tmp_path / "d.toml"
     file.write_text('name = "d"\ntokenizer = "t"\n[source]\nexclude = ["x", "@out.txt"]\n')
-    assert read_settings(file).source.exclude == ("x", "django__*", "psf/requests")
+    assert read_settings(file).source.exclude == ("x", "django__*", "psf/requests", "a#b")
     run = tmp_path / "r.toml"
     run.write_text('run = "r"\nmodel = "m"\nout = "o"\n[tasks]\nexclude = ["@out.txt"]\n')
-    assert read_rl_settings(run).tasks.exclude == ("django__*", "psf/requests")
+    assert read_rl_settings(run).tasks.exclude == ("django__*", "psf/requests", "a#b")
     (tmp_path / "out.txt").unlink()
     with pytest.raises(Exception, match=r"source.exclude: .*out.txt.* cannot be read"):
         read_settings(file)

@@ -29,6 +29,50 @@ def patch(added: list[str], path: str = "src/a.py", at: int = 10) -> str:
 
 HELD = TaskText.of("held", "psf/requests", prose(1), patch(code(1)))
 NOTES = "The repository in /testbed is to do what its next release does. Tests are brought when you are done."
+CHINESE = "当嵌套层级超过限制时,解析器会崩溃。应当返回错误而不是崩溃,并且保留原始位置信息,以便用户定位问题。"
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [
+        ("a.h", ["#define MAX_{0} {0}", "#include <a{0}.h>"]),
+        ("a.c", ["*out{0} = compute(context, {0});", "**rows{0} = 0;"]),
+        ("a.rs", ["#[derive(Debug{0})]"]),
+        ("a.css", ["#menu-{0} {{ color: red; }}"]),
+        ("a.md", ["# Title {0}", "* point {0}"]),
+    ],
+)
+def test_what_begins_as_a_comment_of_another_language_is_code(path: str, lines: list[str]) -> None:
+    gold = patch([line.format(number) for number in range(8) for line in lines], path)
+    held = TaskText.of("held", "a/jq", prose(1), gold)
+    assert near([held], [TaskText.of("copy", "b/fork", prose(2), gold)], 0.5) == {
+        "copy": ("held", 1.0, "patch")
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "comments"),
+    [
+        ("a.py", ["# why"]),
+        ("Makefile", ["# why"]),
+        ("a.c", ["// why", "/* why", " * and how", " */", " **/"]),
+        ("a.css", ["/* why */"]),
+        ("a.sql", ["-- why"]),
+    ],
+)
+def test_comments_are_not_compared(path: str, comments: list[str]) -> None:
+    held, other = (
+        TaskText.of("t", "o/r", "", patch([*more, *code(1)], path)).patch for more in ([], comments)
+    )
+    assert held == other
+
+
+def test_a_statement_in_a_script_without_spaces_is_found_copied_and_reworded() -> None:
+    held = TaskText.of("held", "a/x", CHINESE)
+    reworded = CHINESE.replace("当嵌套", "如果嵌套").replace("保留", "保存")
+    copies = [TaskText.of("copy", "b/y", CHINESE), TaskText.of("reworded", "b/y", reworded)]
+    other = TaskText.of("other", "b/y", "安装脚本在没有网络的机器上不会结束,请在三次尝试之后停止并说明原因。")
+    assert near([held], [*copies, other], 0.5).keys() == {"copy", "reworded"}
 
 
 @pytest.mark.parametrize(
