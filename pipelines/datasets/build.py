@@ -81,6 +81,7 @@ def build(
     tokenizer_sha256 = encoder_sha256(tokenizer, settings)
     state = _enter(store, settings, out, tokenizer_sha256, as_of, shard_trajectories)
     if isinstance(state, Manifest):
+        _clean(out)
         return state
     counts: Counter[str] = Counter()
     with open_tables(store, as_of=state.as_of) as tables:
@@ -106,11 +107,16 @@ def build(
     if settings.pictures != "none":
         copy_pictures((out / shard.file for shard in manifest.shards), BlobStore(store), out)
     write_manifest(out, manifest)
+    _clean(out)
+    return manifest
+
+
+def _clean(out: Path) -> None:
+    """Remove what only an unfinished build needs."""
     for left in (*out.glob(".report-*.json"), out / _STATE):
         left.unlink(missing_ok=True)
     for spill in out.glob(".spill-*"):
         shutil.rmtree(spill, ignore_errors=True)
-    return manifest
 
 
 def _enter(

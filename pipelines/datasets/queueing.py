@@ -13,6 +13,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
 from orchard.workers.deadletters import DeadLetters
+from orchard.workers.masking import masked
 
 QUEUE = Queue(kind="dataset", domain="shards")
 POLL_SECONDS = 0.5
@@ -42,6 +44,8 @@ OFFER_SECONDS = 15.0
 claimed is refused by the server."""
 RETRY_SECONDS = 20.0
 CLAIM_WAIT_SECONDS = 1.0
+_FAULT = 300
+"""Characters of an unexpected error that the coordinator is told."""
 
 log = logging.getLogger("orchard.dataset")
 
@@ -87,8 +91,13 @@ class _Files:
         raw = self.read(f"made-{index:05}.json")
         return None if raw is None else msgspec.json.decode(raw, type=_Made | None)
 
+    def forget(self, index: int) -> None:
+        """What was said of a shard: it can be asked for again."""
+        self.write(f"made-{index:05}.json", b"null")
+
     def clear(self) -> None:
-        with store_errors(self._location.url):
+        """Does nothing where nothing is."""
+        with store_errors(self._location.url), suppress(FileNotFoundError):
             self._location.filesystem.delete_dir(self._location.key("builds", self._build))
 
 
@@ -103,18 +112,23 @@ def through_queue(offer: Offer) -> Shards:
     """
 
     def reports(work: ShardWork, shards: list[list[Candidate]], todo: list[int]) -> Iterator[ShardReport]:
-        if not todo:
+        if not shards:
             return
-        size = len(shards[0])
+        tokenizer = encoder_sha256(ChatTokenizer.load(work.settings.tokenizer), work.settings)
         request = ShardRequest(
-            build=digest([work.settings, work.as_of, size, code_version()], 32),
+            build=digest([work.settings, work.as_of, len(shards[0]), code_version(), tokenizer], 32),
             index=0,
             as_of=work.as_of,
             code_version=code_version(),
-            tokenizer_sha256=encoder_sha256(ChatTokenizer.load(work.settings.tokenizer), work.settings),
+            tokenizer_sha256=tokenizer,
             settings=work.settings,
         )
         files = _Files(work.store, request.build)
+        for index in todo:
+            if (made := files.made(index)) is not None and made.report is None:
+                files.forget(
+                    index
+                )  # a fault that ended an earlier command: whether it is mended, a worker says
         missing = dict.fromkeys(todo)
         offered = float("-inf")
         while missing:
@@ -139,11 +153,10 @@ def through_queue(offer: Offer) -> Shards:
 def _brought(files: _Files, out: Path, index: int, made: _Made) -> ShardReport:
     """Bring a finished shard into the directory of the build."""
     if made.report is None:
-        files.write(f"made-{index:05}.json", b"null")  # the next build may ask again
         raise DatasetError(f"shard {index} cannot be made: {made.fault}")
     rows = files.read(f"rows-{index:05}.parquet") or b""
     if hashlib.sha256(rows).hexdigest() != made.sha256:
-        files.write(f"made-{index:05}.json", b"null")
+        files.forget(index)
         raise DatasetError(f"shard {index} is damaged in the store: run the command again")
     write_whole(out, shard_path(out, index).name, rows)
     return made.report
@@ -206,8 +219,15 @@ class ShardWorker:
             found = msgspec.msgpack.decode(raw, type=list[Candidate])
             report = self._maker(request, scratch).make(request.index, found)
             rows = shard_path(scratch, request.index).read_bytes()
+        except StorageError:
+            raise
         except DatasetError as error:
             made = _Made(fault=str(error))
+        except Exception as error:  # else the shard would end one worker after the other, and nobody be told
+            log.exception("shard %d of build %s cannot be made", request.index, request.build)
+            self._makers.clear()  # its connection may be what is broken
+            text = masked(" ".join(str(error).split())).text[:_FAULT]
+            made = _Made(fault=f"{type(error).__name__}: {text} (the worker's log has the traceback)")
         else:
             files.write(f"rows-{request.index:05}.parquet", rows)
             made = _Made(report=report, sha256=hashlib.sha256(rows).hexdigest())

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.manifest import read_manifest
+from orchard.pipelines.datasets.manifest import Manifest, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import read_rows, row_digest, rows_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Selection, Source, Values
 from orchard.pipelines.datasets.shards import ShardMaker, ShardWork
@@ -142,6 +142,30 @@ async def test_a_stopped_build_goes_on_with_its_own_range(
     ]
     with pytest.raises(DatasetError, match="another dataset"):
         build(store, msgspec.structs.replace(config, name="other"), out)
+
+
+async def test_what_a_build_leaves_that_is_killed_after_its_manifest_the_next_command_removes(
+    keep, author, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await keep(a_campaign(author, 3))
+
+    class Killed(Exception):
+        pass
+
+    def write_and_end(out: Path, manifest: Manifest) -> None:
+        write_manifest(out, manifest)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchard.pipelines.datasets.build.write_manifest", write_and_end)
+        with pytest.raises(Killed):
+            build(store, settings(tokenizer), tmp_path / "out")
+    assert list((tmp_path / "out").glob(".report-*"))
+    build(store, settings(tokenizer), tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "rows-00000.parquet",
+    ]
 
 
 async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from transformers import AutoTokenizer
 
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
@@ -66,15 +68,26 @@ async def work(connection: Connection, store: str, stop: asyncio.Event | None = 
         await ShardWorker(store, claims).run(stop or asyncio.Event())
 
 
-async def built(connection: Connection, store: str, config: DatasetSettings, out: Path) -> Manifest:
-    """A build through the queue, three trajectories a shard."""
+async def built(
+    connection: Connection, store: str, config: DatasetSettings, out: Path, killed: bool = False
+) -> Manifest:
+    """A build through the queue, three to a shard; `killed` after its first, which alone is offered."""
     loop = asyncio.get_running_loop()
 
     def offer(entries: Sequence[QueueEntry]) -> None:
-        asyncio.run_coroutine_threadsafe(Publisher(connection).offer_absent(entries), loop).result()
+        wanted = entries[:1] if killed else entries
+        asyncio.run_coroutine_threadsafe(Publisher(connection).offer_absent(wanted), loop).result()
 
     make = partial(build, store, config, out, shard_trajectories=3, shards_by=through_queue(offer))
-    return await asyncio.to_thread(make)
+    return await asyncio.to_thread(make, progress=end if killed else None)
+
+
+class Killed(Exception):
+    """Stands for SIGKILL."""
+
+
+def end(_done: int, _total: int) -> None:
+    raise Killed
 
 
 def everything(directory: Path) -> dict[str, bytes]:
@@ -130,3 +143,68 @@ async def test_a_shard_that_cannot_be_made_ends_the_build_with_what_the_worker_s
         with pytest.raises(DatasetError, match="shard 0 cannot be made: no such tokenizer"):
             await built(connection, store, settings(tokenizer), tmp_path / "out")
         stop.set()
+
+
+async def test_an_error_that_nobody_expected_ends_the_build_and_not_the_worker(
+    keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both shards fail. Once the cause is gone, one more command is enough."""
+    store = await keep(a_campaign(author, 6))
+    stop = asyncio.Event()
+    key = f"hf_{'k' * 34}"
+
+    def broken(_work: object) -> None:
+        raise ValueError(f"Can't sanitize\n'</s>' for {key}")
+
+    async with connected(nats_server.url) as connection, asyncio.TaskGroup() as group:
+        group.create_task(work(connection, store, stop))
+        with monkeypatch.context() as patch:
+            patch.setattr("orchard.pipelines.datasets.queueing.ShardMaker", broken)
+            with pytest.raises(
+                DatasetError, match="cannot be made: ValueError: Can't sanitize '</s>'"
+            ) as told:
+                await built(connection, store, settings(tokenizer), tmp_path / "out")
+            assert key not in str(told.value)
+            faults = Path(store, "builds")
+            while len(list(faults.rglob("made-*"))) < 2:
+                await asyncio.sleep(0.05)
+        assert (await built(connection, store, settings(tokenizer), tmp_path / "out")).rows == 6
+        stop.set()
+
+
+async def test_another_tokenizer_at_the_same_path_gets_shards_of_its_own(
+    keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    """A build is killed between its shards; the worker that made the first goes on."""
+    store = await keep(a_campaign(author, 6))
+    path = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer, path)
+    config, stop = settings(str(path)), asyncio.Event()
+    async with connected(nats_server.url) as connection, asyncio.TaskGroup() as group:
+        group.create_task(work(connection, store, stop))
+        with pytest.raises(Killed):
+            await built(connection, store, config, tmp_path / "one", killed=True)
+        again = AutoTokenizer.from_pretrained(path)
+        again.chat_template = "{{- 'A chat.\\n' -}}" + again.chat_template
+        again.save_pretrained(path)
+        through = await built(connection, store, config, tmp_path / "two")
+        stop.set()
+    assert through == build(store, config, tmp_path / "local", shard_trajectories=3)
+    assert everything(tmp_path / "two") == everything(tmp_path / "local")
+
+
+async def test_a_coordinator_that_was_killed_after_its_last_shard_leaves_nothing_in_the_store(
+    keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    store = await keep(a_campaign(author, 3))
+    config, stop = settings(tokenizer), asyncio.Event()
+    async with connected(nats_server.url) as connection, asyncio.TaskGroup() as group:
+        group.create_task(work(connection, store, stop))
+        with pytest.raises(Killed):
+            await built(connection, store, config, tmp_path / "out", killed=True)
+        assert list(Path(store, "builds").iterdir())
+        for _ in range(2):  # the second time there is nothing to remove
+            await built(connection, store, config, tmp_path / "out")
+            (tmp_path / "out" / "manifest.json").unlink()
+        stop.set()
+    assert not list(Path(store, "builds").iterdir())
