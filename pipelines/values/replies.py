@@ -5,6 +5,7 @@ its steps; and the base, asked for as step -1, counts among the points that
 must not be constant or only rise when the annotator gave it.
 """
 
+import itertools
 import json
 import math
 import re
@@ -28,9 +29,12 @@ REASONING_LIMIT = 500
 
 _THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
 """All up to the end of the last thought; greedy, so that hostile text costs no more than its length."""
-_FENCE = re.compile(r"(?:\A|\n)[ \t]*```[\w+-]*[ \t]*\r?\n(.*?)\r?\n?```\Z", re.DOTALL)
-_BEFORE = re.compile(r"[^\[\]{}]{1,1000}?(?=\[\s*[{\]])")
-"""A sentence before the array. One with brackets of its own is not read past."""
+_ARRAY = re.compile(r"\[\s*\{")
+"""Where an array of objects may begin."""
+_ENTRY = re.compile(r'"p_resolve"\s*:')
+"""Each entry has it once, so an array has all entries of a reply that has no more of these."""
+STARTS = 100
+"""Places at which an array is tried: so hostile text costs a hundred times its length at most."""
 
 
 class Fault(StrEnum):
@@ -124,21 +128,34 @@ def _array(text: str) -> list[Any]:
     text = text.strip()
     if not text.startswith("["):
         text = _THINKING.sub("", text).strip()
-    fenced = _FENCE.search(text)
-    if fenced is None and (before := _BEFORE.match(text)):
-        text = text[before.end() :]
     try:
-        found = json.loads(
-            fenced[1] if fenced else text, parse_constant=_not_finite, object_pairs_hook=_object
-        )
+        found = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        reason = str(error)[:200]
-        raise BadReply(
-            Fault.NOT_JSON_ARRAY, f"the reply is not JSON ({reason}): answer with the JSON array alone"
-        ) from error
+        found = _inside(text, error)
     if not isinstance(found, list):
         _refuse(Fault.NOT_JSON_ARRAY, "the reply is JSON, but not an array: answer with one JSON array")
     return found
+
+
+def _inside(text: str, reason: Exception) -> list[Any]:
+    """The one array of objects among sentences and fences; `reason` is why the text is not JSON."""
+    for start in itertools.islice(_ARRAY.finditer(text), STARTS):
+        try:
+            found, end = _DECODER.raw_decode(text, start.start())
+        except (ValueError, RecursionError) as error:
+            reason = error
+            continue
+        assert isinstance(found, list)
+        if len(_ENTRY.findall(text, start.start(), end)) < len(_ENTRY.findall(text)):
+            _refuse(
+                Fault.NOT_JSON_ARRAY,
+                "not all entries are in one JSON array: answer with the JSON array alone",
+            )
+        return found
+    raise BadReply(
+        Fault.NOT_JSON_ARRAY,
+        f"the reply is not JSON ({str(reason)[:200]}): answer with the JSON array alone",
+    ) from reason
 
 
 def _not_finite(constant: str) -> NoReturn:
@@ -152,6 +169,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             Fault.NOT_OBJECT, f"an object names {_quoted([name for name, _ in pairs])}: each name only once"
         )
     return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_finite, object_pairs_hook=_object)
 
 
 def _entry(item: Any) -> tuple[int, float, str]:

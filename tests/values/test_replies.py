@@ -87,7 +87,10 @@ def test_percents_are_rescaled_only_when_all_are() -> None:
     [
         ("", Fault.NOT_JSON_ARRAY),
         ("I cannot do that.", Fault.NOT_JSON_ARRAY),
-        (json.dumps(GOOD) + " That is all.", Fault.NOT_JSON_ARRAY),
+        (json.dumps(GOOD) + json.dumps(GOOD), Fault.NOT_JSON_ARRAY),
+        (f"For example {json.dumps(GOOD[:1])}, here: {json.dumps(GOOD)}", Fault.NOT_JSON_ARRAY),
+        (json.dumps(GOOD[:4]) + ", " + json.dumps(GOOD[4]) + "]", Fault.NOT_JSON_ARRAY),
+        ('[{"a":' * 100_000, Fault.NOT_JSON_ARRAY),
         ({"steps": GOOD}, Fault.NOT_JSON_ARRAY),
         ("[" * 100_000, Fault.NOT_JSON_ARRAY),
         ("[" + "9" * 5000 + "]", Fault.NOT_JSON_ARRAY),
@@ -225,15 +228,22 @@ def test_ten_thousand_malformed_replies_crash_nothing_and_break_no_rule() -> Non
 
 
 @pytest.mark.parametrize(
-    "before",
-    ["Here are the key steps:\n", "The array of steps (as asked), p in per cent: ", "Sure!\n```json\n"],
+    ("before", "after"),
+    [
+        ("Here are the key steps:\n", ""),
+        ("The array of steps (as asked), p in per cent: ", ""),
+        ("Sure!\n```json\n", "\n```"),
+        ("```json\n", "\n```\nLet me know."),
+        ("", '\n\n"p_resolve" drops at step 3 [the edit].'),
+        ("Key steps [0, 3, 5] matter, p[3] most, as {step, p_resolve}:\n", ""),
+        ("word " * 1000, ""),
+    ],
 )
-def test_a_sentence_before_the_array_is_read_past(before: str) -> None:
+def test_sentences_around_the_array_are_read_past(before: str, after: str) -> None:
     array = json.dumps(
         [{"step": step, "p_resolve": p, "reasoning": ""} for step, p in enumerate((0.4, 0.7, 0.1))]
     )
-    text = before + array + ("\n```" if "```" in before else "")
-    assert read_reply(text, 3) == read_reply(array, 3)
+    assert read_reply(before + array + after, 3) == read_reply(array, 3)
 
 
 @pytest.mark.parametrize("text", ["[note] [{}]", "{} [{}]", "Steps [0, 1]: []", "none"])
