@@ -56,18 +56,28 @@ async def test_text_calls_usage_and_identity_are_read(endpoint, call):
 
 async def test_only_what_was_asked_for_is_sent(endpoint, call):
     endpoint.says("x")
-    await call(
-        spec=ModelSpec(name="m", temperature=0.0, logprobs=True), extra_body={"return_token_ids": True}
-    )
+    await call(spec=ModelSpec(name="m", temperature=0.0, logprobs=True), extra_body={"n": 1})
     assert endpoint.requests == [
-        {
-            "model": "m",
-            "messages": HELLO,
-            "seed": 7,
-            "temperature": 0.0,
-            "logprobs": True,
-            "return_token_ids": True,
-        }
+        {"model": "m", "messages": HELLO, "seed": 7, "temperature": 0.0, "logprobs": True, "n": 1}
+    ]
+
+
+async def test_tokens_that_train_are_sampled_from_the_model_itself(endpoint, call):
+    """vLLM and SGLang take what a request leaves out from the model's generation_config.json."""
+    training = ModelSpec(name="m", temperature=0.7, logprobs=True)
+    asked = {"return_token_ids": True}
+    for spec, extra in (
+        (training, asked),
+        (msgspec.structs.replace(training, top_p=0.9), asked | {"top_k": 20}),
+        (ModelSpec(name="m"), asked),
+    ):
+        endpoint.says("x")
+        await call(spec=spec, fields={"top_p": 0.5} if spec.logprobs else None, extra_body=extra)
+    fields = ("top_p", "top_k", "min_p", "repetition_penalty")
+    assert [[sent.get(field) for field in fields] for sent in endpoint.requests] == [
+        [1.0, -1, 0.0, 1.0],
+        [0.9, 20, 0.0, 1.0],
+        [None] * 4,
     ]
 
 

@@ -57,6 +57,10 @@ _STREAM = "text/event-stream"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_UNCUT: Mapping[str, Any] = MappingProxyType(
+    {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+)
+"""Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
 
 
 class ContextLengthExceeded(Exception):
@@ -256,8 +260,12 @@ class _Endpoint:
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
     ) -> dict[str, Any]:
-        """The request: only fields that were asked for, so that strict endpoints accept it."""
+        """The request: only fields that were asked for, so that strict endpoints accept it. Tokens that are
+        asked for with their log-probabilities are to train, so they are sampled from the model itself unless
+        a field says otherwise; a server that knows `return_token_ids` knows these fields, too."""
         body: dict[str, Any] = {"model": spec.name, "messages": self._messages(messages), "seed": seed}
+        if spec.logprobs and self.settings.extra_body.get("return_token_ids"):
+            body |= _UNCUT
         if tools:
             body["tools"] = tools
         for field in ("temperature", "top_p", "max_tokens"):
