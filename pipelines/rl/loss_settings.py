@@ -69,6 +69,13 @@ class Reduction(StrEnum):
     RLOO."""
 
 
+_UNUSED = {
+    Objective.CISPO: ("dual_clip",),
+    Objective.REINFORCE: ("clip_low", "clip_high", "dual_clip"),
+}
+"""Settings that the built-in loss has no place for."""
+
+
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One loss; raises ValueError for quantities that make none."""
 
@@ -128,8 +135,19 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"negative {self.negative:g} must be 0 or more")
         if self.importance_limit is not None and self.importance_limit <= 0:
             raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
-        if (self.reduction is Reduction.CONSTANT_SUM) != (self.constant is not None):
-            raise ValueError("`constant` belongs to the reduction constant_sum, and to no other")
+        if self.reduction is Reduction.CONSTANT_SUM and self.constant is None:
+            raise ValueError(
+                "the reduction constant_sum, as of dr-grpo, divides by `constant`, in tokens: set it, for "
+                "example to the rollouts of a batch times the longest answer, as in "
+                '{ recipe = "dr-grpo", constant = 524288 }'
+            )
+        if self.reduction is not Reduction.CONSTANT_SUM and self.constant is not None:
+            raise ValueError(
+                f"`constant` belongs to the reduction constant_sum and this is {self.reduction}: leave it out"
+            )
+        unused = [name for name in _UNUSED.get(self.objective, ()) if getattr(self, name) is not None]
+        if unused and self.function is None:
+            raise ValueError(f"the objective {self.objective} does not use {', '.join(unused)}: leave it out")
         if (span := self.importance_range) is not None and not 0 <= span[0] < span[1]:
             raise ValueError(f"importance_range {list(span)} must be two rising numbers of 0 or more")
         if self.kl < 0 or (self.divergence_limit or 0) < 0:
@@ -150,16 +168,29 @@ RECIPES: dict[str, dict[str, Any]] = {
 """Published losses; `loss = "cispo"` or `loss = { recipe = "cispo", ... }` in the file, other keys win."""
 
 
-def with_recipe(given: Any) -> Any:
-    """The keys of a loss, over those of the recipe it names. Raises TrainingError for one that is unknown."""
+def with_recipe(given: Any, preset: dict[str, Any] | None = None) -> Any:
+    """The keys of a loss, over those of the recipe it names, or else over those of the preset. Raises
+    TrainingError for a recipe that is unknown, or whose clips do not fit the keys."""
     if isinstance(given, str):
         given = {"recipe": given}
-    if not isinstance(given, dict) or "recipe" not in given:
+    if not isinstance(given, dict):
         return given
     keys = dict(given)
+    if "recipe" not in keys:
+        under = dict(preset or {})
+        if "reduction" in keys:
+            under.pop("constant", None)  # it belongs to the preset's reduction
+        return under | keys
     if (name := keys.pop("recipe")) not in RECIPES:
         raise TrainingError(f"no loss is named {name!r}: choose one of {', '.join(RECIPES)}")
-    return RECIPES[name] | keys
+    recipe = RECIPES[name]
+    clips = {"clip_low", "clip_high"}
+    if "clip_low" in recipe and keys.get("ratio") == Ratio.SEQUENCE and not clips <= keys.keys():
+        raise TrainingError(
+            f"the clips of the loss {name!r} are for ratios of single tokens: set `clip_low` and `clip_high` "
+            'too, or choose "gspo"'
+        )
+    return recipe | keys
 
 
 def told_loss(settings: LossSettings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from orchard.pipelines.sft.settings import (
     Positive,
     Tokens,
     TrainingError,
+    converted,
     over_preset,
     read_toml,
 )
@@ -176,11 +177,14 @@ class: GRPO with fixed N, and dynamic sampling."""
 def settings_from(tree: dict[str, Any]) -> RlSettings:
     """Settings from decoded TOML, over the preset it names; `method = "fixed"`, `"dynamic"` or `"frugal"`
     makes other groups than balanced ones. Raises TrainingError."""
-    given = dict(tree)
+    given, own = over_preset(tree, PRESETS), tree.get("bar", {})
+    if not isinstance(own, dict):
+        raise TrainingError(f"`bar` is {own!r}: write a table, such as {{ size = 8 }}")
     method = given.pop("method", "bar")
     if method in METHODS:
-        size = given.get("bar", {}).get("size", BarSettings().size)
-        given["bar"] = {"budget": size} | given.get("bar", {}) | {"interval": None}
+        if own.get("interval") is not None:
+            raise TrainingError(f'the method {method!r} has no `bar.interval`: leave it out, or set "bar"')
+        given["bar"] = given.get("bar", {}) | {"interval": None}
         given["keep_degenerate"] = METHODS[method]
     elif method == "frugal":
         given |= {"frugal": given.get("frugal", {}), "keep_degenerate": False}
@@ -189,8 +193,12 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError(f"no method is named {method!r}: choose one of {known}")
     if given.get("engine") == Engine.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
-    given["loss"] = with_recipe(given.get("loss", PRESETS.get(given.get("preset", ""), {}).get("loss", {})))
-    settings = over_preset(given, PRESETS, RlSettings)
+    bar = given.get("bar", {})
+    if bar.get("interval", ()) is None and "budget" not in own:  # the first N rollouts are the group
+        given["bar"] = bar | {"budget": bar.get("size", BarSettings().size), "stride": own.get("stride")}
+    preset = PRESETS.get(tree.get("preset", ""), {})
+    given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
+    settings = converted(given, RlSettings)
     if (settings.frugal is not None) != (method == "frugal"):
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'

@@ -152,21 +152,33 @@ PRESETS: dict[str, dict[str, Any]] = {
 S = TypeVar("S", bound=Optimization)
 
 
-def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]], kind: type[S]) -> S:
-    """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
+def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Decoded TOML over the preset it names, nested tables key by key. Raises TrainingError."""
     given = dict(tree)
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets:
         raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(presets)}")
+    under = presets.get(preset, {})
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(under.get(name), dict):
+            given[name] = under[name] | value
+    return under | given
+
+
+def converted(tree: dict[str, Any], kind: type[S]) -> S:
+    """Settings of a kind from a whole tree. Raises TrainingError."""
     try:
-        return msgspec.convert(presets.get(preset, {}) | given, kind)
+        settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+    if settings.min_lr > settings.lr:
+        raise TrainingError(f"min_lr {settings.min_lr:g} is above lr {settings.lr:g}: lower it")
+    return settings
 
 
 def settings_from(tree: dict[str, Any]) -> SftSettings:
-    """As `over_preset`, for fine-tuning."""
-    settings = over_preset(tree, PRESETS, SftSettings)
+    """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
+    settings = converted(over_preset(tree, PRESETS), SftSettings)
     if (settings.model is None) == (settings.shape is None):
         raise TrainingError(
             "say what is trained: either `model` (a directory to start from) or `shape` (from scratch)"
@@ -175,8 +187,6 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
         raise TrainingError("a model from scratch needs `tokenizer`: its vocabulary sets the model's")
     if settings.shape is not None and settings.lora is not None:
         raise TrainingError("`lora` adapts a model that there is: name one in `model`, or leave `lora` out")
-    if settings.min_lr > settings.lr:
-        raise TrainingError(f"min_lr {settings.min_lr:g} is above lr {settings.lr:g}: lower it")
     return settings
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchard.pipelines.rl.baselines import advantages
-from orchard.pipelines.rl.loss_settings import LossSettings, with_recipe
+from orchard.pipelines.rl.loss_settings import LossSettings, Objective, with_recipe
 from orchard.pipelines.rl.losses import (
     LossFigures,
     Tokens,
@@ -227,5 +227,28 @@ def test_recipes_are_named_and_other_keys_win() -> None:
     assert (loss.importance_range, loss.clip_high) == ((0.5, 5.0), 0.2)
     with pytest.raises(TrainingError, match="no loss is named 'ppo': choose one of grpo, dapo"):
         settings_from(least | {"loss": "ppo"})
-    with pytest.raises(TrainingError, match="`constant` belongs"):
+    with pytest.raises(TrainingError, match=r'set it, .* \{ recipe = "dr-grpo", constant = 524288 \}'):
         settings_from(least | {"loss": "dr-grpo"})
+    assert settings_from(least | {"loss": {"recipe": "dr-grpo", "constant": 524288}}).loss.constant == 524288
+    with pytest.raises(TrainingError, match="this is token_mean: leave it out"):
+        settings_from(least | {"loss": {"recipe": "dapo", "constant": 9.0}})
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        ({"recipe": "rloo", "clip_high": 0.1}, "does not use clip_high"),
+        ({"recipe": "rloo", "dual_clip": 3.0}, "does not use dual_clip"),
+        ({"recipe": "cispo", "dual_clip": 3.0}, "does not use dual_clip"),
+        ({"recipe": "dapo", "ratio": "sequence"}, "for ratios of single tokens"),
+        ({"recipe": "dapo", "ratio": "sequence", "clip_high": 4e-4}, "for ratios of single tokens"),
+    ],
+    ids=str,
+)
+def test_what_an_objective_would_ignore_or_misread_is_refused(loss: dict[str, Any], says: str) -> None:
+    with pytest.raises(TrainingError, match=says):
+        settings_from({"run": "r", "model": "m", "out": "o", "loss": loss})
+
+
+def test_a_loss_of_a_package_may_use_every_key() -> None:
+    assert LossSettings(function="p:f", objective=Objective.REINFORCE, clip_low=0.1).clip_low == 0.1

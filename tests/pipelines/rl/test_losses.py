@@ -212,5 +212,5 @@ def test_a_rollout_without_trained_tokens_counts_for_nothing():
     ids=str,
 )
 def test_quantities_that_make_no_loss_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"must|belongs"):
+    with pytest.raises(ValueError, match=r"must|belongs|set it"):
         LossSettings(**wrong)

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from orchard.pipelines.rl.loss_settings import LossSettings, Ratio
+from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.loss_settings import LossSettings, Ratio, Reduction
 from orchard.pipelines.rl.plan import plan_hash
 from orchard.pipelines.rl.runs import make_plan, planned_by
 from orchard.pipelines.rl.settings import settings_from, settings_hash
@@ -31,10 +32,44 @@ def test_methods_are_settings_of_one_machine(given, method, size, budget):
     assert (plan.method, plan.bar.size, plan.bar.budget) == (method, size, budget)
 
 
+@pytest.mark.parametrize(
+    ("given", "loss"),
+    [
+        ({"kl": 0.001}, LossSettings(reduction=Reduction.CONSTANT_SUM, constant=524_288.0, kl=0.001)),
+        ({"reduction": "token_mean"}, LossSettings(reduction=Reduction.TOKEN_MEAN)),
+        ({"recipe": "gspo"}, LossSettings(ratio=Ratio.SEQUENCE)),
+        ("gspo", LossSettings(ratio=Ratio.SEQUENCE)),
+    ],
+    ids=str,
+)
+def test_keys_of_a_loss_go_over_the_presets_and_a_recipe_in_its_place(given, loss):
+    assert settings_from(LEAST | {"preset": "gui", "loss": given}).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("given", "bar"),
+    [
+        ({"preset": "claw", "bar": {"size": 4}}, BarSettings(size=4, budget=4, interval=None)),
+        ({"preset": "claw", "bar": {"max_aborts": 3}}, BarSettings(budget=8, interval=None, max_aborts=3)),
+        ({"preset": "paper", "bar": {"max_aborts": 3}}, BarSettings(stride=16, max_aborts=3)),
+        ({"preset": "paper", "method": "fixed"}, BarSettings(budget=8, interval=None)),
+        (
+            {"preset": "paper", "method": "fixed", "bar": {"size": 4}},
+            BarSettings(size=4, budget=4, interval=None),
+        ),
+    ],
+    ids=str,
+)
+def test_keys_of_a_group_go_over_the_presets(given, bar):
+    assert settings_from(LEAST | given).bar == bar
+
+
 def test_assistants_have_ten_minutes_and_no_limit_of_steps():
     made = settings_from(LEAST | {"preset": "claw"})
     assert (made.budget.steps, made.budget.cost_usd, made.budget.wall_seconds) == (0, 0.0, 600.0)
     assert (made.prompts_per_step, made.bar.size, made.keep_degenerate) == (8, 8, False)
+    longer = settings_from(LEAST | {"preset": "claw", "budget": {"wall_seconds": 1200.0}}).budget
+    assert longer == msgspec.structs.replace(made.budget, wall_seconds=1200.0)
 
 
 def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
@@ -62,7 +97,10 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
         ({"method": "ppo"}, "no method is named 'ppo'"),
         ({"preset": "x"}, "no preset is named 'x'"),
         ({"lr": 0}, "not valid"),
+        ({"lr": 1e-6, "min_lr": 1e-4}, "min_lr 0.0001 is above lr 1e-06"),
+        ({"method": "fixed", "bar": {"interval": [0.4, 0.6]}}, "'fixed' has no `bar.interval`"),
         ({"bar": {"size": 1}}, "a group of 1"),
+        ({"bar": 8}, "`bar` is 8: write a table"),
         ({"loss": {"clip_low": 2}}, "clip_low"),
         ({"unknown": 1}, "unknown"),
         ({"frugal": {}}, "belongs to"),
