@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchard.cli.reading import rows_table
@@ -292,26 +294,31 @@ def import_(
     The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
     """
     session: Session = context.obj
+    left_out = Counter[str]()
     if layout == GUI_LAYOUT:
         found = read_gui_rows(files, session.blobs, harness)
     elif layout == "orchard-swe":
-        found = released(read_released(files), harness)
+        found = released(read_released(files), harness, left_out)
     else:
         raise DatasetError(f"--format {layout!r} is not known: use orchard-swe or {GUI_LAYOUT}")
-    asyncio.run(_import(session, found, campaign, name))
+    done = asyncio.run(_import(session, found, campaign, name))
+    show_imported(done, campaign)
+    for why, number in left_out.most_common():
+        console.print(f"[yellow]left out[/] ({number} rows): {escape(why)}", highlight=False)
+    if left_out and not done.rollouts + done.there_already:
+        raise DatasetError(f"no row of {', '.join(map(str, files))} is in the layout {layout}: see above why")
 
 
-async def _import(session: Session, found: Iterator[Foreign], campaign: str, name: str) -> None:
+async def _import(session: Session, found: Iterator[Foreign], campaign: str, name: str) -> Imported:
     async with session.connection_or_server("dataset import") as connection:
         await declare(connection, session.config.nats, [])
-        done = await import_trajectories(
+        return await import_trajectories(
             Publisher(connection),
             session.blobs,
             found,
             campaign=campaign,
             dataset=name,
         )
-    show_imported(done, campaign)
 
 
 def show_imported(done: Imported, campaign: str) -> None:

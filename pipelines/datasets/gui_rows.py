@@ -8,7 +8,7 @@ become what they were. A picture that a step no longer shows is known from the s
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import msgspec
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT
 from orchard.pipelines.datasets.exporters.interface import MARK
-from orchard.pipelines.datasets.importing import Foreign, next_node, read_released, thought
+from orchard.pipelines.datasets.importing import Foreign, next_node, read_released, sample_of, thought
+from orchard.schemas.identity import digest
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
@@ -77,7 +78,9 @@ class _Step:
     reward: float | None
     status: str
     metadata: str
-    known: _Metadata = field(default_factory=_Metadata)
+    known: _Metadata
+    digest: str
+    """Of the whole row."""
 
     def begins(self, other: "_Step") -> bool:
         """Whether `other` may be a later step of the same trajectory."""
@@ -135,7 +138,15 @@ def _step(number: int, row: dict[str, Any]) -> _Step:
         pieces.append([text[a:b] for a, b in zip(starts, [*cuts, len(text)], strict=True)])
         images.append([pictures[n] for n, (index, _) in enumerate(places) if index == place])
     return _Step(
-        number, roles, pieces, images, row["reward"], row["status"] or "", row["metadata"] or "{}", known
+        number,
+        roles,
+        pieces,
+        images,
+        row["reward"],
+        row["status"] or "",
+        row["metadata"] or "{}",
+        known,
+        digest(row),
     )
 
 
@@ -186,16 +197,18 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
         nodes.append(next_node(nodes, role, text, reasoning, calls, answers, images))
     for call in asked:  # rows end with an answer: what came of its calls is not in them
         nodes.append(next_node(nodes, Role.TOOL, "", answers=call))
+    sample = sample_of([step.digest for step in steps])
     resolved = own.resolved
     if resolved is None and last.reward is not None:
         resolved = last.reward > 0
     return Foreign(
-        task_id=known.task_id or f"{SOURCE}-{steps[0].number}",
+        task_id=known.task_id or f"{SOURCE}-{sample}",
         source=known.source or SOURCE,
         repo=known.website,
         harness=own.harness or harness,
         model=known.model,
-        sample=known.sample_idx if known.task_id else steps[0].number,
+        sample=sample,
+        row=steps[0].number,
         nodes=nodes,
         exit_status=own.exit_status,
         resolved=resolved,

@@ -6,13 +6,13 @@ flaws of the released rows are flagged, not mended; only a last call without an 
 that the conversation stays one.
 """
 
-import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants, path
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
-from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
@@ -35,16 +35,38 @@ from orchard.workers.large_messages import slimmed
 LAYOUT = "orchard-swe"
 SOURCE = "orchard/dataset/import"
 _READ_ROWS = 16
+T = TypeVar("T")
 _COLUMNS = ("messages", "tools", "metadata")
 
 
+_ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM}
+
+
 class _Metadata(msgspec.Struct, frozen=True):
+    """`sample_idx` is not used: parts of one trajectory have the same one, and other files have it again."""
+
     instance_id: str
+    verify_status: Literal["resolved", "unresolved"]
     repo: str = ""
     source: str = ""
     model: str = ""
-    sample_idx: int = 0
-    verify_status: str = ""
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +79,8 @@ class Foreign:
     harness: str
     model: str
     sample: int
+    row: int = 0
+    """Number of the row in what was read."""
     nodes: Sequence[MessageNode]
     """The tree, parents first."""
     leaf: str | None = None
@@ -177,7 +201,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     )
     imported = TrajectoryImported(
         dataset=dataset,
-        row=one.sample,
+        row=one.row,
         layout=one.layout,
         tools=one.tools,
         metadata=one.metadata,
@@ -200,70 +224,77 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     ]
 
 
-def released(rows: Iterable[tuple[int, dict[str, Any]]], harness: str) -> Iterator[Foreign]:
-    """Rows of the released layout, made by `harness`. Raises DatasetError for one that is not in it."""
+def released(
+    rows: Iterable[tuple[int, dict[str, Any]]], harness: str, left_out: Counter[str] | None = None
+) -> Iterator[Foreign]:
+    """Rows of the released layout, made by `harness`. Those that are not in it are counted in `left_out` by
+    what is wrong; without it, the first of them raises DatasetError."""
     for number, row in rows:
-        metadata = _metadata(number, row)
-        nodes = _messages(number, row["messages"] or [])
-        yield Foreign(
-            task_id=metadata.instance_id,
-            source=metadata.source,
-            repo=metadata.repo,
-            harness=harness,
-            model=metadata.model,
-            sample=number,
-            nodes=nodes,
-            exit_status=ExitStatus.SUBMITTED if assistants(nodes)[-1].tool_calls else ExitStatus.FINISHED,
-            resolved=metadata.verify_status == "resolved",
-            layout=LAYOUT,
-            tools=row["tools"] or "[]",
-            metadata=row["metadata"],
-            flags=tuple(_flags(nodes, len(row["messages"] or []))),
-        )
+        try:
+            one = _foreign(number, row, harness)
+        except DatasetError as error:
+            if left_out is None:
+                raise DatasetError(f"row {number} is not in the released layout: {error}") from error
+            left_out[re.sub(r"\[\d+\]", "[...]", str(error))] += 1
+        else:
+            yield one
 
 
-def _metadata(number: int, row: dict[str, Any]) -> _Metadata:
+def sample_of(content: Any) -> int:
+    """A number that tells a trajectory from others of its task and model: equal content, equal number, in
+    whichever file and at whichever place it stands."""
+    return int(digest(content, 12), 16)
+
+
+def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
+    """Raises DatasetError with what is wrong, in words that differ between rows with that fault only in the
+    number of the message."""
+    metadata = _decoded("metadata", row["metadata"], _Metadata)
+    _decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
     try:
-        found = msgspec.json.decode(row["metadata"], type=_Metadata)
-        tools = json.loads(row["tools"] or "[]")
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise DatasetError(f"row {number} is not in the released layout ({error})") from error
-    if not isinstance(tools, list) or found.verify_status not in ("resolved", "unresolved"):
-        raise DatasetError(
-            f"row {number} is not in the released layout: `tools` must be a JSON list and `verify_status` "
-            "resolved or unresolved"
-        )
-    return found
+        messages = msgspec.convert(row["messages"] or [], list[_Message])
+    except msgspec.ValidationError as error:
+        raise DatasetError(f"messages: {error}") from error
+    nodes = _nodes(messages)
+    return Foreign(
+        task_id=metadata.instance_id,
+        source=metadata.source,
+        repo=metadata.repo,
+        harness=harness,
+        model=metadata.model,
+        sample=sample_of(row),
+        row=number,
+        nodes=nodes,
+        exit_status=ExitStatus.SUBMITTED if assistants(nodes)[-1].tool_calls else ExitStatus.FINISHED,
+        resolved=metadata.verify_status == "resolved",
+        layout=LAYOUT,
+        tools=row["tools"] or "[]",
+        metadata=row["metadata"],
+        flags=tuple(_flags(nodes, len(messages))),
+    )
 
 
-def _messages(number: int, messages: list[dict[str, Any]]) -> list[MessageNode]:
+def _decoded(column: str, text: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise DatasetError(f"{column}: {error}") from error
+    except (msgspec.DecodeError, TypeError) as error:  # it names the byte, which differs from row to row
+        raise DatasetError(f"{column}: not JSON text") from error
+
+
+def _nodes(messages: Sequence[_Message]) -> list[MessageNode]:
     nodes: list[MessageNode] = []
     for message in messages:
-        try:
-            role = Role(message["role"])
-        except ValueError as error:
-            raise DatasetError(f"row {number} has a message of role {message['role']!r}") from error
-        reasoning, content = thought(message.get("content") or "") if role is Role.ASSISTANT else ("", "")
+        role, content = _ROLES[message.role], message.content or ""
+        reasoning, content = thought(content) if role is Role.ASSISTANT else ("", content)
         calls = tuple(
-            ToolCall(
-                id=call.get("id") or "",
-                name=call["function"]["name"] or "",
-                arguments=call["function"]["arguments"] or "",
-            )
-            for call in message.get("tool_calls") or ()
+            ToolCall(id=call.id or "", name=call.function.name or "", arguments=call.function.arguments or "")
+            for call in message.tool_calls or ()
         )
-        nodes.append(
-            next_node(
-                nodes,
-                role,
-                content if role is Role.ASSISTANT else message.get("content") or "",
-                reasoning,
-                calls,
-                message.get("tool_call_id") or "",
-            )
-        )
+        nodes.append(next_node(nodes, role, content, reasoning, calls, message.tool_call_id or ""))
     if not any(node.role is Role.ASSISTANT for node in nodes):
-        raise DatasetError(f"row {number} has no assistant message")
+        raise DatasetError("messages: none of the assistant")
     if nodes[-1].tool_calls:
         nodes.append(next_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
     return nodes

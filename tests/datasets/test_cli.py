@@ -1,8 +1,11 @@
 """`orchard dataset ...` on a store, as a user types it."""
 
 import asyncio
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -54,6 +57,23 @@ async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
     assert "not expressed (1 rows): turns that do not train" in " ".join(exported.split())
     made = await run("tokenizer", "--out", str(tmp_path / "tokenizer"), "--vocab-size", "300")
     assert "300 tokens" in made
+
+
+def test_an_import_says_which_rows_it_left_out_and_fails_where_it_left_out_all(tmp_path: Path) -> None:
+    metadata = json.dumps({"instance_id": "a__1", "verify_status": "resolved"})
+    messages = [{"role": "user", "content": "Repair it."}, {"role": "assistant", "content": "Done."}]
+    good = {"messages": messages, "tools": "[]", "metadata": metadata}
+    bad = good | {"messages": messages[:1]}
+    for name, rows in {"some": [bad, good, bad], "none": [bad]}.items():
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    import_ = ("import", "--campaign", "theirs")
+    told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "some.parquet"))
+    assert "imported 1 rollouts into theirs" in told
+    assert "left out (2 rows): messages: none of the assistant" in told
+    again = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "some.parquet"))
+    assert "1 were there already" in again
+    told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "none.parquet"), code=1)
+    assert "left out (1 rows)" in told
 
 
 def test_a_configuration_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ async def test_exported_rows_come_back_as_rollouts_that_build_to_the_same_tokens
     store = await keep()
     with open_tables(store) as tables:
         found = tables.execute(
-            "select resolved, turns, exit_status from rollouts where campaign = 'published' order by sample"
+            "select resolved, turns, exit_status from rollouts where campaign = 'published' order by sequence"
         ).fetchall()
         holds = tables.execute("select holds from conservation where campaign = 'published'").fetchall()
     assert found == [(True, 4, "submitted"), (True, 2, "submitted"), (False, 2, "submitted")]

@@ -187,6 +187,18 @@ def test_rows_of_others_become_trajectories_with_all_pictures(tmp_path: Path) ->
     assert late.flags == ("steps_left_out",)
 
 
+def test_trajectories_of_two_files_are_two_and_the_same_one_is_one(tmp_path: Path) -> None:
+    def ids(name: str, *rows: dict[str, Any]) -> list[tuple[str, int]]:
+        found = read_gui_rows([written(tmp_path / name, [*rows])], BlobStore(tmp_path / "store"), "browser")
+        return [(one.task_id, one.sample) for one in found]
+
+    first, failed = row(0), row(0, reward=-1.0)
+    nameless = [row(0, metadata="{}"), row(0, metadata="{}", reward=-1.0)]
+    assert ids("a", first) != ids("b", failed)
+    assert ids("c", nameless[0]) != ids("d", nameless[1])
+    assert ids("e", row(0), row(1), *nameless[:1]) == [*ids("f", row(0), row(1)), *ids("g", nameless[0])]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

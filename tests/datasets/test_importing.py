@@ -1,16 +1,72 @@
-"""Published rows as events: whatever is too large for an event is a blob."""
+"""Published rows as trajectories: each has an id of its own, bad ones are counted, large parts are blobs."""
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import events_of, released
 from orchard.schemas.blobs import INLINE_LIMIT
 from orchard.schemas.events import payload
+from orchard.schemas.identity import rollout_id
 from orchard.schemas.messages import MessageNode, NodeRest, Role
 from orchard.storage.blobs import BlobStore
+
+
+def row(
+    text: str = "Done.", role: str | None = "user", function: object = ..., **metadata: object
+) -> dict[str, Any]:
+    """A row of the released layout."""
+    known = {"instance_id": "a__1", "model": "m", "verify_status": "resolved", "sample_idx": 7}
+    call = {"id": "c", "function": {"name": "bash", "arguments": "{}"} if function is ... else function}
+    said = {"role": "assistant", "content": text, "tool_calls": [call]}
+    return {
+        "messages": [{"role": role, "content": "Repair it."}, said],
+        "tools": "[]",
+        "metadata": json.dumps(known | metadata),
+    }
+
+
+def test_a_row_that_is_not_in_the_layout_is_counted_by_what_is_wrong_and_the_others_come() -> None:
+    bad = [
+        row(role="critic"),
+        row(role=None),
+        row(function=None),
+        row(function={"name": "bash", "arguments": {"command": "ls"}}),
+        row(verify_status="unknown"),
+        row(instance_id=3),
+        row() | {"tools": "{}"},
+        row() | {"metadata": "no"},
+        row() | {"metadata": None},
+        row() | {"messages": None},
+    ]
+    rows = [*enumerate([*bad, row("first"), row(role=None), row("last", role="developer")])]
+    left_out = Counter[str]()
+    found = list(released(rows, "h", left_out))
+    assert [one.nodes[1].content for one in found] == ["first", "last"]
+    assert found[1].nodes[0].role is Role.SYSTEM
+    assert (left_out.total(), left_out["metadata: not JSON text"], len(left_out)) == (11, 2, 9)
+    assert left_out.most_common(1) == [("messages: Expected `str`, got `null` - at `$[...].role`", 2)]
+    assert "messages: Expected `object`, got `null` - at `$[...].tool_calls[...].function`" in left_out
+    with pytest.raises(
+        DatasetError, match="row 0 is not in the released layout: messages: Invalid enum value"
+    ):
+        list(released(rows, "h"))
+
+
+def test_what_a_row_says_is_its_identity_and_not_its_place_or_index() -> None:
+    def ids(*rows: dict[str, Any]) -> list[str]:
+        found = released(enumerate(rows), "h")
+        return [rollout_id("c", one.task_id, one.harness, one.model, one.sample) for one in found]
+
+    assert ids(row("first"), row("second")) == [*ids(row("first")), *ids(row("second"))]
+    assert len({*ids(row("first"), row("second"), row("first", sample_idx=8))}) == 3
+    assert [one.row for one in released(enumerate([row("first"), row("second")]), "h")] == [0, 1]
+
 
 LONG = "x" * (INLINE_LIMIT + 1)
 
