@@ -3,38 +3,30 @@
 A conversation is rendered once by the chat template and cut where assistant text begins and ends. The parts
 are tokenized apart, as a policy server does it: a prompt ends where generation starts. So the tokens of a
 span are exactly those of the assistant's own text, its end mark included. Control tokens that stand inside
-a message's text are text: an observation cannot end a turn.
+a message or a tool's description are text: an observation cannot end a turn.
 """
 
 import hashlib
-import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import jinja2
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import (
-    _alias_reasoning_fields,
-    _compile_jinja_template,
-    _render_with_assistant_indices,
-    encode_marked_chat,
-    mark_control_tokens,
-)
+from transformers.utils.chat_template_utils import encode_marked_chat
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError, MaskError
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.rows import Ids
-from orchard.pipelines.datasets.turns import Message, TurnWriter, with_objects
+from orchard.pipelines.datasets.templates import END, START, ChatTemplate, any_of
+from orchard.pipelines.datasets.turns import Message
 from orchard.pipelines.vision.places import PICTURE
 
 CACHED_CHARACTERS = 10_000_000
 """After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ID_BYTES = 4
 _FRAME = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 """What Qwen's templates write for a picture; the token in the middle is repeated."""
@@ -120,38 +112,26 @@ class ChatTokenizer:
             raise DatasetError(
                 f"tokenizer {name} has no fast implementation: choose one with a tokenizer.json"
             )
-        if not isinstance(tokenizer.chat_template, str):
-            raise DatasetError(
-                f"tokenizer {name} has no chat template: choose one of a chat model, or add one"
-            )
         self._backend = backend
         self._backend.no_padding()
         self._backend.no_truncation()
-        self._template: str = tokenizer.chat_template
-        self._special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
-        self._end = self._special.get("eos_token", "")
-        self._end_id = tokenizer.eos_token_id
-        self._end_bytes = np.array([self._end_id or 0], np.int32).tobytes()
-        self._text_arguments = "is string" in self._template
-        tokens = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+        self.template = ChatTemplate(tokenizer, name)
+        self._end = self.template.end
+        self.end_id: int | None = tokenizer.convert_tokens_to_ids(self._end) if self._end else None
+        """Of the token that ends an answer."""
+        self._end_bytes = np.array([self.end_id or 0], np.int32).tobytes()
+        self._added = any_of(tokenizer.added_tokens_encoder)
         self._lines = LineCutter.of(tokenizer)
         self._memory = _Memory()
         """Of texts between cuts, and of lines where lines can be tokenized apart."""
         self._words = _Memory()
         self._lossy: set[str] = set()
         """Texts that were tokenized at once and whose tokens do not stand for their very bytes."""
+        self._unsafe: dict[str, str] = {}
+        """Texts that cannot be told from a control token that stands in them, and why."""
         self._check_pieces()
         known = tokenizer.get_vocab()
         self._frame = [known.get(token) for token in _FRAME]
-        self.marks_itself = bool(_GENERATION.search(self._template))
-        """The template tells where assistant text is, by `generation` blocks; others are written by turns."""
-        self._turns: TurnWriter | None = None
-        if not self.marks_itself:
-            try:
-                self._turns = TurnWriter(self._written, self._end, tokenizer.added_tokens_encoder, _START)
-            except DatasetError as error:
-                raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
 
     @classmethod
     def load(cls, name: str) -> "ChatTokenizer":
@@ -169,7 +149,8 @@ class ChatTokenizer:
     @property
     def sha256(self) -> str:
         """64 hexadecimal digits over the vocabulary, the rules and the template, wherever they lie."""
-        parts = [self._backend.to_str(), self._template, *map("=".join, sorted(self._special.items()))]
+        template = self.template
+        parts = [self._backend.to_str(), template.source, *map("=".join, sorted(template.special.items()))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -178,29 +159,12 @@ class ChatTokenizer:
         return text
 
     def render(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation and the span of characters of each assistant message.
-
-        Control tokens inside messages are between markers. Raises ExampleError for a conversation that the
-        template refuses.
-        """
-        messages = list(conversation.messages)
-        if self._control.search(_texts(messages)):
-            messages = mark_control_tokens(messages, self._control)
+        """The text of a conversation and the span of characters of each assistant message, as `ChatTemplate`
+        writes it; an ExampleError names the example."""
         try:
-            if self._turns is not None:
-                return self._turns.write(messages, conversation.tools)
-            if not self._text_arguments:
-                messages = list(map(with_objects, messages))
-            text, spans = self._marked(messages, conversation.tools)
+            return self.template.write(conversation.messages, conversation.tools)
         except ExampleError as error:
             raise ExampleError(f"example {conversation.name}: {error}") from error
-        count = sum(message["role"] == "assistant" for message in messages)
-        if len(spans) != count:
-            raise ExampleError(
-                f"example {conversation.name}: the chat template of {self.name} marks {len(spans)} "
-                f"generations of {count} assistant messages: mend its `generation` blocks"
-            )
-        return text, spans
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Encoded]:
         """Tokens of many conversations. Raises ExampleError, of which MaskError is one."""
@@ -247,10 +211,10 @@ class ChatTokenizer:
         """Context with pictures: the texts between them are tokenized apart."""
         first, *others = (self._part(piece) for piece in text.split(PICTURE))
         pieces = [*first.pieces, *(piece for part in others for piece in (PICTURE, *part.pieces))]
-        return _Part(text, _START in text or _END in text, [piece for piece in pieces if piece])
+        return _Part(text, START in text or END in text, [piece for piece in pieces if piece])
 
     def _part(self, text: str) -> _Part:
-        marked = _START in text or _END in text
+        marked = START in text or END in text
         return _Part(text, marked, [text] if marked or self._lines is None else self._lines.cut(text))
 
     def _learn(self, parts: Sequence[_Part]) -> None:
@@ -263,7 +227,12 @@ class ChatTokenizer:
             plain = self._learn_words(self._lines, plain)
         self._encode(plain, memory)
         for text in memory.unknown(piece for part in parts if part.marked for piece in part.pieces):
-            memory.put(text, np.array(encode_marked_chat(self.tokenizer, text), np.int32).tobytes())
+            try:
+                ids = encode_marked_chat(self.tokenizer, text)
+            except ValueError as error:
+                self._unsafe[text] = str(error)
+            else:
+                memory.put(text, np.array(ids, np.int32).tobytes())
 
     def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
         """Put lines together from their words; those that have no words are left to be tokenized whole."""
@@ -272,7 +241,7 @@ class ChatTokenizer:
         plain: list[str] = []
         strange: list[tuple[str, list[str]]] = []
         for line in lines:
-            words = None if self._control.search(line) else cutter.words(line)
+            words = None if self._added.search(line) else cutter.words(line)
             if words is None or not self._lossy.isdisjoint(words):
                 plain.append(line)
                 continue
@@ -300,6 +269,9 @@ class ChatTokenizer:
     ) -> Encoded | ExampleError:
         if isinstance(parts, ExampleError):
             return parts
+        for part in parts:
+            if part.marked and (reason := next(filter(None, map(self._unsafe.get, part.pieces)), None)):
+                return ExampleError(f"example {conversation.name}: {reason}")
         assistants = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
         known = self._memory.now
         found, spans, taken = [], [], set()
@@ -319,7 +291,7 @@ class ChatTokenizer:
                 if stored is not None and self._sampled_here(stored, conversation.messages[assistants[turn]]):
                     ids = np.array(stored, np.int32).tobytes()
                     taken.add(turn)
-                    if self._end and part.text.endswith(self._end) and stored[-1] != self._end_id:
+                    if self._end and part.text.endswith(self._end) and stored[-1] != self.end_id:
                         rendered = self._end_bytes  # cut off: not sampled
                 elif assistants[turn] in conversation.cut and self._end and part.text.endswith(self._end):
                     ids, rendered = ids.removesuffix(self._end_bytes), self._end_bytes
@@ -371,41 +343,6 @@ class ChatTokenizer:
         said += [call["function"]["name"] for call in message.get("tool_calls") or ()]
         return all(words.strip() in text for words in said)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], generating: bool) -> str:
-        """Text of the template."""
-        return self._rendered(messages, tools, generating=generating)[0]
-
-    def _marked(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """Text of the template, and the spans of its `generation` blocks."""
-        return self._rendered(messages, tools, marking=True)
-
-    def _rendered(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]],
-        *,
-        generating: bool = False,
-        marking: bool = False,
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """As `render_jinja_template` of transformers, which copies all messages first: these are plain."""
-        given: dict[str, Any] = {
-            "messages": _alias_reasoning_fields(messages),
-            "tools": list(tools) or None,
-            "documents": None,
-            "add_generation_prompt": generating,
-            **self._special,
-        }
-        try:
-            template: Any = _compile_jinja_template(self._template)
-            if not marking:
-                return str(template.render(**given)), []
-            text, spans = _render_with_assistant_indices(template, **given)
-        except (jinja2.TemplateError, ValueError, TypeError, LookupError) as error:
-            raise ExampleError(f"the chat template of {self.name} refuses it: {error}") from error
-        return text, spans
-
     def _check_pieces(self) -> None:
         """Parts are tokenized apart: the tokenizer must not add anything at the beginning of a text."""
         ids = [i for text in _PROBES for i in self._backend.encode(text, add_special_tokens=False).ids]
@@ -416,19 +353,5 @@ class ChatTokenizer:
             )
 
 
-def _texts(messages: Sequence[Message]) -> str:
-    """All that the messages' authors wrote, to be searched at once."""
-    found = []
-    for message in messages:
-        found += [message.get("content") or "", message.get("reasoning_content") or ""]
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            found += [function["name"], str(function["arguments"])]
-    return "\0".join(found)
-
-
-_START, _END = mark_control_tokens("x", re.compile("x")).split("x")
-
-
 def _unmarked(part: _Part) -> str:
-    return part.text.replace(_START, "").replace(_END, "") if part.marked else part.text
+    return part.text.replace(START, "").replace(END, "") if part.marked else part.text

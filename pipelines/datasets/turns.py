@@ -10,6 +10,7 @@ model's family where the vocabulary shows it, else in that of Hermes and Qwen.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -24,13 +25,15 @@ Render = Callable[[Sequence[Message], Tools, bool], str]
 
 _TEXT = "\ue0f5"
 """Stands for the text of a message, to find what a template writes around it."""
+_WORDS = "\ue0f6"
+"""Stands for the text of the message after it."""
 _ASK: Message = {"role": "user", "content": "?"}
 OPENING = "<think>\n"
 """With which an answer begins, where it has reasoning; some generation prompts write it."""
 _CLOSE = "\n</think>\n\n"
 _ARGUMENTS = '{"key": "value"}'
 _CALLS = [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": _ARGUMENTS}}]
-_RESULT = {"role": "tool", "content": _TEXT, "tool_call_id": "call00000"}
+_RESULT = {"role": "tool", "content": _WORDS, "tool_call_id": "call00000"}
 _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
 
 
@@ -38,8 +41,8 @@ class TurnWriter:
     """Writes conversations with one template."""
 
     def __init__(self, render: Render, end: str, vocabulary: Collection[str], mark: str) -> None:
-        """`end` is the token that ends a turn; after `mark` it is text. Raises DatasetError for a template
-        that does not write an answer after its own generation prompt."""
+        """`end` is that of `end_mark`; after `mark` it is text. Raises DatasetError for a template without
+        one, or that does not write an answer after its own generation prompt."""
         self._render = render
         self._end, self._marked_end = end, mark + end
         self._form = _form_of(vocabulary)
@@ -51,32 +54,40 @@ class TurnWriter:
         self._opening = OPENING if self._prompt.endswith(OPENING) else ""
         if not found or not before.startswith(self._prompt.removesuffix(self._opening)):
             raise DatasetError("its chat template begins an answer otherwise than its generation prompt does")
-        self._ending = after[: after.index(end) + len(end)] if end and end in after else ""
+        if not end:
+            raise DatasetError(
+                "its chat template writes no control token both after a last answer and between an answer "
+                "and a user's message, so nothing would teach a model to stop: mend the template"
+            )
+        self._ending = after[: after.index(end) + len(end)]
         self._tail = after[len(self._ending) :]
-        self._takes_text = self._shows(_ARGUMENTS, [_ASK, _said("", _CALLS)])
+        self.takes_text = self._shows(_ARGUMENTS, [_ASK, _said("", _CALLS)])
         self._has_calls = self._shows("value", [_ASK, self._adapted(_said("", _CALLS))])
-        self._takes_text |= not self._has_calls
+        self.takes_text |= not self._has_calls
+        """Calls have their arguments as a text, else as the object of `with_objects`."""
         said = self._adapted(_said(_TEXT, _CALLS))
         self._has_reasoning = self._shows(_TEXT, [_ASK, {**_said("a"), "reasoning_content": _TEXT}])
         self._has_tools = self._shows("probe", [_ASK], [_TOOL])
         self._keeps_calls = self._shows(_TEXT, [_ASK, said])
-        stub = said if self._keeps_calls else _said("a")
-        self._has_results = self._shows(_TEXT, [_ASK, {**stub, "content": "a"}, _RESULT])
+        self._has_results = self._follows(said, _RESULT)
+        if not self._has_results:
+            self._keeps_calls &= self._follows(said, {"role": "user", "content": _WORDS})
 
     def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and of each assistant message the span of characters, its end mark included.
+        """The text, and of each assistant message the span of characters, its end mark included. `messages`
+        have the arguments of calls as `takes_text` says.
 
         Raises ExampleError for a conversation that the template refuses.
         """
-        messages = [self._adapted(message) for message in messages]
         if tools and not self._has_tools:
             messages, tools = _with_tools(messages, tools), ()
         if not self._has_results:
             messages = list(_without_results(messages))
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
-            return self._render(messages, tools, False), []
-        pieces = [self._render(messages[: turns[0]], tools, True)]
+            return with_words(self._render(messages, tools, False), messages), []
+        before = messages[: turns[0]]
+        pieces = [with_words(self._render(before, tools, True), before)]
         spans = []
         at = len(pieces[0])
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
@@ -125,18 +136,23 @@ class TurnWriter:
         if not run and not asks:
             return self._tail
         stub = _said(_TEXT)
-        if self._ending and self._keeps_calls and said.get("tool_calls"):
+        if self._keeps_calls and said.get("tool_calls"):
             stub = self._adapted(_said(_TEXT, [_emptied(call) for call in said["tool_calls"]]))
         text = self._render([_ASK, stub, *run], (), asks)
-        text = text.partition(_TEXT)[2] if _TEXT in text else text.removeprefix(self._prompt)
-        if not self._ending:
-            return text
+        text = _after(text, self._prompt)
         at = text.find(self._end)
         while at > 0 and text.startswith(self._marked_end, at - len(self._marked_end) + len(self._end)):
             at = text.find(self._end, at + 1)
         if at < 0:
             raise ExampleError(f"the chat template does not end an answer with {self._end}")
-        return text[at + len(self._end) :]
+        return with_words(text[at + len(self._end) :], run)
+
+    def _follows(self, said: Message, message: Message) -> bool:
+        """Whether a message is written after the end mark of `said`."""
+        try:
+            return bool(self._between(said, [message], True))
+        except ExampleError:
+            return False
 
     def _shows(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> bool:
         try:
@@ -145,7 +161,48 @@ class TurnWriter:
             return False
 
     def _adapted(self, message: Message) -> Message:
-        return message if self._takes_text else with_objects(message)
+        return message if self.takes_text else with_objects(message)
+
+
+def end_mark(render: Render, control: re.Pattern[str], eos: str) -> str:
+    """The control token that ends an answer, "" where there is none.
+
+    It is one that the template writes both after a last answer and between an answer and a user's message:
+    `eos`, the tokenizer's own, if that is one of them, else the first.
+    """
+    try:
+        prompt = render([_ASK], (), True)
+        last = render([_ASK, _said(_TEXT)], (), False)
+        asked = render([_ASK, _said(_TEXT), {"role": "user", "content": _WORDS}], (), False)
+    except ExampleError:
+        return ""
+    between = set(control.findall(_after(asked, prompt).partition(_WORDS)[0]))
+    found = [token for token in control.findall(last.partition(_TEXT)[2]) if token in between]
+    return eos if eos in found else next(iter(found), "")
+
+
+def _after(text: str, prompt: str) -> str:
+    """What follows the text of an answer, or the prompt where the template writes no earlier answer."""
+    return text.partition(_TEXT)[2] if _TEXT in text else text.removeprefix(prompt)
+
+
+def forms(vocabulary: Collection[str]) -> str:
+    """All that is written here in place of a template, to be searched for control tokens."""
+    calls = _form_of(vocabulary)("", _CALLS)
+    results = _without_results([_RESULT])
+    return "".join([OPENING, _CLOSE, calls, *(message["content"] for message in results)])
+
+
+def with_words(text: str, messages: Sequence[Message]) -> str:
+    """A template's text, if it has what each of these messages says, as it is or in JSON, but for white space
+    at its ends. Raises ExampleError: no message is left out in silence."""
+    for message in messages:
+        words = (message.get("content") or "").strip()
+        if words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
+            raise ExampleError(
+                f"the chat template leaves out or rewrites what a {message['role']} message says"
+            )
+    return text
 
 
 def with_objects(message: Message) -> Message:

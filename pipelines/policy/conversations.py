@@ -25,11 +25,11 @@ class Prompts:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        written = tokenizer.marks_itself and str(tokenizer.tokenizer.chat_template)
+        written = tokenizer.template.marks_itself and tokenizer.template.source
         self._calls = not written or "<tool_call>" in written
         self._thinking = not written or "<think>" in written
-        end = tokenizer.tokenizer.eos_token_id
-        self.stop_ids = frozenset(end if isinstance(end, list) else [] if end is None else [end])
+        ends = {tokenizer.end_id, tokenizer.tokenizer.eos_token_id}
+        self.stop_ids = frozenset(end for end in ends if end is not None)
         """Tokens that end a message."""
 
     def prompt(

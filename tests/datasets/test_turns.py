@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchard.pipelines.datasets import tokenization
+from orchard.pipelines.datasets import templates
 from orchard.pipelines.datasets.errors import ExampleError
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
@@ -107,14 +107,14 @@ def test_a_template_is_asked_for_little_more_than_each_message_once(
 ) -> None:
     """Not for the whole conversation at each turn: 47 turns cost what 47 single turns do."""
     seen = 0
-    aliased = tokenization._alias_reasoning_fields
+    aliased = templates._alias_reasoning_fields
 
     def counted(messages: list[Any]) -> Any:
         nonlocal seen
         seen += len(messages)
         return aliased(messages)
 
-    monkeypatch.setattr(tokenization, "_alias_reasoning_fields", counted)
+    monkeypatch.setattr(templates, "_alias_reasoning_fields", counted)
     messages = conversation("sometimes")
     long = messages[:2] + messages[2:] * 8
     chats["qwen3"].render(Conversation("x", long))

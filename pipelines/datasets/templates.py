@@ -1,0 +1,135 @@
+"""The chat template of a tokenizer: conversations as text, in which nobody's words are control tokens."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import (
+    _alias_reasoning_fields,
+    _compile_jinja_template,
+    _render_with_assistant_indices,
+    mark_control_tokens,
+)
+
+from orchard.pipelines.datasets.errors import DatasetError, ExampleError
+from orchard.pipelines.datasets.turns import (
+    Message,
+    Tools,
+    TurnWriter,
+    end_mark,
+    forms,
+    with_objects,
+    with_words,
+)
+
+DATE = datetime(2024, 7, 26, tzinfo=UTC)
+"""What a template that asks for the date is told, so that equal conversations give equal rows on any day.
+Llama's own templates write it where they have no clock."""
+
+START, END = mark_control_tokens("x", re.compile("x")).split("x")
+"""Between them stands a control token that is text."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_LEVELS = 200
+"""Of objects and lists in arguments and tools. Python's stack has room for little more than twice as many."""
+
+
+class ChatTemplate:
+    """Writes conversations. Raises DatasetError for a tokenizer without a template, or with one that cannot
+    serve."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        if not isinstance(tokenizer.chat_template, str):
+            raise DatasetError(
+                f"tokenizer {name} has no chat template: choose one of a chat model, or add one"
+            )
+        self.name = name
+        self.source: str = tokenizer.chat_template
+        self.special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+        written = self.source + forms(tokenizer.added_tokens_encoder)
+        self._control = any_of(
+            token.content
+            for token in tokenizer.added_tokens_decoder.values()
+            if token.special or (token.content in written and not token.content.isspace())
+        )
+        self.marks_itself = bool(_GENERATION.search(self.source))
+        """It tells where assistant text is, by `generation` blocks; others are written by turns."""
+        eos = self.special.get("eos_token", "")
+        self.end = end_mark(self._written, self._control, eos)
+        """The token that ends an answer."""
+        self._turns: TurnWriter | None = None
+        if self.marks_itself:
+            self.end = self.end or eos  # taken as it is
+        else:
+            try:
+                self._turns = TurnWriter(self._written, self.end, tokenizer.added_tokens_encoder, START)
+            except DatasetError as error:
+                raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
+        self._takes_text = self._turns.takes_text if self._turns else "is string" in self.source
+
+    def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation and the span of characters of each assistant message.
+
+        Control tokens inside messages and tools are between START and END. Raises ExampleError for a
+        conversation that the template refuses.
+        """
+        if not self._takes_text:
+            messages = list(map(with_objects, messages))
+        messages, tools = self._marked(messages), self._marked(tools)
+        if self._turns is not None:
+            return self._turns.write(messages, tools)
+        text, spans = self._rendered(messages, tools, marking=True)
+        count = sum(message["role"] == "assistant" for message in messages)
+        if len(spans) != count:
+            raise ExampleError(
+                f"the chat template of {self.name} marks {len(spans)} generations of {count} assistant "
+                "messages: mend its `generation` blocks"
+            )
+        shown = [message for message in messages if message["role"] != "assistant"]
+        return with_words(text, shown), spans
+
+    def _marked(self, value: Any, levels: int = _LEVELS) -> Any:
+        """A value with the control tokens in its texts, keys included, between markers."""
+        if isinstance(value, str):
+            return mark_control_tokens(value, self._control)
+        if not isinstance(value, Mapping | list | tuple):
+            return value
+        if not levels:
+            raise ExampleError(f"arguments or tools are nested deeper than {_LEVELS} levels")
+        if isinstance(value, Mapping):
+            return {self._marked(key): self._marked(item, levels - 1) for key, item in value.items()}
+        return [self._marked(item, levels - 1) for item in value]
+
+    def _written(self, messages: Sequence[Message], tools: Tools, generating: bool) -> str:
+        """Text of the template."""
+        return self._rendered(messages, tools, generating=generating)[0]
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Tools, *, generating: bool = False, marking: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """As `render_jinja_template` of transformers, which copies all messages first: these are plain. With
+        `marking` also the spans of `generation` blocks."""
+        given: dict[str, Any] = {
+            "messages": _alias_reasoning_fields(messages),
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": generating,
+            "strftime_now": DATE.strftime,
+            **self.special,
+        }
+        try:
+            template: Any = _compile_jinja_template(self.source)
+            if not marking:
+                return str(template.render(**given)), []
+            text, spans = _render_with_assistant_indices(template, **given)
+        except (jinja2.TemplateError, ValueError, TypeError, LookupError) as error:
+            raise ExampleError(f"the chat template of {self.name} refuses it: {error}") from error
+        return text, spans
+
+
+def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of tokens, of which a longer one goes before those that it contains."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
