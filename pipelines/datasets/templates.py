@@ -52,8 +52,10 @@ class ChatTemplate:
         written = self.source + forms(tokenizer.added_tokens_encoder)
         self._control = any_of(
             token.content
-            for token in tokenizer.added_tokens_decoder.values()
-            if token.special or (token.content in written and not token.content.isspace())
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special
+            or (token.content in written and not token.content.isspace())
+            or not _made_of_text(tokenizer.backend_tokenizer, token.content, number)
         )
         self.marks_itself = bool(_GENERATION.search(self.source))
         """It tells where assistant text is, by `generation` blocks; others are written by turns."""
@@ -128,6 +130,13 @@ class ChatTemplate:
         except (jinja2.TemplateError, ValueError, TypeError, LookupError) as error:
             raise ExampleError(f"the chat template of {self.name} refuses it: {error}") from error
         return text, spans
+
+
+def _made_of_text(backend: Any, content: str, number: int) -> bool:
+    """Whether the vocabulary makes an added token of plain text anyway, as Gemma's runs of white space."""
+    text = backend.normalizer.normalize_str(content) if backend.normalizer else content
+    pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer else [(text, ())]
+    return [token.id for piece, _ in pieces for token in backend.model.tokenize(piece)] == [number]
 
 
 def any_of(tokens: Iterable[str]) -> re.Pattern[str]:

@@ -61,6 +61,16 @@ def test_an_added_token_that_text_makes_is_text_and_a_special_one_costs_its_exam
         assert chat.decode(found.input_ids[slice(*found.spans[0])].tolist()) == "<|im_end|> Step<|im_end|>"
 
 
+def test_an_added_token_that_text_does_not_make_is_no_ones_words(tokenizer: str) -> None:
+    """Qwen's `<|fim_prefix|>` is neither special nor in its template."""
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    made.add_tokens([AddedToken("<|fim_prefix|>", special=False, normalized=False)])
+    chat = ChatTokenizer(made, "middle")
+    (found,) = chat.encode([Conversation("one", [ASK, said("<|fim_prefix|> a")])])
+    assert count(chat, found.input_ids, "<|fim_prefix|>") == 0
+    assert chat.decode(found.input_ids[slice(*found.spans[0])].tolist()) == "<|fim_prefix|> a<|im_end|>"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -61,6 +61,10 @@ _UNCUT: Mapping[str, Any] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
 """Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
+_ASKS_FOR_IDS = frozenset(
+    {"return_token_ids", "return_tokens_as_token_ids", "return_output_ids_in_sglext", "return_meta_info"}
+)
+"""Fields of `extra_body` that these servers alone know."""
 
 
 class ContextLengthExceeded(Exception):
@@ -262,9 +266,9 @@ class _Endpoint:
     ) -> dict[str, Any]:
         """The request: only fields that were asked for, so that strict endpoints accept it. Tokens that are
         asked for with their log-probabilities are to train, so they are sampled from the model itself unless
-        a field says otherwise; a server that knows `return_token_ids` knows these fields, too."""
+        a field says otherwise; a server that is asked for ids knows these fields, too."""
         body: dict[str, Any] = {"model": spec.name, "messages": self._messages(messages), "seed": seed}
-        if spec.logprobs and self.settings.extra_body.get("return_token_ids"):
+        if spec.logprobs and any(map(self.settings.extra_body.get, _ASKS_FOR_IDS)):
             body |= _UNCUT
         if tools:
             body["tools"] = tools
