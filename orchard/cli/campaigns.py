@@ -20,9 +20,12 @@ from orchard.schemas.plugins import Kind
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
+from orchard.storage.reader import position
+from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
+from orchard.streams.reading import bounds
 from orchard.streams.topology import declare
 from orchard.submission import (
     check_prices,
@@ -310,14 +313,16 @@ async def _status(session: Session) -> None:
 
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
-    """Show the campaign until it is over, stopped or stuck; returns the last view."""
+    """Show the campaign until it is over, stopped or stuck; returns the last view. Tables that do not have yet
+    what was said before, as by a resume, are waited for: they show the outcomes that it took back."""
     async with session.reading_connection("watch") as connection:
-        book = CampaignBook(connection)
+        book, before = CampaignBook(connection), (await bounds(connection, names.EVENTS)).last
         queues: dict[str, str] = {}
         shown, looks = time.monotonic(), 0
         with Live(console=console, refresh_per_second=4) as live:
             while (known := await book.get(name)) is not None:
                 records = {name: known[0]}
+                current = await asyncio.to_thread(position, session.config.store) >= before
                 queues = queues or await _queues(session, records)
                 now = await standing(session, connection, records, queues)
                 view = now.campaigns[0]
@@ -328,7 +333,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                 waits = not view.running and view.state in (State.STUCK, State.CANCELLED)
                 looks = looks + 1 if waits else 0
                 paused = view.state is State.PAUSED and not view.running
-                if view.over or paused or looks > STUCK_LOOKS:
+                if (view.over and current) or paused or looks > STUCK_LOOKS:
                     live.stop()
                     console.print()
                     return view

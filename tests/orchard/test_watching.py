@@ -1,0 +1,62 @@
+"""`orchard watch`: a campaign is over when the tables, which may lag behind, have what was said of it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchard.cli import campaigns as cli
+from orchard.config import load
+from orchard.pipelines.campaigns import Campaigns
+from orchard.session import Session
+from orchard.storage.writer import Writer
+from orchard.streams.connection import Connection
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
+from tests.orchard.test_submission import plan
+
+NAME = "c"
+
+
+async def written(session: Session, connection: Connection) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    await Writer(session.config.store, connection).run(stop)
+
+
+async def test_a_campaign_that_is_resumed_is_not_over_by_the_outcomes_of_before(
+    nats_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(load({"store": str(tmp_path / "store"), "nats": {"url": nats_server.url}}))
+    looked = asyncio.Queue[cli.CampaignView]()
+    standing = cli.standing
+
+    async def noted(*args: Any, **more: Any) -> Any:
+        found = await standing(*args, **more)
+        looked.put_nowait(found.campaigns[0])
+        return found
+
+    monkeypatch.setattr(cli, "standing", noted)
+    async with session.reading_connection("test") as connection, asyncio.timeout(60):
+        await declare(connection, session.config.nats, [Queue()])
+        campaigns = Campaigns(connection, session.blobs)
+        for steps in (campaigns.submit(plan()), campaigns.cancel(NAME)):
+            async for _ in steps:
+                pass
+        await written(session, connection)
+        async for _ in campaigns.resume(NAME):
+            pass
+
+        watch = asyncio.create_task(cli.watch_campaign(session, NAME, every=0.01))
+        for _ in range(3):
+            assert (await looked.get()).over  # as the tables have it
+        assert not watch.done()
+        await written(session, connection)
+        while (await looked.get()).over:
+            pass
+        assert not watch.done()
+        async for _ in campaigns.cancel(NAME):
+            pass
+        await written(session, connection)
+        assert (await watch).over
