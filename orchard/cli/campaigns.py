@@ -313,7 +313,7 @@ async def _status(session: Session) -> None:
 
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
-    """Show the campaign until it is over, stopped or stuck; returns the last view. Tables that do not have yet
+    """Show the campaign until it is over, stopped or stuck; returns the last view. Tables that lack yet
     what was said before, as by a resume, are waited for: they show the outcomes that it took back."""
     async with session.reading_connection("watch") as connection:
         book, before = CampaignBook(connection), (await bounds(connection, names.EVENTS)).last
