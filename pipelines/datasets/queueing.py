@@ -124,11 +124,10 @@ def through_queue(offer: Offer) -> Shards:
             settings=work.settings,
         )
         files = _Files(work.store, request.build)
+        # A fault that ended an earlier command: whether it is mended, a worker says.
         for index in todo:
             if (made := files.made(index)) is not None and made.report is None:
-                files.forget(
-                    index
-                )  # a fault that ended an earlier command: whether it is mended, a worker says
+                files.forget(index)
         missing = dict.fromkeys(todo)
         offered = float("-inf")
         while missing:

@@ -2,8 +2,8 @@
 
 A text is the set of its shingles: runs of words of a statement (of characters, where a script has no spaces),
 runs of code tokens of the lines that a patch changes, without context, line numbers, file names, comments and
-white space. An inverted index over the
-held-out tasks finds every pair that shares a shingle, so nothing is estimated: held-out sets are small.
+white space. An inverted index over the held-out tasks finds every pair that shares a shingle, so nothing is
+estimated: held-out sets are small.
 """
 
 import re

@@ -21,11 +21,8 @@ from orchard.pipelines.rl.settings import Engine, RlSettings, settings_from
 from orchard.pipelines.rl.trainer import Trainer
 from orchard.pipelines.sft.settings import Lora, TrainingError
 from orchard.storage.blobs import BlobStore
-from orchard.streams.connection import Connection, connect
+from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings
-from orchard.streams.topology import declare
 from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.engine_servers import ForeignServer
 from tests.pipelines.rl.test_learner import ALONE
@@ -48,13 +45,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def behind(directory: Path) -> AsyncIterator[PolicyServer]:
     async with PolicyServer(directory, settings=EngineSettings(slots=8, context=128)) as server:
         yield server
-
-
-@pytest.fixture
-async def connection(nats_server: EmbeddedServer) -> AsyncIterator[Connection]:
-    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
-        await declare(opened, NatsSettings(), [])
-        yield opened
 
 
 async def a_trainer(

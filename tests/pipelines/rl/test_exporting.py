@@ -13,20 +13,10 @@ from orchard.pipelines.rl.loss_settings import Baseline, LossSettings
 from orchard.schemas.events import make_event
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
 from orchard.storage.blobs import BlobStore
-from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import NatsSettings
-from orchard.streams.topology import declare
 from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 
 PLAN = plan_of(run_settings(loss=LossSettings(baseline=Baseline.MEAN)))
-
-
-@pytest.fixture
-async def connection(nats_server):
-    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
-        await declare(opened, NatsSettings(), [])
-        yield opened
 
 
 @pytest.fixture

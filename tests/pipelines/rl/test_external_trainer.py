@@ -12,11 +12,8 @@ from orchard.pipelines.rl.stepping import Limits
 from orchard.schemas.events import payload
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
 from orchard.storage.blobs import BlobStore
-from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.streams.settings import NatsSettings
-from orchard.streams.topology import declare
 from tests.pipelines.rl.written_log import (
     assembled,
     conversation,
@@ -28,13 +25,6 @@ from tests.pipelines.rl.written_log import (
 )
 
 PLAN = plan_of(run_settings())
-
-
-@pytest.fixture
-async def connection(nats_server):
-    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
-        await declare(opened, NatsSettings(), [])
-        yield opened
 
 
 @pytest.fixture

@@ -40,13 +40,6 @@ KEY = "k" * 20
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
-@pytest.fixture
-async def connection(nats_server: EmbeddedServer) -> AsyncIterator[Connection]:
-    async with connect(NatsSettings(), name="test", url=nats_server.url) as opened:
-        await declare(opened, NatsSettings(), [])
-        yield opened
-
-
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("rl") / "model")
