@@ -231,10 +231,10 @@ class Demonstration:
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
         try:
             code = await process.wait()
-        except asyncio.CancelledError:
-            process.terminate()
-            await process.wait()
-            raise
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
         if code:
             raise CommandFailed(" ".join(command), code)
 
