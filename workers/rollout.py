@@ -81,12 +81,16 @@ class Beginning:
     """Opens a machine, of so much memory, in which the history's commands have run."""
 
 
-def within(budget: Budget, timeouts: Timeouts, elapsed: float) -> Budget:
-    """The budget with a wall clock that leaves time for all that follows the agent's work, so that an agent
-    that never ends is truncated, and graded, rather than stopped by the outermost timeout. `elapsed`, in
-    seconds, is what the attempt has taken so far. Timeouts that leave no room change nothing."""
+def within(budget: Budget, timeouts: Timeouts) -> Budget:
+    """The budget with a wall clock that leaves time for all that comes before the agent's work and after it,
+    so that an agent that never ends is truncated, and graded, rather than stopped by the outermost timeout.
+
+    It is the same in each attempt: what a sandbox takes to start is never taken from the agent. Timeouts
+    that leave no room change nothing.
+    """
+    before = 2 * timeouts.creation  # of the sandbox, and of what the task has prepared in it
     after = timeouts.command + timeouts.shutdown + timeouts.creation + timeouts.grading
-    room = timeouts.rollout - elapsed - after
+    room = timeouts.rollout - before - after
     if room <= 0 or 0 < budget.wall_seconds <= room:
         return budget
     return msgspec.structs.replace(budget, wall_seconds=room)
@@ -268,7 +272,7 @@ class Attempt:
             shared=self._dependencies.shared,
         )
         async with open_world(opening) as world:
-            budget = within(request.budget, request.timeouts, time.monotonic() - self._clock)
+            budget = within(request.budget, request.timeouts)
             episode = Episode(
                 task=task,
                 machine=machine,
