@@ -82,16 +82,16 @@ class Beginning:
 
 
 def within(budget: Budget, timeouts: Timeouts) -> Budget:
-    """The budget with a wall clock that leaves time for all that comes before the agent's work and after it,
-    so that an agent that never ends is truncated, and graded, rather than stopped by the outermost timeout.
+    """The budget with a wall clock that leaves time for the sandbox before the agent's work and all that
+    follows it, so that an agent that never ends is truncated, and graded, rather than stopped by the
+    outermost timeout.
 
     It is the same in each attempt: what a sandbox takes to start is never taken from the agent. Timeouts
-    that leave no room change nothing.
+    that leave room for less than one command change nothing.
     """
-    before = 2 * timeouts.creation  # of the sandbox, and of what the task has prepared in it
-    after = timeouts.command + timeouts.shutdown + timeouts.creation + timeouts.grading
-    room = timeouts.rollout - before - after
-    if room <= 0 or 0 < budget.wall_seconds <= room:
+    others = timeouts.command + timeouts.shutdown + 2 * timeouts.creation + timeouts.grading
+    room = timeouts.rollout - others
+    if room < timeouts.command or 0 < budget.wall_seconds <= room:
         return budget
     return msgspec.structs.replace(budget, wall_seconds=room)
 
