@@ -106,9 +106,9 @@ class Trainer:
     async def run(self, start: int) -> None:
         """Train until the plan's last step. `start` is the sequence of the run's first event.
 
-        Raises RunError for a checkpoint of other settings or one that is older than the log's newest policy,
-        and where a refused step left nothing to go back to; RunStopped where steps or policies are refused
-        again and again.
+        Raises RunError for a checkpoint of other settings or of another log, one that is older than the
+        log's newest policy, and where a refused step left nothing to go back to; RunStopped where steps or
+        policies are refused again and again.
         """
         tasks = {asyncio.create_task(self._train(start))}
         if self._engine is not None:
@@ -148,7 +148,7 @@ class Trainer:
             yield batch
 
     async def _restore(self) -> None:
-        """Go back to the newest checkpoint, and make the log say what it says."""
+        """Go back to the newest checkpoint, and make the log say what it says: it may lack the last step."""
         newest = self._checkpoints.newest()
         version = self._feed.progress.version
         if newest is not None:
@@ -165,6 +165,13 @@ class Trainer:
                 f"{self._out} is of step {self._state.step}: restore it, or choose another name"
             )
         if version < self._state.step:
+            known = all(name in self._feed.progress.groups for name in self._state.groups)
+            if version < self._state.step - 1 or not known:
+                raise RunError(
+                    f"the newest checkpoint in {self._out} is of step {self._state.step}, the log has policy "
+                    f"version {version} of run {self.plan.name!r}: it was made with another log, or this one "
+                    "has lost its end: choose another `out`, or restore the log"
+                )
             await self._publish_step()
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
             self._feed.done_with(name)

@@ -16,7 +16,7 @@ from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.learner import NotFinite
-from orchard.pipelines.rl.policies import policy_directory, read_newest
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
 from orchard.pipelines.rl.sequences import TokenSequence, sequences
 from orchard.pipelines.rl.settings import Engine
 from orchard.pipelines.rl.stepping import Limits, RunStopped, fitting, refusal
@@ -104,6 +104,15 @@ async def test_groups_train_in_order_and_each_policy_is_served(
     assert newest.version == 3
     before, after = weights(model_directory), weights(Path(newest.path))
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(("version", "left"), [(0, [0]), (6, [5, 6])])
+def test_policies_that_an_earlier_run_left_do_not_take_the_place_of_the_newest(tmp_path, version, left):
+    for number in (0, 4, 5, 6, 7):
+        policy_directory(tmp_path, number).mkdir(parents=True)
+    newest = Newest(version=version, path=str(policy_directory(tmp_path, version)))
+    write_newest(tmp_path / NEWEST, newest, keep=2)
+    assert sorted(Path(newest.path).parent.iterdir()) == [policy_directory(tmp_path, n) for n in left]
 
 
 async def test_policies_of_a_run_with_an_adapter_are_adapters_and_the_last_is_merged(
@@ -269,15 +278,39 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
 async def test_a_checkpoint_that_does_not_fit_the_log_is_refused(
     connection, blobs, model_directory, tmp_path
 ):
-    settings = run_settings(str(model_directory), str(tmp_path / "out"), steps=1)
+    settings = run_settings(str(model_directory), str(tmp_path / "out"), steps=2)
     plan = plan_of(settings)
     start = await begin(connection, blobs, plan)
-    for prompt in range(2):
+    for prompt in range(4):
         await Publisher(connection).events(whole_group(plan, prompt))
     await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engine=None).run(start), 240)
     other = msgspec.structs.replace(settings, lr=1.0)
     with pytest.raises(RunError, match="another configuration"):
         await Trainer(other, plan, connection, blobs, ALONE, engine=None).run(start)
     lost = msgspec.structs.replace(settings, out=str(tmp_path / "lost"))
-    with pytest.raises(RunError, match="has policy version 1"):
+    with pytest.raises(RunError, match="has policy version 2"):
         await Trainer(lost, plan, connection, blobs, ALONE, engine=None).run(start)
+
+
+@pytest.mark.parametrize(("steps", "known"), [(1, 0), (2, 4)], ids=["other groups", "two steps ahead"])
+async def test_a_checkpoint_of_another_log_is_refused(
+    connection, blobs, model_directory, tmp_path, steps, known
+):
+    """The log may lack the last step alone, as it was killed before it could say so."""
+    settings = run_settings(str(model_directory), str(tmp_path / "out"), steps=steps)
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    for prompt in range(2 * steps):
+        await Publisher(connection).events(whole_group(plan, prompt))
+    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engine=None).run(start), 240)
+    async with (
+        EmbeddedServer(tmp_path / "other") as other,
+        connect(NatsSettings(), name="test", url=other.url) as alone,
+    ):
+        await declare(alone, NatsSettings(), [])
+        start = await begin(alone, blobs, plan)
+        for prompt in range(known):
+            await Publisher(alone).events(whole_group(plan, prompt))
+        with pytest.raises(RunError, match=f"is of step {steps}, the log has policy version 0"):
+            await Trainer(settings, plan, alone, blobs, ALONE, engine=None).run(start)
+        assert not await facts(alone, PolicyUpdated)
