@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 import torch
 
+from orchard.cli.app import mistakes
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.policy.weights import load_weights
@@ -150,7 +151,7 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
     settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
-        foreign.refuses = True
+        foreign.refuses = 400
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         await groups(connection, plan, 0, 1)
         with pytest.raises(RunError, match="was refused 5 times by the engine at http"):
@@ -200,6 +201,27 @@ async def test_what_another_process_gave_an_engine_is_given_again(
             await asyncio.wait_for(engine.wait_for(0), 0.1)
 
 
+async def test_what_was_refused_is_said_also_where_generation_is_not_resumed(
+    behind: PolicyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
+    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+        foreign.refuses, foreign.failing = 400, 99
+        with pytest.raises(Refused, match="answers /update_weights_from_disk with 400"):
+            await engine_of(foreign).take(Newest(path="p", version=1))
+
+
+@pytest.mark.parametrize(("status", "error"), [(500, Refused), (503, aiohttp.ClientError)], ids=str)
+async def test_an_error_in_answer_to_weights_is_a_refusal_and_one_of_a_proxy_is_not(
+    behind: PolicyServer, status: int, error: type[Exception]
+) -> None:
+    async with ForeignServer(Engine.VLLM, behind) as foreign:
+        foreign.refuses = status
+        with pytest.raises(error, match=f"answer.* {status}"):
+            await engine_of(foreign).take(Newest(path="p", version=1))
+        assert not foreign.paused
+
+
 async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behind: PolicyServer) -> None:
     mine, other = (
         ServingEngine(Engine.ORCHARD, behind.url.removesuffix("/v1"), run) for run in ("mine", "other")
@@ -212,9 +234,13 @@ async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behin
 
 
 async def test_what_an_engine_lacks_is_named(behind: PolicyServer) -> None:
+    assert issubclass(Refused, mistakes()), "a coordinator that waits for it says so in one sentence"
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
-        with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
-            await ServingEngine(Engine.VLLM, foreign.address, "run").version()
+        engine = ServingEngine(Engine.VLLM, foreign.address, "run")
+        for asked in (engine.version(), engine.take(Newest(path="p", version=1))):
+            with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
+                await asked
+        assert not foreign.calls
         assert await engine_of(foreign).version() == -1
         away = foreign.address
     assert await ServingEngine(Engine.SGLANG, away, "run").version() is None
