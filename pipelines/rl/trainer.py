@@ -20,7 +20,7 @@ from orchard.pipelines.rl.engines import Refused, ServingEngine
 from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
@@ -93,6 +93,8 @@ class Trainer:
         self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
         self._engine = engine if processes.first else None
+        self._newest: Newest | None = None
+        """What it is to serve: OUT may still name a policy of an earlier run."""
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
@@ -307,6 +309,7 @@ class Trainer:
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         keep = max(self.settings.keep_policies, self.settings.staleness + 2)
         await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
+        self._newest = newest
         if self._engine is not None:
             await self._offer(self._engine, newest)
 
@@ -326,8 +329,7 @@ class Trainer:
         refused = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            newest = await asyncio.to_thread(read_newest, self._out)
-            if newest is None or newest.version != self._state.step:
+            if (newest := self._newest) is None:
                 continue
             taken = await self._offer(engine, newest)
             refused = 0 if taken else refused + 1

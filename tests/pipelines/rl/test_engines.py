@@ -17,7 +17,7 @@ from orchard.pipelines.rl import trainer as trainer_module
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import Refused, ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import Newest, policy_directory
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.settings import Engine, RlSettings, settings_from
 from orchard.pipelines.rl.trainer import Trainer
 from orchard.pipelines.sft.settings import Lora, TrainingError
@@ -139,6 +139,38 @@ async def test_an_engine_that_was_started_again_gets_the_newest_policy(
         await groups(connection, plan, 2, 3)
         await running
     assert foreign.weight_version == "run.2"
+
+
+async def test_an_engine_gets_nothing_that_an_earlier_run_left(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.0)
+    out = tmp_path / "out"
+    settings = run_settings(str(directory), str(out), steps=1, engine=Engine.SGLANG)
+    left = write_model(policy_directory(out, 0), seed=5, tokenizer=directory)
+    write_newest(out / NEWEST, Newest(version=0, path=str(left)), keep=2)
+    async with ForeignServer(Engine.SGLANG, behind) as foreign, asyncio.timeout(240):
+        trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
+        loop, write, given = asyncio.get_running_loop(), trainer._write_policy, []
+
+        async def looks() -> None:
+            """Long enough for looks at the engine."""
+            for _ in range(30):
+                await engine_of(foreign).version()
+
+        def slowly() -> None:
+            asyncio.run_coroutine_threadsafe(looks(), loop).result()
+            given.append(len(foreign.calls))
+            write()
+
+        monkeypatch.setattr(trainer, "_write_policy", slowly)
+        await groups(connection, plan, 0, 1)
+        await trainer.run(start)
+    assert given[0] == 0
 
 
 async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_nothing(
