@@ -95,6 +95,8 @@ class Trainer:
         self._engine = engine if processes.first else None
         self._newest: Newest | None = None
         """What it is to serve: OUT may still name a policy of an earlier run."""
+        self._refused = 0
+        """Times in a row that it refused that."""
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
@@ -138,6 +140,8 @@ class Trainer:
                     break
                 await self._step(chosen)
             else:
+                while self._engine is not None and not await self._offer(self._engine):
+                    await asyncio.sleep(LOOK_SECONDS)
                 return
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
@@ -309,32 +313,36 @@ class Trainer:
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         keep = max(self.settings.keep_policies, self.settings.staleness + 2)
         await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
-        self._newest = newest
+        self._newest, self._refused = newest, 0
         if self._engine is not None:
-            await self._offer(self._engine, newest)
+            await self._offer(self._engine)
 
-    async def _offer(self, engine: ServingEngine, newest: Newest) -> bool:
-        """Have the engine serve a policy; False where it refuses it. One that is away is asked again."""
+    async def _offer(self, engine: ServingEngine) -> bool:
+        """Have the engine serve the newest policy; False where it refuses it. One that is away is asked again.
+
+        Raises RunStopped where it refuses the same policy again and again.
+        """
+        if (newest := self._newest) is None:
+            return True
         try:
             await engine.take(newest)
         except Refused as error:
             log.warning("version %d is not served: %s", newest.version, error)
+            self._refused += 1
+            if self._refused >= REFUSED_POLICIES:
+                raise RunStopped(
+                    f"run {self.plan.name!r} stops: version {newest.version} was refused {self._refused} "
+                    f"times: {error}"
+                ) from error
             return False
         except (aiohttp.ClientError, TimeoutError) as error:
             log.warning("version %d is not served yet: %s: %s", newest.version, type(error).__name__, error)
+        else:
+            self._refused = 0
         return True
 
     async def _keep_served(self, engine: ServingEngine) -> None:
         """For ever: give the newest policy to an engine that serves other weights."""
-        refused = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if (newest := self._newest) is None:
-                continue
-            taken = await self._offer(engine, newest)
-            refused = 0 if taken else refused + 1
-            if refused == REFUSED_POLICIES:
-                raise RunStopped(
-                    f"run {self.plan.name!r} stops: version {newest.version} was refused {refused} times by "
-                    f"the engine at {engine.address}: {self._out}/trainer.log says why"
-                )
+            await self._offer(engine)

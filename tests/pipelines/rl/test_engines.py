@@ -186,10 +186,35 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
         foreign.refuses = 400
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         await groups(connection, plan, 0, 1)
-        with pytest.raises(RunError, match="was refused 5 times by the engine at http"):
+        with pytest.raises(RunError, match="was refused 5 times: the engine at http"):
             await asyncio.wait_for(trainer.run(start), 240)
         assert not foreign.paused
-    assert foreign.calls[:15] == CALLS[Engine.SGLANG] * 5
+    assert foreign.calls == CALLS[Engine.SGLANG] * 5
+
+
+async def test_a_trainer_does_not_end_before_its_last_policy_is_served(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is not resumed by the tries of the first time."""
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
+    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+        load, last = foreign._load, str(policy_directory(tmp_path / "out", 1))
+
+        async def and_fail(path: str) -> None:
+            foreign.failing = 2 if path == last and last not in foreign.loaded else 0
+            await load(path)
+
+        monkeypatch.setattr(foreign, "_load", and_fail)
+        trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
+        await groups(connection, plan, 0, 1)
+        await asyncio.wait_for(trainer.run(start), 240)
+        assert (foreign.paused, foreign.loaded.count(last)) == (False, 2)
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=str)
