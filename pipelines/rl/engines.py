@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -199,6 +200,12 @@ class ServingEngine:
             raise aiohttp.ClientError(f"{call.route} is answered with {reply.status}: {text[:200]}")
         if reply.status != 200:
             raise Refused(f"{self._named} answers {call.route} with {reply.status}: {text[:200]}")
+
+
+async def all_serve(engines: Iterable[ServingEngine], version: int) -> None:
+    """Until each of the engines serves that policy version of the run, or a newer one. Raises Refused."""
+    for engine in engines:
+        await engine.wait_for(version)
 
 
 _FIXES = {

@@ -8,7 +8,8 @@ it, and goes on with the first group that no update names.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -68,7 +69,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainer:
-    """One run's trainer. `engine` serves its policies; None where nobody does."""
+    """One run's trainer. Each of `engines` serves its policies; none where nobody does."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Trainer:
         blobs: BlobStore,
         processes: Processes,
         *,
-        engine: ServingEngine | None,
+        engines: Sequence[ServingEngine],
     ) -> None:
         self.settings, self.plan = settings, plan
         self._out = Path(settings.out)
@@ -92,11 +93,11 @@ class Trainer:
         limits = Limits(settings.staleness, settings.context)
         self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
-        self._engine = engine if processes.first else None
+        self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
-        """What it is to serve: OUT may still name a policy of an earlier run."""
-        self._refused = 0
-        """Times in a row that it refused that."""
+        """What they are to serve: OUT may still name a policy of an earlier run."""
+        self._refused: Counter[ServingEngine] = Counter()
+        """Times in a row that each refused that."""
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
@@ -115,8 +116,7 @@ class Trainer:
         policies are refused again and again.
         """
         tasks = {asyncio.create_task(self._train(start))}
-        if self._engine is not None:
-            tasks.add(asyncio.create_task(self._keep_served(self._engine)))
+        tasks |= {asyncio.create_task(self._keep_served(engine)) for engine in self._engines}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -140,7 +140,7 @@ class Trainer:
                     break
                 await self._step(chosen)
             else:
-                while self._engine is not None and not await self._offer(self._engine):
+                while not await self._offer_all():
                     await asyncio.sleep(LOOK_SECONDS)
                 return
 
@@ -304,7 +304,7 @@ class Trainer:
         self._sees(row)
 
     async def _announce(self) -> None:
-        """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
+        """Name the newest policy for a server that starts, and give it to those that are there."""
         version = self._state.step
         if not version:
             await asyncio.to_thread(self._write_policy)  # an engine may hold another run's weights till then
@@ -313,12 +313,15 @@ class Trainer:
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         keep = max(self.settings.keep_policies, self.settings.staleness + 2)
         await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
-        self._newest, self._refused = newest, 0
-        if self._engine is not None:
-            await self._offer(self._engine)
+        self._newest, self._refused = newest, Counter()
+        await self._offer_all()
+
+    async def _offer_all(self) -> bool:
+        """Have all engines serve the newest policy, at the same time; False where one refuses it."""
+        return all(await asyncio.gather(*(self._offer(engine) for engine in self._engines)))
 
     async def _offer(self, engine: ServingEngine) -> bool:
-        """Have the engine serve the newest policy; False where it refuses it. One that is away is asked again.
+        """Have an engine serve the newest policy; False where it refuses it. One that is away gets it later.
 
         Raises RunStopped where it refuses the same policy again and again.
         """
@@ -328,17 +331,17 @@ class Trainer:
             await engine.take(newest)
         except Refused as error:
             log.warning("version %d is not served: %s", newest.version, error)
-            self._refused += 1
-            if self._refused >= REFUSED_POLICIES:
+            self._refused[engine] += 1
+            if (times := self._refused[engine]) >= REFUSED_POLICIES:
                 raise RunStopped(
-                    f"run {self.plan.name!r} stops: version {newest.version} was refused {self._refused} "
-                    f"times: {error}"
+                    f"run {self.plan.name!r} stops: version {newest.version} was refused {times} times: "
+                    f"{error}"
                 ) from error
             return False
         except (aiohttp.ClientError, TimeoutError) as error:
             log.warning("version %d is not served yet: %s: %s", newest.version, type(error).__name__, error)
         else:
-            self._refused = 0
+            self._refused[engine] = 0
         return True
 
     async def _keep_served(self, engine: ServingEngine) -> None:

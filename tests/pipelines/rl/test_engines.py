@@ -15,7 +15,7 @@ from orchard.pipelines.policy.weights import load_weights
 from orchard.pipelines.rl import engines
 from orchard.pipelines.rl import trainer as trainer_module
 from orchard.pipelines.rl.coordinator import RunError, begin
-from orchard.pipelines.rl.engines import Refused, ServingEngine
+from orchard.pipelines.rl.engines import Refused, ServingEngine, all_serve
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.settings import Engine, RlSettings, settings_from
@@ -49,13 +49,13 @@ async def behind(directory: Path) -> AsyncIterator[PolicyServer]:
 
 
 async def a_trainer(
-    connection: Connection, tmp_path: Path, settings: RlSettings, foreign: ForeignServer
+    connection: Connection, tmp_path: Path, settings: RlSettings, *foreign: ForeignServer
 ) -> tuple[Trainer, RunPlan, int]:
     plan, blobs = plan_of(settings), BlobStore(str(tmp_path / "store"))
     start = await begin(connection, blobs, plan)
     adapter = "policy" if settings.lora else None
-    engine = ServingEngine(foreign.kind, foreign.address, plan.name, adapter=adapter)
-    return Trainer(settings, plan, connection, blobs, ALONE, engine=engine), plan, start
+    each = [ServingEngine(one.kind, one.address, plan.name, adapter=adapter) for one in foreign]
+    return Trainer(settings, plan, connection, blobs, ALONE, engines=each), plan, start
 
 
 def engine_of(foreign: ForeignServer) -> ServingEngine:
@@ -190,6 +190,43 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
             await asyncio.wait_for(trainer.run(start), 240)
         assert not foreign.paused
     assert foreign.calls == CALLS[Engine.SGLANG] * 5
+
+
+async def test_a_server_that_is_away_keeps_no_other_from_its_policies_and_the_run_from_no_end(
+    connection: Connection, directory: Path, behind: PolicyServer, tmp_path: Path
+) -> None:
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
+    async with ForeignServer(Engine.SGLANG, behind) as there:
+        async with ForeignServer(Engine.SGLANG, behind) as away:
+            both = [engine_of(away), engine_of(there)]
+            trainer, plan, start = await a_trainer(connection, tmp_path, settings, away, there)
+        await groups(connection, plan, 0, 1)
+        await asyncio.wait_for(trainer.run(start), 240)
+        assert there.weight_version == "run.1"
+        await all_serve(both[1:], 1)
+        for order in (both, both[::-1]):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(all_serve(order, 1), 0.1)
+
+
+async def test_of_several_servers_the_one_that_refuses_is_named(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
+    async with (
+        ForeignServer(Engine.SGLANG, behind) as refusing,
+        ForeignServer(Engine.SGLANG, behind) as taking,
+    ):
+        refusing.refuses = 400
+        trainer, _, start = await a_trainer(connection, tmp_path, settings, refusing, taking)
+        with pytest.raises(RunError, match=f"was refused 5 times: the engine at {refusing.address} "):
+            await asyncio.wait_for(trainer.run(start), 240)
+        assert not taking.paused
 
 
 async def test_a_trainer_does_not_end_before_its_last_policy_is_served(
