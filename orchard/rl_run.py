@@ -27,6 +27,7 @@ from orchard.streams.topology import declare
 from orchard.terminal import console
 from orchard.up import die_with_parent
 from orchard.workers.harnesses import get_harness, version_of
+from orchard.workers.llm.settings import EndpointSettings
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0
@@ -69,26 +70,40 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         return plan, await begin(connection, session.blobs, plan)
 
 
-def server_address(session: Session, settings: RlSettings) -> str:
-    """Of the policy server, without the version path; ConfigError when the endpoint is not configured."""
+def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings:
+    """Where the run's policies are served; ConfigError when it is not configured."""
     endpoint = session.config.endpoints.get(settings.endpoint)
     if endpoint is None:
         raise ConfigError(
             f"no endpoint is named {settings.endpoint!r}: add [endpoints.{settings.endpoint}] with base_url, "
             "for example http://127.0.0.1:8800/v1, and extra_body = { return_token_ids = true }"
         )
-    return endpoint.base_url.rstrip("/").removesuffix("/v1")
+    return endpoint
 
 
-def serving_engine(session: Session, settings: RlSettings) -> ServingEngine:
-    """What serves the run's policies, with the key that its endpoint names; ConfigError as above."""
-    return ServingEngine(
-        settings.engine,
-        server_address(session, settings),
-        settings.run,
-        key=os.environ.get(session.config.endpoints[settings.endpoint].api_key_env or ""),
-        adapter=settings.served_as if settings.lora is not None else None,
-    )
+def server_address(session: Session, settings: RlSettings) -> str:
+    """Of the policy server, without the version path; ConfigError as above."""
+    return _address(_policy_endpoint(session, settings).base_url)
+
+
+def serving_engines(session: Session, settings: RlSettings) -> list[ServingEngine]:
+    """What serves the run's policies: every server of its endpoint, with the key that this names; ConfigError
+    as above."""
+    endpoint = _policy_endpoint(session, settings)
+    return [
+        ServingEngine(
+            settings.engine,
+            address,
+            settings.run,
+            key=os.environ.get(endpoint.api_key_env or ""),
+            adapter=settings.served_as if settings.lora is not None else None,
+        )
+        for address in dict.fromkeys(map(_address, (endpoint.base_url, *endpoint.replicas)))
+    ]
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
 
 
 class Processes:

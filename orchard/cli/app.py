@@ -21,6 +21,7 @@ _MISTAKES = (
     ("orchard.pipelines.evaluation.suite", "EvaluationError"),
     ("orchard.pipelines.models.errors", "ModelError"),
     ("orchard.pipelines.rl.coordinator", "RunError"),
+    ("orchard.pipelines.rl.engines", "Refused"),
     ("orchard.pipelines.sft.settings", "TrainingError"),
     ("orchard.pipelines.tasks.errors", "TaskError"),
     ("orchard.pipelines.values.recorded", "UnknownRollout"),

@@ -1,6 +1,7 @@
 """`rl ...`: reinforcement learning with balanced groups, what they are, and what others would have been."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,11 +155,12 @@ def coordinator(
 
 
 async def _coordinator(session: Session, config: Path, served: bool) -> None:
-    from orchard.rl_run import enter, serving_engine
+    from orchard.pipelines.rl.engines import all_serve
+    from orchard.rl_run import enter, serving_engines
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)
-    wait = serving_engine(session, settings).wait_for if served else None
+    wait = partial(all_serve, serving_engines(session, settings)) if served else None
     async with session.connection("coordinator") as connection:
         await Coordinator(connection, plan, wait).run(start)
 
@@ -174,7 +176,7 @@ def trainer(context: typer.Context, config: Config) -> None:
 async def _trainer(session: Session, config: Path) -> None:
     from orchard.pipelines.rl.trainer import Trainer
     from orchard.pipelines.sft.processes import joined
-    from orchard.rl_run import enter, serving_engine
+    from orchard.rl_run import enter, serving_engines
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)
@@ -186,7 +188,7 @@ async def _trainer(session: Session, config: Path) -> None:
                 connection,
                 session.blobs,
                 processes,
-                engine=serving_engine(session, settings),
+                engines=serving_engines(session, settings),
             )
             await trainer.run(start)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -22,6 +23,8 @@ POLL_SECONDS = 0.5
 LOAD_SECONDS = 600.0
 """That an engine may take to load a policy."""
 _TELL_SECONDS = 30.0
+_AWAY = (502, 503, 504)
+"""What a proxy answers for an engine that is starting."""
 RESUME_PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds between tries to resume an engine that answers with an error."""
 
@@ -127,16 +130,23 @@ class ServingEngine:
         Raises Refused, and aiohttp's errors and TimeoutError where it is away.
         """
         async with self._one:
-            if self._given == newest and await self.version() == newest.version:
+            served = await self.version()
+            if served is None:
+                raise aiohttp.ClientConnectionError(f"{self._named} {self._serves(served)}")
+            if self._given == newest and served == newest.version:
                 return
             self._given = None
             steps = exchange(self.kind, self.run, newest, self._adapter)
+            refused = False
             async with self._session(LOAD_SECONDS) as session:
                 try:
                     for call in (*steps.before, *steps.load):
                         await self._post(session, call)
+                except Refused:
+                    refused = True
+                    raise
                 finally:
-                    await self._resume(session, steps.after)
+                    await self._resume(session, steps.after, refused)
             if (served := await self.version()) != newest.version:
                 raise Refused(f"{self._named} took version {newest.version} and {self._serves(served)}")
             self._given = newest
@@ -156,9 +166,10 @@ class ServingEngine:
             return "does not answer"
         return f"serves version {served}" if served >= 0 else f"serves no policy of run {self.run!r}"
 
-    async def _resume(self, session: aiohttp.ClientSession, calls: tuple[Call, ...]) -> None:
-        """Undo a pause; harmless where there is none. Raises Refused where it stays paused, and aiohttp's
-        ClientConnectionError for an engine that is away, and will have forgotten its pause."""
+    async def _resume(self, session: aiohttp.ClientSession, calls: tuple[Call, ...], refused: bool) -> None:
+        """Undo a pause; harmless where there is none. Raises Refused where it stays paused, unless a call was
+        `refused` before: that says more. Raises aiohttp's ClientConnectionError for an engine that is away,
+        and will have forgotten its pause."""
         for pause in (*RESUME_PAUSES, None):
             try:
                 for call in calls:
@@ -167,10 +178,13 @@ class ServingEngine:
             except aiohttp.ClientConnectionError:
                 raise
             except (aiohttp.ClientError, Refused) as error:
-                if pause is None:
+                if pause is not None:
+                    log.warning("%s stays paused, next try in %g s: %s", self._named, pause, error)
+                    await asyncio.sleep(pause)
+                elif refused:
+                    log.warning("%s stays paused: %s", self._named, error)
+                else:
                     raise Refused(f"{self._named} stays paused: {error}") from error
-                log.warning("%s stays paused, next try in %g s: %s", self._named, pause, error)
-                await asyncio.sleep(pause)
 
     @property
     def _named(self) -> str:
@@ -182,10 +196,16 @@ class ServingEngine:
     async def _post(self, session: aiohttp.ClientSession, call: Call) -> None:
         async with session.post(self.address + call.route, json=call.body) as reply:
             text = await reply.text()
-        if reply.status >= 500:
+        if reply.status in _AWAY:
             raise aiohttp.ClientError(f"{call.route} is answered with {reply.status}: {text[:200]}")
         if reply.status != 200:
             raise Refused(f"{self._named} answers {call.route} with {reply.status}: {text[:200]}")
+
+
+async def all_serve(engines: Iterable[ServingEngine], version: int) -> None:
+    """Until each of the engines serves that policy version of the run, or a newer one. Raises Refused."""
+    for engine in engines:
+        await engine.wait_for(version)
 
 
 _FIXES = {

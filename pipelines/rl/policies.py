@@ -24,10 +24,15 @@ def policy_directory(out: Path, version: int) -> Path:
 
 
 def write_newest(file: Path, newest: Newest, *, keep: int) -> None:
-    """Name the newest policy, and delete all but the `keep` newest."""
+    """Name the newest policy, and delete what is newer, which an earlier run left there, and all but the
+    `keep` newest."""
     write_whole(file.parent, file.name, msgspec.json.encode(newest))
-    for old in sorted(Path(newest.path).parent.glob("version-*"))[:-keep]:
-        shutil.rmtree(old)
+    place = Path(newest.path)
+    found = sorted(place.parent.glob("version-*"))
+    kept = [version for version in found if version.name <= place.name][-keep:]
+    for other in found:
+        if other not in kept:
+            shutil.rmtree(other)
 
 
 def read_newest(out: Path) -> Newest | None:

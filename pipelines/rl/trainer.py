@@ -8,7 +8,8 @@ it, and goes on with the first group that no update names.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -20,7 +21,7 @@ from orchard.pipelines.rl.engines import Refused, ServingEngine
 from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
@@ -68,7 +69,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainer:
-    """One run's trainer. `engine` serves its policies; None where nobody does."""
+    """One run's trainer. Each of `engines` serves its policies; none where nobody does."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Trainer:
         blobs: BlobStore,
         processes: Processes,
         *,
-        engine: ServingEngine | None,
+        engines: Sequence[ServingEngine],
     ) -> None:
         self.settings, self.plan = settings, plan
         self._out = Path(settings.out)
@@ -92,7 +93,11 @@ class Trainer:
         limits = Limits(settings.staleness, settings.context)
         self._steps = Steps(self._feed, limits, SOURCE, self._publish)
         self._processes = processes
-        self._engine = engine if processes.first else None
+        self._engines = tuple(engines) if processes.first else ()
+        self._newest: Newest | None = None
+        """What they are to serve: OUT may still name a policy of an earlier run."""
+        self._refused: Counter[ServingEngine] = Counter()
+        """Times in a row that each refused that."""
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
@@ -106,13 +111,12 @@ class Trainer:
     async def run(self, start: int) -> None:
         """Train until the plan's last step. `start` is the sequence of the run's first event.
 
-        Raises RunError for a checkpoint of other settings or one that is older than the log's newest policy,
-        and where a refused step left nothing to go back to; RunStopped where steps or policies are refused
-        again and again.
+        Raises RunError for a checkpoint of other settings or of another log, one that is older than the
+        log's newest policy, and where a refused step left nothing to go back to; RunStopped where steps or
+        policies are refused again and again.
         """
         tasks = {asyncio.create_task(self._train(start))}
-        if self._engine is not None:
-            tasks.add(asyncio.create_task(self._keep_served(self._engine)))
+        tasks |= {asyncio.create_task(self._keep_served(engine)) for engine in self._engines}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -136,6 +140,8 @@ class Trainer:
                     break
                 await self._step(chosen)
             else:
+                while not await self._offer_all():
+                    await asyncio.sleep(LOOK_SECONDS)
                 return
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
@@ -148,7 +154,7 @@ class Trainer:
             yield batch
 
     async def _restore(self) -> None:
-        """Go back to the newest checkpoint, and make the log say what it says."""
+        """Go back to the newest checkpoint, and make the log say what it says: it may lack the last step."""
         newest = self._checkpoints.newest()
         version = self._feed.progress.version
         if newest is not None:
@@ -165,6 +171,13 @@ class Trainer:
                 f"{self._out} is of step {self._state.step}: restore it, or choose another name"
             )
         if version < self._state.step:
+            known = all(name in self._feed.progress.groups for name in self._state.groups)
+            if version < self._state.step - 1 or not known:
+                raise RunError(
+                    f"the newest checkpoint in {self._out} is of step {self._state.step}, the log has policy "
+                    f"version {version} of run {self.plan.name!r}: it was made with another log, or this one "
+                    "has lost its end: choose another `out`, or restore the log"
+                )
             await self._publish_step()
         for name in (*self._feed.progress.trained, *self._feed.progress.dropped):
             self._feed.done_with(name)
@@ -291,7 +304,7 @@ class Trainer:
         self._sees(row)
 
     async def _announce(self) -> None:
-        """Tell the server of the newest policy. Where it is away, it finds the policy when it starts."""
+        """Name the newest policy for a server that starts, and give it to those that are there."""
         version = self._state.step
         if not version:
             await asyncio.to_thread(self._write_policy)  # an engine may hold another run's weights till then
@@ -300,32 +313,39 @@ class Trainer:
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         keep = max(self.settings.keep_policies, self.settings.staleness + 2)
         await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
-        if self._engine is not None:
-            await self._offer(self._engine, newest)
+        self._newest, self._refused = newest, Counter()
+        await self._offer_all()
 
-    async def _offer(self, engine: ServingEngine, newest: Newest) -> bool:
-        """Have the engine serve a policy; False where it refuses it. One that is away is asked again."""
+    async def _offer_all(self) -> bool:
+        """Have all engines serve the newest policy, at the same time; False where one refuses it."""
+        return all(await asyncio.gather(*(self._offer(engine) for engine in self._engines)))
+
+    async def _offer(self, engine: ServingEngine) -> bool:
+        """Have an engine serve the newest policy; False where it refuses it. One that is away gets it later.
+
+        Raises RunStopped where it refuses the same policy again and again.
+        """
+        if (newest := self._newest) is None:
+            return True
         try:
             await engine.take(newest)
         except Refused as error:
             log.warning("version %d is not served: %s", newest.version, error)
+            self._refused[engine] += 1
+            if (times := self._refused[engine]) >= REFUSED_POLICIES:
+                raise RunStopped(
+                    f"run {self.plan.name!r} stops: version {newest.version} was refused {times} times: "
+                    f"{error}"
+                ) from error
             return False
         except (aiohttp.ClientError, TimeoutError) as error:
             log.warning("version %d is not served yet: %s: %s", newest.version, type(error).__name__, error)
+        else:
+            self._refused[engine] = 0
         return True
 
     async def _keep_served(self, engine: ServingEngine) -> None:
         """For ever: give the newest policy to an engine that serves other weights."""
-        refused = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            newest = await asyncio.to_thread(read_newest, self._out)
-            if newest is None or newest.version != self._state.step:
-                continue
-            taken = await self._offer(engine, newest)
-            refused = 0 if taken else refused + 1
-            if refused == REFUSED_POLICIES:
-                raise RunStopped(
-                    f"run {self.plan.name!r} stops: version {newest.version} was refused {refused} times by "
-                    f"the engine at {engine.address}: {self._out}/trainer.log says why"
-                )
+            await self._offer(engine)

@@ -8,6 +8,7 @@ import pytest
 from orchard import rl_run
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.stepping import RunStopped
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.rl.written_log import run_settings
 
 
@@ -46,3 +47,14 @@ async def test_a_trainer_that_ended_its_run_is_not_started_again(tmp_path, monke
         await processes._keep("trainer")
     assert ended.type is error
     assert len(started) == starts
+
+
+def test_each_server_of_the_endpoint_gets_the_policies(monkeypatch):
+    monkeypatch.setenv("THE_KEY", "k")
+    replicas = ("http://b:8000/v1/", "http://a:8000/v1", "http://c:8000")
+    endpoint = EndpointSettings(base_url="http://a:8000/v1", replicas=replicas, api_key_env="THE_KEY")
+    session = SimpleNamespace(config=SimpleNamespace(endpoints={"policy": endpoint}))
+    engines = rl_run.serving_engines(session, run_settings())
+    assert [engine.address for engine in engines] == [f"http://{host}:8000" for host in "abc"]
+    assert {engine._headers["Authorization"] for engine in engines} == {"Bearer k"}
+    assert rl_run.server_address(session, run_settings()) == "http://a:8000"

@@ -25,7 +25,8 @@ class ForeignServer:
         self.weight_version = "default"
         self.waiting = asyncio.Event()
         """A request came while the server was paused."""
-        self.refuses = False
+        self.refuses = 0
+        """Status with which it answers weights, unless 0."""
         self.loaded: list[str] = []
         """Paths of weights, in their order."""
         self.failing = 0
@@ -108,7 +109,7 @@ class ForeignServer:
         self.calls.append(request.path)
         body = await request.json()
         if self.refuses or self._going.is_set():
-            return web.json_response({"success": False, "message": "not paused"}, status=400)
+            return web.json_response({"success": False, "message": "not paused"}, status=self.refuses or 400)
         await self._load(body["model_path"])
         self.weight_version = body["weight_version"]
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
@@ -117,6 +118,8 @@ class ForeignServer:
         self.calls.append(request.path)
         body = await request.json()
         assert body["method"] == "reload_weights"
+        if self.refuses:
+            return web.Response(status=self.refuses)
         await self._load(body["kwargs"]["weights_path"])
         return web.json_response({"results": [None]})
 

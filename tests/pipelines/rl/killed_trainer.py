@@ -52,7 +52,7 @@ async def main(url: str, store: str, server: str, key: str, place: str, raw: str
             assert known is not None
             plan, start = known
             engine = ServingEngine(Engine.ORCHARD, server, plan.name, key=key)
-            trainer = Trainer(settings, plan, connection, blobs, processes, engine=engine)
+            trainer = Trainer(settings, plan, connection, blobs, processes, engines=[engine])
             await trainer.run(start)
 
 

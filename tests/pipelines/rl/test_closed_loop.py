@@ -108,7 +108,7 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
         )
         alone = Processes(rank=0, count=1, device=torch.device("cpu"))
         engine = ServingEngine(Engine.ORCHARD, server.url.removesuffix("/v1"), plan.name)
-        trainer = Trainer(settings, plan, connection, blobs, alone, engine=engine)
+        trainer = Trainer(settings, plan, connection, blobs, alone, engines=[engine])
         async with (
             one_worker(connection, sandboxes, blobs, {"policy": endpoint}, slots=3),
             asyncio.timeout(200),

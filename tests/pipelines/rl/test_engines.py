@@ -8,15 +8,16 @@ import aiohttp
 import pytest
 import torch
 
+from orchard.cli.app import mistakes
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.policy.weights import load_weights
 from orchard.pipelines.rl import engines
 from orchard.pipelines.rl import trainer as trainer_module
 from orchard.pipelines.rl.coordinator import RunError, begin
-from orchard.pipelines.rl.engines import Refused, ServingEngine
+from orchard.pipelines.rl.engines import Refused, ServingEngine, all_serve
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import Newest, policy_directory
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.settings import Engine, RlSettings, settings_from
 from orchard.pipelines.rl.trainer import Trainer
 from orchard.pipelines.sft.settings import Lora, TrainingError
@@ -48,13 +49,13 @@ async def behind(directory: Path) -> AsyncIterator[PolicyServer]:
 
 
 async def a_trainer(
-    connection: Connection, tmp_path: Path, settings: RlSettings, foreign: ForeignServer
+    connection: Connection, tmp_path: Path, settings: RlSettings, *foreign: ForeignServer
 ) -> tuple[Trainer, RunPlan, int]:
     plan, blobs = plan_of(settings), BlobStore(str(tmp_path / "store"))
     start = await begin(connection, blobs, plan)
     adapter = "policy" if settings.lora else None
-    engine = ServingEngine(foreign.kind, foreign.address, plan.name, adapter=adapter)
-    return Trainer(settings, plan, connection, blobs, ALONE, engine=engine), plan, start
+    each = [ServingEngine(one.kind, one.address, plan.name, adapter=adapter) for one in foreign]
+    return Trainer(settings, plan, connection, blobs, ALONE, engines=each), plan, start
 
 
 def engine_of(foreign: ForeignServer) -> ServingEngine:
@@ -140,6 +141,38 @@ async def test_an_engine_that_was_started_again_gets_the_newest_policy(
     assert foreign.weight_version == "run.2"
 
 
+async def test_an_engine_gets_nothing_that_an_earlier_run_left(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.0)
+    out = tmp_path / "out"
+    settings = run_settings(str(directory), str(out), steps=1, engine=Engine.SGLANG)
+    left = write_model(policy_directory(out, 0), seed=5, tokenizer=directory)
+    write_newest(out / NEWEST, Newest(version=0, path=str(left)), keep=2)
+    async with ForeignServer(Engine.SGLANG, behind) as foreign, asyncio.timeout(240):
+        trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
+        loop, write, given = asyncio.get_running_loop(), trainer._write_policy, []
+
+        async def looks() -> None:
+            """Long enough for looks at the engine."""
+            for _ in range(30):
+                await engine_of(foreign).version()
+
+        def slowly() -> None:
+            asyncio.run_coroutine_threadsafe(looks(), loop).result()
+            given.append(len(foreign.calls))
+            write()
+
+        monkeypatch.setattr(trainer, "_write_policy", slowly)
+        await groups(connection, plan, 0, 1)
+        await trainer.run(start)
+    assert given[0] == 0
+
+
 async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_nothing(
     connection: Connection,
     directory: Path,
@@ -150,13 +183,75 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
     settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
-        foreign.refuses = True
+        foreign.refuses = 400
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         await groups(connection, plan, 0, 1)
-        with pytest.raises(RunError, match="was refused 5 times by the engine at http"):
+        with pytest.raises(RunError, match="was refused 5 times: the engine at http"):
             await asyncio.wait_for(trainer.run(start), 240)
         assert not foreign.paused
-    assert foreign.calls[:15] == CALLS[Engine.SGLANG] * 5
+    assert foreign.calls == CALLS[Engine.SGLANG] * 5
+
+
+async def test_a_server_that_is_away_keeps_no_other_from_its_policies_and_the_run_from_no_end(
+    connection: Connection, directory: Path, behind: PolicyServer, tmp_path: Path
+) -> None:
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
+    async with ForeignServer(Engine.SGLANG, behind) as there:
+        async with ForeignServer(Engine.SGLANG, behind) as away:
+            both = [engine_of(away), engine_of(there)]
+            trainer, plan, start = await a_trainer(connection, tmp_path, settings, away, there)
+        await groups(connection, plan, 0, 1)
+        await asyncio.wait_for(trainer.run(start), 240)
+        assert there.weight_version == "run.1"
+        await all_serve(both[1:], 1)
+        for order in (both, both[::-1]):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(all_serve(order, 1), 0.1)
+
+
+async def test_of_several_servers_the_one_that_refuses_is_named(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
+    async with (
+        ForeignServer(Engine.SGLANG, behind) as refusing,
+        ForeignServer(Engine.SGLANG, behind) as taking,
+    ):
+        refusing.refuses = 400
+        trainer, _, start = await a_trainer(connection, tmp_path, settings, refusing, taking)
+        with pytest.raises(RunError, match=f"was refused 5 times: the engine at {refusing.address} "):
+            await asyncio.wait_for(trainer.run(start), 240)
+        assert not taking.paused
+
+
+async def test_a_trainer_does_not_end_before_its_last_policy_is_served(
+    connection: Connection,
+    directory: Path,
+    behind: PolicyServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is not resumed by the tries of the first time."""
+    monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
+    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+        load, last = foreign._load, str(policy_directory(tmp_path / "out", 1))
+
+        async def and_fail(path: str) -> None:
+            foreign.failing = 2 if path == last and last not in foreign.loaded else 0
+            await load(path)
+
+        monkeypatch.setattr(foreign, "_load", and_fail)
+        trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
+        await groups(connection, plan, 0, 1)
+        await asyncio.wait_for(trainer.run(start), 240)
+        assert (foreign.paused, foreign.loaded.count(last)) == (False, 2)
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=str)
@@ -200,6 +295,27 @@ async def test_what_another_process_gave_an_engine_is_given_again(
             await asyncio.wait_for(engine.wait_for(0), 0.1)
 
 
+async def test_what_was_refused_is_said_also_where_generation_is_not_resumed(
+    behind: PolicyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
+    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+        foreign.refuses, foreign.failing = 400, 99
+        with pytest.raises(Refused, match="answers /update_weights_from_disk with 400"):
+            await engine_of(foreign).take(Newest(path="p", version=1))
+
+
+@pytest.mark.parametrize(("status", "error"), [(500, Refused), (503, aiohttp.ClientError)], ids=str)
+async def test_an_error_in_answer_to_weights_is_a_refusal_and_one_of_a_proxy_is_not(
+    behind: PolicyServer, status: int, error: type[Exception]
+) -> None:
+    async with ForeignServer(Engine.VLLM, behind) as foreign:
+        foreign.refuses = status
+        with pytest.raises(error, match=f"answer.* {status}"):
+            await engine_of(foreign).take(Newest(path="p", version=1))
+        assert not foreign.paused
+
+
 async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behind: PolicyServer) -> None:
     mine, other = (
         ServingEngine(Engine.ORCHARD, behind.url.removesuffix("/v1"), run) for run in ("mine", "other")
@@ -212,9 +328,13 @@ async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behin
 
 
 async def test_what_an_engine_lacks_is_named(behind: PolicyServer) -> None:
+    assert issubclass(Refused, mistakes()), "a coordinator that waits for it says so in one sentence"
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
-        with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
-            await ServingEngine(Engine.VLLM, foreign.address, "run").version()
+        engine = ServingEngine(Engine.VLLM, foreign.address, "run")
+        for asked in (engine.version(), engine.take(Newest(path="p", version=1))):
+            with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
+                await asked
+        assert not foreign.calls
         assert await engine_of(foreign).version() == -1
         away = foreign.address
     assert await ServingEngine(Engine.SGLANG, away, "run").version() is None
