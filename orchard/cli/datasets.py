@@ -296,7 +296,7 @@ def import_(
     session: Session = context.obj
     left_out = Counter[str]()
     if layout == GUI_LAYOUT:
-        found = read_gui_rows(files, session.blobs, harness)
+        found = read_gui_rows(files, session.blobs, harness, left_out)
     elif layout == "orchard-swe":
         found = released(read_released(files), harness, left_out)
     else:

@@ -8,7 +8,7 @@ become what they were. A picture that a step no longer shows is known from the s
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,17 @@ import msgspec
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import CALL, LAYOUT
 from orchard.pipelines.datasets.exporters.interface import MARK
-from orchard.pipelines.datasets.importing import Foreign, next_node, read_released, sample_of, thought
+from orchard.pipelines.datasets.importing import (
+    ROLES,
+    Foreign,
+    Message,
+    decoded,
+    fault,
+    next_node,
+    read_released,
+    sample_of,
+    thought,
+)
 from orchard.schemas.identity import digest
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, ToolCall
@@ -29,6 +39,17 @@ from orchard.workers.pictures import NotAPicture, read_picture
 
 COLUMNS = ("messages", "images", "reward", "status", "metadata")
 SOURCE = "orchard-gui"
+
+
+class _Picture(msgspec.Struct, frozen=True):
+    bytes: bytes
+
+
+class _Row(msgspec.Struct, frozen=True):
+    messages: list[Message] | None
+    images: list[_Picture] | None
+    reward: float | None
+    status: str | None
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -70,17 +91,19 @@ class _Step:
     """One row, its texts apart from its pictures."""
 
     number: int
-    roles: list[Role]
-    pieces: list[list[str]]
-    """Of each message its text, cut where pictures stand."""
-    images: list[list[bytes]]
-    """Of each message."""
-    reward: float | None
-    status: str
-    metadata: str
     known: _Metadata
-    digest: str
-    """Of the whole row."""
+    fault: str = ""
+    """What is wrong with the row; it is then not read further."""
+    roles: list[Role] = field(default_factory=list)
+    pieces: list[list[str]] = field(default_factory=list)
+    """Of each message its text, cut where pictures stand."""
+    images: list[list[bytes]] = field(default_factory=list)
+    """Of each message."""
+    reward: float | None = None
+    status: str = ""
+    metadata: str = "{}"
+    digest: str = ""
+    """Of what the row says."""
 
     def begins(self, other: "_Step") -> bool:
         """Whether `other` may be a later step of the same trajectory."""
@@ -89,6 +112,8 @@ class _Step:
             return ours == theirs
         said = len(self.roles)
         same = (self.known.task_id, self.known.sample_idx) == (other.known.task_id, other.known.sample_idx)
+        if self.fault or other.fault:
+            return same
         assistants = [place for place, role in enumerate(self.roles) if role is Role.ASSISTANT]
         return (
             same
@@ -98,55 +123,85 @@ class _Step:
         )
 
 
-def read_gui_rows(files: Sequence[Path], blobs: BlobStore, harness: str) -> Iterator[Foreign]:
-    """The trajectories of Parquet files in the released layout; their pictures become blobs. Raises
-    DatasetError for a file or a row that is not in it."""
+def read_gui_rows(
+    files: Sequence[Path], blobs: BlobStore, harness: str, left_out: Counter[str] | None = None
+) -> Iterator[Foreign]:
+    """The trajectories of Parquet files in the released layout; their pictures become blobs. The rows of one
+    that is not in it are counted in `left_out` by what is wrong; without it, the first of them raises
+    DatasetError, as does a file that is not in the layout."""
+    for steps in _runs(files):
+        try:
+            one = _trajectory(steps, blobs, harness)
+        except DatasetError as error:
+            if left_out is None:
+                raise DatasetError(
+                    f"the trajectory that begins in row {steps[0].number} is not in the released GUI layout: "
+                    f"{error}"
+                ) from error
+            left_out[fault(error)] += len(steps)
+        else:
+            yield one
+
+
+def _runs(files: Sequence[Path]) -> Iterator[list[_Step]]:
+    """The steps of each trajectory."""
     steps: list[_Step] = []
-    for step in _steps(files):
+    for number, row in read_released(files, COLUMNS):
+        step = _step(number, row)
         if steps and not steps[-1].begins(step):
-            yield _trajectory(steps, blobs, harness)
+            yield steps
             steps = []
         steps.append(step)
     if steps:
-        yield _trajectory(steps, blobs, harness)
-
-
-def _steps(files: Sequence[Path]) -> Iterator[_Step]:
-    for number, row in read_released(files, COLUMNS):
-        yield _step(number, row)
+        yield steps
 
 
 def _step(number: int, row: dict[str, Any]) -> _Step:
+    """One row. Where its metadata cannot be read, it is of no trajectory but its own."""
+    known = _Metadata(task_id=f"row {number}")
     try:
-        known = msgspec.json.decode(row["metadata"] or "{}", type=_Metadata)
-        roles = [Role(message["role"]) for message in row["messages"] or ()]
-        texts = [message["content"] or "" for message in row["messages"] or ()]
-        pictures = [bytes(image["bytes"]) for image in row["images"] or ()]
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
-        raise DatasetError(f"row {number} is not in the released GUI layout: {error}") from error
+        known = decoded("metadata", row["metadata"] or "{}", _Metadata)
+        return _read(number, known, row)
+    except DatasetError as error:
+        return _Step(number, known, str(error))
+
+
+def _read(number: int, known: _Metadata, row: dict[str, Any]) -> _Step:
+    """Raises DatasetError with what is wrong, in words that differ between rows with that fault only in the
+    number of the message."""
+    try:
+        said = msgspec.convert(row, _Row)
+    except msgspec.ValidationError as error:
+        raise DatasetError(str(error)) from error
+    messages, metadata = said.messages or [], row["metadata"] or "{}"
+    roles = [ROLES[message.role] for message in messages]
+    texts = [message.content or "" for message in messages]
+    pictures = [image.bytes for image in said.images or ()]
     if Role.ASSISTANT not in roles:
-        raise DatasetError(f"row {number} has no assistant message")
+        raise DatasetError("messages: none of the assistant")
     places = known.orchard.places
     if places is None:
         places = [(place, at) for place, text in enumerate(texts) for at in _found(text)]
     if len(places) != len(pictures):
-        raise DatasetError(f"row {number} has {len(pictures)} pictures and {len(places)} marks {MARK}")
+        raise DatasetError(f"images: another number than of marks {MARK} in the messages")
     pieces, images = [], []
     for place, text in enumerate(texts):
         cuts = [at for index, at in places if index == place]
         starts = [0, *(at + len(MARK) for at in cuts)]
         pieces.append([text[a:b] for a, b in zip(starts, [*cuts, len(text)], strict=True)])
         images.append([pictures[n] for n, (index, _) in enumerate(places) if index == place])
+    status = said.status or ""
+    content = [roles, texts, pictures, said.reward, status, decoded("metadata", metadata, Any)]
     return _Step(
         number,
-        roles,
-        pieces,
-        images,
-        row["reward"],
-        row["status"] or "",
-        row["metadata"] or "{}",
         known,
-        digest(row),
+        roles=roles,
+        pieces=pieces,
+        images=images,
+        reward=said.reward,
+        status=status,
+        metadata=metadata,
+        digest=digest(content),
     )
 
 
@@ -158,6 +213,10 @@ def _found(text: str) -> Iterator[int]:
 
 
 def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Foreign:
+    """Raises DatasetError where any of the steps is at fault: nobody knows what stood in that one."""
+    for step in steps:
+        if step.fault:
+            raise DatasetError(step.fault)
     last = steps[-1]
     shown: dict[int, tuple[list[str], list[bytes]]] = {}
     plain: dict[int, str] = {}
@@ -179,16 +238,14 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
         pieces, pictures = shown.get(place, (last.pieces[place], []))
         if place in results:
             if role is not Role.USER or not asked:
-                raise DatasetError(
-                    f"row {last.number} has a result in message {place} that no call asked for"
-                )
+                raise DatasetError(f"messages[{place}]: a result that no call asked for")
             pieces = _unframed(pieces)
         caption = captions.get(place, usual[0][0] if usual else "")
-        text, images = _placed(last.number, pieces, pictures, caption, blobs)
+        text, images = _placed(pieces, pictures, caption, blobs)
         apart = role is Role.ASSISTANT and (own.thoughts is None or place in own.thoughts)
         reasoning, text = thought(text) if apart else ("", text)
         count = counts.get(place, 0) if role is Role.ASSISTANT else 0
-        text, calls = _calls(last.number, text, count, place)
+        text, calls = _calls(text, count, place)
         answers = ""
         if place in results:
             role, answers = Role.TOOL, asked.pop(0)
@@ -228,17 +285,17 @@ def _unframed(pieces: Sequence[str]) -> list[str]:
     return found
 
 
-def _calls(number: int, text: str, count: int, place: int) -> tuple[str, tuple[ToolCall, ...]]:
+def _calls(text: str, count: int, place: int) -> tuple[str, tuple[ToolCall, ...]]:
     """A text without the calls at its end, and the calls. Raises DatasetError."""
     calls: list[ToolCall] = []
     for at in reversed(range(count)):
         text, mark, block = text.rpartition(CALL[0])
         try:
             said = msgspec.json.decode(block.removesuffix(CALL[1]), type=_Call) if mark else None
-        except msgspec.DecodeError as error:
-            raise DatasetError(f"row {number} has a call that cannot be read: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise DatasetError(f"messages[{place}]: a call that cannot be read") from error
         if said is None:
-            raise DatasetError(f"row {number} has fewer calls in message {place} than its metadata says")
+            raise DatasetError(f"messages[{place}]: fewer calls than the metadata says")
         arguments = said.arguments
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -257,7 +314,7 @@ def _caption(pieces: Sequence[str], plain: str) -> str:
 
 
 def _placed(
-    number: int, pieces: Sequence[str], pictures: Iterable[bytes], caption: str, blobs: BlobStore
+    pieces: Sequence[str], pictures: Iterable[bytes], caption: str, blobs: BlobStore
 ) -> tuple[str, tuple[Image, ...]]:
     """The text of a message without marks and captions, and its pictures at their places in it."""
     own = [*(piece.removesuffix(caption) for piece in pieces[:-1]), pieces[-1]]
@@ -266,7 +323,7 @@ def _placed(
         try:
             found = read_picture(data)
         except NotAPicture as error:
-            raise DatasetError(f"row {number} has a picture that is none: {error}") from error
+            raise DatasetError(f"images: a picture that is none: {error}") from error
         images.append(
             Image(
                 blob=blobs.put(data, found.media_type),

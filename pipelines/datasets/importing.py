@@ -39,7 +39,7 @@ T = TypeVar("T")
 _COLUMNS = ("messages", "tools", "metadata")
 
 
-_ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM}
+ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM}
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -62,11 +62,22 @@ class _Call(msgspec.Struct, frozen=True):
     id: str | None = None
 
 
-class _Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True):
+    """As released rows have them."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
+
+    @property
+    def said(self) -> list[object]:
+        """What is in it: equal whether a field is null, empty or absent."""
+        calls = [
+            [call.id or "", call.function.name or "", call.function.arguments or ""]
+            for call in self.tool_calls or ()
+        ]
+        return [ROLES[self.role], self.content or "", calls, self.tool_call_id or ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +90,8 @@ class Foreign:
     harness: str
     model: str
     sample: int
-    row: int = 0
-    """Number of the row in what was read."""
+    row: int
+    """Number of the row in what was read, from 0."""
     nodes: Sequence[MessageNode]
     """The tree, parents first."""
     leaf: str | None = None
@@ -235,9 +246,14 @@ def released(
         except DatasetError as error:
             if left_out is None:
                 raise DatasetError(f"row {number} is not in the released layout: {error}") from error
-            left_out[re.sub(r"\[\d+\]", "[...]", str(error))] += 1
+            left_out[fault(error)] += 1
         else:
             yield one
+
+
+def fault(error: Exception) -> str:
+    """What is wrong with a row, in words that do not say at which place in it."""
+    return re.sub(r"\[\d+\]", "[...]", str(error))
 
 
 def sample_of(content: Any) -> int:
@@ -249,20 +265,21 @@ def sample_of(content: Any) -> int:
 def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
     """Raises DatasetError with what is wrong, in words that differ between rows with that fault only in the
     number of the message."""
-    metadata = _decoded("metadata", row["metadata"], _Metadata)
-    _decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
+    metadata = decoded("metadata", row["metadata"], _Metadata)
+    tools = decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
     try:
-        messages = msgspec.convert(row["messages"] or [], list[_Message])
+        messages = msgspec.convert(row["messages"] or [], list[Message])
     except msgspec.ValidationError as error:
         raise DatasetError(f"messages: {error}") from error
     nodes = _nodes(messages)
+    content = [[message.said for message in messages], tools, decoded("metadata", row["metadata"], Any)]
     return Foreign(
         task_id=metadata.instance_id,
         source=metadata.source,
         repo=metadata.repo,
         harness=harness,
         model=metadata.model,
-        sample=sample_of(row),
+        sample=sample_of(content),
         row=number,
         nodes=nodes,
         exit_status=ExitStatus.SUBMITTED if assistants(nodes)[-1].tool_calls else ExitStatus.FINISHED,
@@ -274,19 +291,22 @@ def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
     )
 
 
-def _decoded(column: str, text: Any, kind: type[T]) -> T:
+def decoded(column: str, text: Any, kind: type[T]) -> T:
+    """The value of a column of JSON text. Raises DatasetError with what is wrong."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
         raise DatasetError(f"{column}: {error}") from error
     except (msgspec.DecodeError, TypeError) as error:  # it names the byte, which differs from row to row
         raise DatasetError(f"{column}: not JSON text") from error
+    except RecursionError as error:
+        raise DatasetError(f"{column}: nested too deep") from error
 
 
-def _nodes(messages: Sequence[_Message]) -> list[MessageNode]:
+def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
     nodes: list[MessageNode] = []
     for message in messages:
-        role, content = _ROLES[message.role], message.content or ""
+        role, content = ROLES[message.role], message.content or ""
         reasoning, content = thought(content) if role is Role.ASSISTANT else ("", content)
         calls = tuple(
             ToolCall(id=call.id or "", name=call.function.name or "", arguments=call.function.arguments or "")

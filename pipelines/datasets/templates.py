@@ -11,7 +11,6 @@ from transformers.utils.chat_template_utils import (
     _alias_reasoning_fields,
     _compile_jinja_template,
     _render_with_assistant_indices,
-    mark_control_tokens,
 )
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
@@ -29,8 +28,9 @@ DATE = datetime(2024, 7, 26, tzinfo=UTC)
 """What a template that asks for the date is told, so that equal conversations give equal rows on any day.
 Llama's own templates write it where they have no clock."""
 
-START, END = mark_control_tokens("x", re.compile("x")).split("x")
-"""Between them stands a control token that is text."""
+START, END = "\ufdd0", "\ufdd1"
+"""Between them stands a control token that is text. Unicode has them for a program's own use: nobody's text
+should hold one. Icons of fonts are among the characters that transformers marks with."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _LEVELS = 200
@@ -90,13 +90,14 @@ class ChatTemplate:
                 f"the chat template of {self.name} marks {len(spans)} generations of {count} assistant "
                 "messages: mend its `generation` blocks"
             )
-        shown = [message for message in messages if message["role"] != "assistant"]
-        return with_words(text, shown), spans
+        return with_words(text, messages, spans), spans
 
     def _marked(self, value: Any, levels: int = _LEVELS) -> Any:
         """A value with the control tokens in its texts, keys included, between markers."""
         if isinstance(value, str):
-            return mark_control_tokens(value, self._control)
+            if START in value or END in value:
+                raise ExampleError("a message or a tool holds U+FDD0 or U+FDD1, which are no characters")
+            return self._control.sub(rf"{START}\g<0>{END}", value)
         if not isinstance(value, Mapping | list | tuple):
             return value
         if not levels:

@@ -7,6 +7,7 @@ a message or a tool's description are text: an observation cannot end a turn.
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import encode_marked_chat
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError, MaskError
 from orchard.pipelines.datasets.lines import LineCutter
@@ -27,6 +28,8 @@ from orchard.pipelines.vision.places import PICTURE
 CACHED_CHARACTERS = 10_000_000
 """After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
 
+_MARKS = dict(zip(map(ord, (START, END)), mark_control_tokens("x", re.compile("x")).split("x"), strict=True))
+"""Our markers, and those that transformers reads."""
 _ID_BYTES = 4
 _FRAME = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 """What Qwen's templates write for a picture; the token in the middle is repeated."""
@@ -65,7 +68,7 @@ class _Part:
 
     text: str
     marked: bool
-    """Holds control tokens that are text, between the markers of `mark_control_tokens`."""
+    """Holds control tokens that are text, between START and END."""
     pieces: list[str]
     """What is tokenized apart; joined they are the text."""
 
@@ -228,11 +231,18 @@ class ChatTokenizer:
         self._encode(plain, memory)
         for text in memory.unknown(piece for part in parts if part.marked for piece in part.pieces):
             try:
-                ids = encode_marked_chat(self.tokenizer, text)
+                ids = self._marked_ids(text)
             except ValueError as error:
                 self._unsafe[text] = str(error)
             else:
                 memory.put(text, np.array(ids, np.int32).tobytes())
+
+    def _marked_ids(self, text: str) -> list[int]:
+        """Raises ValueError for a text in which what is marked cannot be told."""
+        for mark in _MARKS.values():
+            if mark in text:
+                raise ValueError(f"U+{ord(mark):X} and a text that spells a control token stand side by side")
+        return encode_marked_chat(self.tokenizer, text.translate(_MARKS))
 
     def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
         """Put lines together from their words; those that have no words are left to be tokenized whole."""

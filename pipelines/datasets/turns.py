@@ -193,16 +193,33 @@ def forms(vocabulary: Collection[str]) -> str:
     return "".join([OPENING, _CLOSE, calls, *(message["content"] for message in results)])
 
 
-def with_words(text: str, messages: Sequence[Message]) -> str:
-    """A template's text, if it has what each of these messages says, as it is or in JSON, but for white space
-    at its ends. Raises ExampleError: no message is left out in silence."""
-    for message in messages:
-        words = (message.get("content") or "").strip()
-        if words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
-            raise ExampleError(
-                f"the chat template leaves out or rewrites what a {message['role']} message says"
-            )
+def with_words(text: str, messages: Sequence[Message], answers: Sequence[tuple[int, int]] = ()) -> str:
+    """A template's text, if it has what each of these messages says, one after the other or those of the
+    system first, as it is or in JSON, but for white space at its ends; `answers` are the spans of those of
+    the assistant. Raises ExampleError: no message is left out in silence."""
+    system_first = sorted(messages, key=lambda message: message["role"] != "system")
+    missing = [_missing(text, order, answers) for order in (messages, system_first)]
+    if all(missing):
+        raise ExampleError(f"the chat template leaves out or rewrites what a {missing[0]} message says")
     return text
+
+
+def _missing(text: str, messages: Sequence[Message], answers: Sequence[tuple[int, int]]) -> str:
+    """The role of the first message whose words do not stand behind those of the messages before it, "" where
+    all do."""
+    spans = iter([*answers, (len(text), len(text))])
+    at, (stop, following) = 0, next(spans)
+    for message in messages:
+        if message["role"] == "assistant":
+            at, (stop, following) = following, next(spans)
+            continue
+        words = (message.get("content") or "").strip()
+        forms = (words, json.dumps(words, ensure_ascii=False)[1:-1])
+        ends = [place + len(form) for form in forms if (place := text.find(form, at, stop)) >= 0]
+        if not ends:
+            return str(message["role"])
+        at = min(ends)
+    return ""
 
 
 def with_objects(message: Message) -> Message:

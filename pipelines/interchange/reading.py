@@ -72,17 +72,17 @@ def trajectory_files(places: Iterable[Path]) -> list[Path]:
 def read_trajectories(files: Iterable[Path], blobs: BlobStore | None = None) -> Iterator[Foreign]:
     """The trajectories of ATIF files; pictures beside a file become blobs, others are left out. Raises
     DatasetError, with the file, for one that is none."""
-    for file in files:
+    for number, file in enumerate(files):
         try:
             raw = file.read_bytes()
-            yield _foreign(file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
+            yield _foreign(number, file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
         except OSError as error:
             raise DatasetError(f"{file} cannot be read: {error}") from error
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{file} is no trajectory in ATIF: {error}") from error
 
 
-def _foreign(file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | None) -> Foreign:
+def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | None) -> Foreign:
     if not found.schema_version.startswith("ATIF-v1."):
         raise ValueError(f"schema_version {found.schema_version!r} is not known: 1.x is")
     known = _own(found)
@@ -105,6 +105,7 @@ def _foreign(file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | 
         harness=found.agent.name,
         model=found.agent.model_name or "",
         sample=int.from_bytes(sha256(raw).digest()[:3]),  # importing the same file twice is one import
+        row=number,
         nodes=list(nodes.values()),
         leaf=leaf,
         exit_status=known.exit_status,

@@ -1,7 +1,7 @@
 """The engine that serves a run's policy: how it takes a new one, and which one it serves.
 
 Engines load a policy from its directory, which they must see under the same path, and name it by run and
-version: `first.7`. Requests in flight are kept: they pause, and go on with the new weights. Routes of SGLang
+version: `first#7`. Requests in flight are kept: they pause, and go on with the new weights. Routes of SGLang
 as its 0.5.23 has them ("SGLang for RL Systems"), of vLLM as its 0.32 has them (entrypoints/serve/dev/rlhf,
 under VLLM_SERVER_DEV_MODE=1).
 """
@@ -53,7 +53,7 @@ class Exchange(NamedTuple):
 def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exchange:
     """The calls by which an engine takes a policy of `run`; `adapter` is the name under which it serves
     adapters, None where a policy is a whole model."""
-    label = f"{run}.{newest.version}"
+    label = f"{run}#{newest.version}"
     match kind:
         case Engine.ORCHARD:
             return Exchange((), (Call("/admin/reload", msgspec.structs.asdict(newest) | {"run": run}),), ())
@@ -119,8 +119,8 @@ class ServingEngine:
                 told = await reply.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
-        label = ".".join(str(told.get(field)) for field in fields)
-        number = re.fullmatch(rf"{re.escape(self.run)}\.([0-9]{{1,9}})", label)
+        label = "#".join(str(told.get(field)) for field in fields)
+        number = re.fullmatch(rf"{re.escape(self.run)}#([0-9]{{1,9}})", label)
         return int(number[1]) if number else -1
 
     async def take(self, newest: Newest) -> None:

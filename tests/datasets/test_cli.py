@@ -74,6 +74,11 @@ def test_an_import_says_which_rows_it_left_out_and_fails_where_it_left_out_all(t
     assert "1 were there already" in again
     told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "none.parquet"), code=1)
     assert "left out (1 rows)" in told
+    gui = {"messages": messages[:1], "images": None, "reward": 1.0, "status": "", "metadata": metadata}
+    pq.write_table(pa.Table.from_pylist([gui]), tmp_path / "gui.parquet")
+    import_ = (*import_, "--format", "orchard-gui")
+    told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "gui.parquet"), code=1)
+    assert "left out (1 rows): messages: none of the assistant" in told
 
 
 def test_a_configuration_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:

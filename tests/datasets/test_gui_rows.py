@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -197,16 +198,49 @@ def test_trajectories_of_two_files_are_two_and_the_same_one_is_one(tmp_path: Pat
     assert ids("a", first) != ids("b", failed)
     assert ids("c", nameless[0]) != ids("d", nameless[1])
     assert ids("e", row(0), row(1), *nameless[:1]) == [*ids("f", row(0), row(1)), *ids("g", nameless[0])]
+    pq.write_table(pa.Table.from_pylist([{**first, "images": [{"bytes": screen(0)}]}]), tmp_path / "untyped")
+    (untyped,) = read_gui_rows([tmp_path / "untyped"], BlobStore(tmp_path / "store"), "browser")
+    assert [("t", untyped.sample)] == ids("h", first)
+
+
+def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_counted_and_the_others_come(
+    tmp_path: Path,
+) -> None:
+    def of(task: str, step: int, **more: Any) -> dict[str, Any]:
+        return row(step, metadata=json.dumps({"task_id": task})) | more
+
+    robot, answer = {"role": "robot", "content": ""}, {"role": "assistant", "content": "a"}
+    developer = {"role": "developer", "content": "d"}
+    rows = [
+        of("first", 0),
+        of("torn", 0),
+        of("torn", 1, messages=[robot], images=[]),
+        of("torn", 2),
+        row(0, metadata="{"),
+        of("pictureless", 0, images=[]),
+        of("last", 0, messages=[developer, answer], images=[]),
+    ]
+    left_out = Counter[str]()
+    file = written(tmp_path / "a.parquet", rows)
+    found = list(read_gui_rows([file], BlobStore(tmp_path / "s"), "browser", left_out))
+    assert [(one.task_id, one.row) for one in found] == [("first", 0), ("last", 6)]
+    assert found[1].nodes[0].role is Role.SYSTEM
+    assert left_out == {
+        "Invalid enum value 'robot' - at `$.messages[...].role`": 3,
+        "metadata: not JSON text": 1,
+        "images: another number than of marks <image> in the messages": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (row(0, images=[]), "0 pictures and 1 marks"),
+        (row(0, images=[]), "images: another number than of marks"),
         (row(0, images=[{"bytes": b"<svg/>", "path": None}]), "a picture that is none"),
-        (row(0, metadata="["), "not in the released GUI layout"),
-        (row(0, messages=[{"role": "robot", "content": ""}]), "not in the released GUI layout"),
-        (row(0, messages=[{"role": "user", "content": ""}], images=[]), "no assistant message"),
+        (row(0, metadata="{"), "metadata: not JSON text"),
+        (row(0, metadata='{"other": ' + "[" * 5000), "metadata: nested too deep"),
+        (row(0, messages=[{"role": "robot", "content": ""}]), "Invalid enum value 'robot'"),
+        (row(0, messages=[{"role": "user", "content": ""}], images=[]), "messages: none of the assistant"),
     ],
 )
 def test_a_row_that_is_not_in_the_layout_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:

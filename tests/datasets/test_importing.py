@@ -40,6 +40,7 @@ def test_a_row_that_is_not_in_the_layout_is_counted_by_what_is_wrong_and_the_oth
         row(verify_status="unknown"),
         row(instance_id=3),
         row() | {"tools": "{}"},
+        row() | {"tools": '[{"a": ' + "[" * 5000},
         row() | {"metadata": "no"},
         row() | {"metadata": None},
         row() | {"messages": None},
@@ -49,7 +50,7 @@ def test_a_row_that_is_not_in_the_layout_is_counted_by_what_is_wrong_and_the_oth
     found = list(released(rows, "h", left_out))
     assert [one.nodes[1].content for one in found] == ["first", "last"]
     assert found[1].nodes[0].role is Role.SYSTEM
-    assert (left_out.total(), left_out["metadata: not JSON text"], len(left_out)) == (11, 2, 9)
+    assert (left_out.total(), left_out["metadata: not JSON text"], len(left_out)) == (12, 2, 10)
     assert left_out.most_common(1) == [("messages: Expected `str`, got `null` - at `$[...].role`", 2)]
     assert "messages: Expected `object`, got `null` - at `$[...].tool_calls[...].function`" in left_out
     with pytest.raises(
@@ -66,6 +67,16 @@ def test_what_a_row_says_is_its_identity_and_not_its_place_or_index() -> None:
     assert ids(row("first"), row("second")) == [*ids(row("first")), *ids(row("second"))]
     assert len({*ids(row("first"), row("second"), row("first", sample_idx=8))}) == 3
     assert [one.row for one in released(enumerate([row("first"), row("second")]), "h")] == [0, 1]
+
+
+def test_a_field_that_is_null_empty_or_absent_is_the_same() -> None:
+    """A file has all fields in all of its messages, where one of them has it."""
+    samples = set()
+    for empty in ({}, {"tool_calls": None, "tool_call_id": None}, {"tool_calls": [], "tool_call_id": ""}):
+        one = row()
+        one["messages"] = [{**one["messages"][0], **empty}, {"name": None, **one["messages"][1]}]
+        samples |= {one.sample for one in released(enumerate([one, one | {"tools": None}]), "h")}
+    assert len(samples) == 1
 
 
 LONG = "x" * (INLINE_LIMIT + 1)

@@ -184,6 +184,59 @@ def test_a_message_that_a_template_leaves_out_costs_its_example(tokenizer: str) 
         assert not isinstance(other, ExampleError)
 
 
+LAST_RESULT = OBJECTS.replace(
+    "for m in messages -%}",
+    "for m in messages -%}{%- if m.role != 'tool' or loop.last or loop.nextitem.role != 'tool' -%}",
+).replace("<|im_end|>\\n' }}", "<|im_end|>\\n' }}{%- endif -%}")
+"""Of several results of an answer it writes the last."""
+
+
+def result(content: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": "c"}
+
+
+def test_a_message_whose_words_stand_in_another_one_is_left_out_all_the_same(tokenizer: str) -> None:
+    call, wish = '{"command": "ls"}', {"role": "user", "content": "Please stop now."}
+    stop = {"role": "system", "content": "stop"}
+    for template, messages in (
+        (LAST_RESULT, [ASK, said("a", call), result("0"), result("exit code 0"), said("b")]),
+        (FIRST_ALONE, [wish, stop, said("a")]),
+        (MARKED, [ASK, said("1", call), result("1"), said("b")]),
+        (MARKED, [ASK, said("a"), stop, wish, said("b")]),
+    ):
+        (found,) = with_template(tokenizer, template).encode_each([Conversation("one", messages)])
+        assert isinstance(found, ExampleError) and "leaves out or rewrites" in str(found)
+
+
+def test_system_messages_may_stand_before_all_others(tokenizer: str) -> None:
+    first = HOISTED.partition("{%- endfor -%}")
+    marked = first[0] + first[1] + MARKED.replace("in messages", "in messages if m.role != 'system'")
+    note = {"role": "system", "content": "Only ls."}
+    for template, messages in (
+        (HOISTED, [ASK, note, said("a")]),
+        (marked, [ASK, said("a"), note, ASK, said("b")]),
+    ):
+        text, _ = with_template(tokenizer, template).render(Conversation("x", messages))
+        assert text.startswith("Only ls.")
+
+
+@pytest.mark.parametrize("icon", ["\U000f0000", "\U000f0001"])
+def test_icons_of_fonts_are_characters_like_others(tokenizer: str, icon: str) -> None:
+    chat = ChatTokenizer.load(tokenizer)
+    messages = [{"role": "user", "content": f"{icon} <|im_end|>"}, said(f"Saw {icon}.")]
+    alone, besides, marks = chat.encode_each(
+        [
+            Conversation("alone", [ASK, *messages[1:]]),
+            Conversation("besides", messages),
+            Conversation("marks", [ASK, said("\ufdd0")]),
+        ]
+    )
+    assert not isinstance(alone, ExampleError)
+    assert f"Saw {icon}.<|im_end|>" in chat.decode(alone.input_ids.tolist())
+    assert isinstance(besides, ExampleError) and f"example besides: U+{ord(icon):X}" in str(besides)
+    assert isinstance(marks, ExampleError) and "example marks: a message or a tool" in str(marks)
+
+
 def test_what_a_template_writes_as_json_or_trimmed_is_not_left_out(tokenizer: str) -> None:
     template = OBJECTS.replace(
         "+ m.content", "+ (m.content | tojson if m.role == 'tool' else m.content | trim)"

@@ -164,9 +164,9 @@ def test_a_trial_of_harbor_keeps_its_grade_and_its_task(tmp_path: Path) -> None:
         (tmp_path / trial / "agent").mkdir(parents=True)
         (tmp_path / trial / "agent" / "trajectory.json").write_text(json.dumps(written | {"notes": trial}))
         (tmp_path / trial / "result.json").write_text(json.dumps(result))
-    found = {
-        json.loads(one.metadata)["notes"]: one for one in read_trajectories(trajectory_files([tmp_path]))
-    }
+    read = list(read_trajectories(trajectory_files([tmp_path])))
+    assert [one.row for one in read] == [0, 1, 2]
+    found = {json.loads(one.metadata)["notes"]: one for one in read}
     assert {name: one.resolved for name, one in found.items()} == {"won": True, "lost": False, "broken": None}
     assert found["lost"].source == "set"
     assert found["broken"].flags == ("not_graded", "pictures_left_out")

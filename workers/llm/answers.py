@@ -28,8 +28,8 @@ _MOST_TOKENS = 10**9
 _DIGITS = 19
 """Digits, or a sign and digits, that may be more than 64 bits."""
 _LONGEST_WORD = 256
-_VERSION = re.compile(r"(?:v|[a-z0-9_-]+\.)?([0-9]{1,9})")
-"""What servers call a policy: `7`, `v7`, or `first.7` of a run."""
+_VERSION = re.compile(r"(?:v|[a-z0-9_-]+#)?([0-9]{1,9})")
+"""What servers call a policy: `7`, `v7`, or `first#7` of a run. `1.0` and `qwen2.5` are no policies."""
 
 log = logging.getLogger(__name__)
 

@@ -138,7 +138,7 @@ async def test_an_engine_that_was_started_again_gets_the_newest_policy(
         await engine.wait_for(1)
         await groups(connection, plan, 2, 3)
         await running
-    assert foreign.weight_version == "run.2"
+    assert foreign.weight_version == "run#2"
 
 
 async def test_an_engine_gets_nothing_that_an_earlier_run_left(
@@ -281,16 +281,23 @@ async def test_what_another_process_gave_an_engine_is_given_again(
     """A trainer that is killed leaves its label on a paused engine; a run before left another's, or none."""
     new = Newest(path=str(write_model(tmp_path / "version-000001", seed=5, tokenizer=directory)), version=1)
     async with ForeignServer(kind, behind) as foreign:
-        for label, version in (("run.1", 1), ("other.1", -1), ("other.7", -1), ("7", -1), ("default", -1)):
+        for label, version in (
+            ("run#1", 1),
+            ("run.1", -1),
+            ("other#1", -1),
+            ("other#7", -1),
+            ("7", -1),
+            ("default", -1),
+        ):
             foreign.weight_version = label
             foreign.pause()
             engine = engine_of(foreign)
             assert await engine.version() == version
             await engine.take(new)
             await engine.take(new)
-            assert (foreign.weight_version, foreign.paused) == ("run.1", False)
+            assert (foreign.weight_version, foreign.paused) == ("run#1", False)
         assert foreign.loaded == [new.path] * 5
-        foreign.weight_version = "other.7"
+        foreign.weight_version = "other#7"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.wait_for(0), 0.1)
 
