@@ -184,8 +184,7 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
     settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
     async with ForeignServer(Engine.SGLANG, behind) as foreign:
         foreign.refuses = 400
-        trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
-        await groups(connection, plan, 0, 1)
+        trainer, _, start = await a_trainer(connection, tmp_path, settings, foreign)
         with pytest.raises(RunError, match="was refused 5 times: the engine at http"):
             await asyncio.wait_for(trainer.run(start), 240)
         assert not foreign.paused
