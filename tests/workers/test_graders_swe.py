@@ -149,7 +149,7 @@ try:
 except ZeroDivisionError:
     held = False
 print("" if held else f"{browser} average of nothing FAILED")
-print(f"{browser}: Executed 9 of 9")
+print(f"{browser}: Executed 9 of 9" if held else f"{browser}: Executed 9 of 9 (1 FAILED)")
 raise SystemExit(not held)
 END"""
 

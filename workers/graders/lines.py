@@ -113,7 +113,7 @@ LINE_PARSERS: Mapping[str, Parser] = {
     "redis": _redis,
     "automake": _by_line(r"(?P<word>PASS|FAIL):\s(?P<test>.+)"),
     "micropython": _by_line(r"(?P<word>pass|FAIL|skip)\s+(?P<test>.+)"),
-    "googletest": _by_line(r".*\[\s*(?P<word>OK|FAILED)\s*\]\s(?P<test>.*)\s\(.*\)", clean=str),
+    "googletest": _by_line(r"(?=.*\)$).*\[\s*(?P<word>OK|FAILED)\s*\]\s(?P<test>.*)\s\(.*\)", clean=str),
     # Go, Rust, Java
     "go": _by_line(r"--- (?P<word>PASS|FAIL|SKIP): (?P<test>.+) \(.+\)"),
     "cargo": _by_line(r"test\s+(?P<test>\S+)\s+\.\.\.\s+(?P<word>ok|FAILED)"),

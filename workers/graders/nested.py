@@ -6,7 +6,7 @@ Ids are the headings and the name, joined. Where an id comes twice the last line
 import re
 from collections.abc import Callable, Mapping
 
-from orchard.workers.graders.lines import Parser, first_of, status_of
+from orchard.workers.graders.lines import LONGEST, Parser, first_of, status_of
 
 
 def _indent(line: str) -> int:
@@ -57,7 +57,7 @@ def _tree(
             for line in part.split("\n"):
                 if ends(line):
                     break
-                if passed_over(line):
+                if passed_over(line) or len(line) > LONGEST:
                     continue
                 if match := test.fullmatch(line):
                     word = "FAIL" if match["word"].endswith(")") else match["word"]
@@ -84,7 +84,8 @@ _jest_tree = _tree(
 _mocha_tree = _tree(
     re.compile(r"\s*(?P<word>✔|\d+\))\s(?P<test>.*?)(?:\s\(\d+m+s\).*)?\s*"),
     lambda log: [
-        re.split(r"\d+\spassing", run)[0].strip() for run in re.split(r"running\s\d+\stest\sfiles", log)[1:]
+        re.split(r"(?<!\d)\d+\spassing", run)[0].strip()
+        for run in re.split(r"running\s\d+\stest\sfiles", log)[1:]
     ],
     apart=True,
 )
@@ -105,7 +106,7 @@ _karma_tree = _tree(
 )
 """Karma's spec reporter below each start of a browser, as @alifd/next runs it."""
 
-_CYPRESS_SUITE = re.compile(r"Running:.*\)\n{3}\s{2}(.*)\n")
+_CYPRESS_SUITE = re.compile(r"^(?=.*?Running:).*\)\n{3}\s{2}(.*)\n", re.MULTILINE)
 _CYPRESS_FAILED = re.compile(r"^\s{4}\d+\)\s(.*)", re.MULTILINE)
 _CYPRESS_PASSED = re.compile(r"^\s{4}✓\s(.*)\(", re.MULTILINE)
 
@@ -171,7 +172,9 @@ def _mocha_spec(log: str) -> dict[str, str]:
     return found
 
 
-_JASMINE = re.compile(r"(?P<indent>\s+)(?:-\s+(?P<suite>.*?)\s+:|\*\s+(?P<test>.*?)\s+:\s*(?P<said>.*))")
+_JASMINE = re.compile(
+    r"(?P<indent>\s+)(?:-\s+(?P<suite>.*?)(?<=\S)\s+:|\*\s+(?P<test>.*?)(?<=\S)\s+:\s*(?P<said>.*))"
+)
 
 
 def _jasmine_tree(log: str) -> dict[str, str]:
@@ -183,7 +186,7 @@ def _jasmine_tree(log: str) -> dict[str, str]:
     suites: list[str] = []
     depth = 0
     for line in log.split("\n"):
-        match = _JASMINE.match(line)
+        match = _JASMINE.match(line) if len(line) <= LONGEST else None
         if match is None:
             continue
         if len(match["indent"]) <= depth:
@@ -207,7 +210,7 @@ def _testdox(log: str) -> dict[str, str]:
     found: dict[str, str] = {}
     suite = "None"
     for line in log.split("\n"):
-        if match := _TESTDOX_SUITE.fullmatch(line):
+        if line.endswith(")") and (match := _TESTDOX_SUITE.fullmatch(line)):
             suite = match[1]
         elif match := _TESTDOX_TEST.fullmatch(line):
             found[f"{suite} > {match['test']}"] = status_of(match["word"])

@@ -2,19 +2,20 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from orchard.workers.graders.lines import LINE_PARSERS, Parser
+from orchard.workers.graders.failure_lists import FAILURE_LISTS, Reading, judged
+from orchard.workers.graders.lines import LINE_PARSERS, LONGEST, Parser
 from orchard.workers.graders.nested import NESTED_PARSERS
 from orchard.workers.graders.rebench import REBENCH_PARSERS
-from orchard.workers.graders.reports import FAILURE_LISTS, REPORT_PARSERS, says_that_tests_ran
+from orchard.workers.graders.reports import REPORT_PARSERS
 
 SEVERITY = {"XFAIL": 0, "PASSED": 1, "SKIPPED": 2, "FAILED": 3, "ERROR": 4}
 """Of two reports about one test the higher counts: a test that passes and then fails to tear down fails."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _TIMING = re.compile(
-    r"\s*(?:\[\s*\d+(?:\.\d+)?\s*m?s\s*\]|\(\s*\d+(?:\.\d+)?\s*m?s\s*\)|in\s+\d+(?:\.\d+)?\s+m?sec)\s*$",
+    r"(?<!\s)\s*(?:\[\s*\d+(?:\.\d+)?\s*m?s\s*\]|\(\s*\d+(?:\.\d+)?\s*m?s\s*\)|in\s+\d+(?:\.\d+)?\s+m?sec)\s*$",
     re.IGNORECASE,
 )
 
@@ -26,11 +27,9 @@ def parse(parser: str, log: str) -> dict[str, str]:
 
 def parse_run(parser: str, log: str, named: Iterable[str]) -> dict[str, str]:
     """The statuses in the log of a whole run. Where nothing but failures is printed, the `named` tests that
-    are none have passed; of a log that shows no test at all nothing is said."""
-    found = parse(parser, log)
-    if parser in FAILURE_LISTS and (found or says_that_tests_ran(_plain(log))):
-        return dict.fromkeys(named, "PASSED") | found
-    return found
+    are none have passed, as far as the runner's counts say so."""
+    read = FAILURE_LISTS.get(parser)
+    return parse(parser, log) if read is None else judged(read(_plain(log)), named)
 
 
 def _plain(log: str) -> str:
@@ -82,11 +81,15 @@ def parse_pytest_last(log: str) -> dict[str, str]:
     return _read_pytest(log, _Last())
 
 
+_LONGEST = 5 * LONGEST
+"""Characters of a line that may say a test's id, with all its parameters, and its result."""
+
+
 def _read_pytest(log: str, found: _Statuses) -> _Statuses:
     for line in log.split("\n"):
         if match := _XDIST.fullmatch(line):
             found.report(match[2].rstrip(), _WORDS.get(match[1], "SKIPPED"))
-        elif match := _VERBOSE.fullmatch(line):
+        elif len(line) <= _LONGEST and (match := _VERBOSE.fullmatch(line)):
             found.report(match[1], _WORDS.get(match[2], "SKIPPED"))
         elif match := _SUMMARY.fullmatch(line):
             found.report(_summary_id(match[1], match[2]), _WORDS.get(match[1], "SKIPPED"))
@@ -107,16 +110,15 @@ def _summary_id(word: str, rest: str) -> str:
     return rest.rstrip()
 
 
-_PARAMETERS = re.compile(r"(.*?)\[(.*)\]")
-
-
 def parse_pytest_options(log: str) -> dict[str, str]:
     """pytest's output with ids as SWE-bench has them for requests, pylint and pydicom: of a parameter that is
     a path only its last part, as the directories before it are a machine's own."""
     found = _Statuses()
     for test, status in parse_pytest(log).items():
-        if (match := _PARAMETERS.search(test)) and re.fullmatch(r"/(?!/)[^*]*", match[2]):
-            test = f"{match[1]}[/{match[2].rpartition('/')[2]}]"
+        name, _, rest = test.partition("[")
+        parameter, closed, _ = rest.rpartition("]")
+        if closed and re.fullmatch(r"/(?!/)[^*]*", parameter):
+            test = f"{name}[/{parameter.rpartition('/')[2]}]"
         found.report(test, status)
     return found
 
@@ -129,7 +131,7 @@ def parse_matplotlib(log: str) -> dict[str, str]:
 
 # --- JUnit XML -----------------------------------------------------------------------------------
 
-_XML = re.compile(r"<(testsuites|testsuite)\b.*</\1>", re.DOTALL)
+_XML = (re.compile(r"<testsuites\b"), re.compile(r"<testsuite\b"))
 
 
 def parse_junit(log: str) -> dict[str, str]:
@@ -138,11 +140,11 @@ def parse_junit(log: str) -> dict[str, str]:
     pytest's own reports name the class as `tests.test_a.TestB`; both `tests/test_a.py::TestB::name` and
     `tests.test_a.TestB::name` are reported for them.
     """
-    match = _XML.search(log)
-    if match is None:
-        return {}
+    starts = (match for form in _XML if (match := form.search(log)))
+    spans = ((match.start(), log.rfind(f"</{match[0][1:]}>"), len(match[0]) + 2) for match in starts)
+    start, end, length = min((span for span in spans if span[0] < span[1]), default=(0, 0, 0))
     try:
-        root = ET.fromstring(match[0])
+        root = ET.fromstring(log[start : end + length])
     except ET.ParseError:
         return {}
     found = _Statuses()
@@ -181,9 +183,7 @@ def _junit_ids(case: ET.Element) -> list[str]:
 
 # --- unittest ------------------------------------------------------------------------------------
 
-_UNITTEST = re.compile(
-    r"(.+?) \.\.\. (?:.*?)(ok|FAIL|ERROR|skipped.*|expected failure|unexpected success)\s*"
-)
+_RESULT = re.compile(r".*?(ok|FAIL|ERROR|skipped.*|expected failure|unexpected success)")
 _STARTED = re.compile(r"(\w+ \([\w.<>]+\)) \.\.\. .*")
 _TITLE = re.compile(r"(\w+ \([\w.<>]+\))\s*")
 _ENDED = re.compile(r"(ok|FAIL|ERROR|skipped.*|expected failure|unexpected success)\s*")
@@ -199,12 +199,13 @@ def parse_unittest(log: str) -> dict[str, str]:
     title: str | None = None
     pending: list[str] = []
     for line in log.split("\n"):
+        name, _, said = line.partition(" ... ")
         if match := _HEADING.fullmatch(line):
             found.report(match[2], "FAILED" if match[1] == "FAIL" else "ERROR")
             pending = []
-        elif match := _UNITTEST.fullmatch(line):
-            for test in filter(None, (match[1], title)):
-                found.report(test, _unittest_status(match[2]))
+        elif match := _RESULT.fullmatch(said.rstrip()):
+            for test in filter(None, (name, title)):
+                found.report(test, _unittest_status(match[1]))
             pending = []
         elif " ... " in line and (match := _STARTED.fullmatch(line)):
             pending = [match[1]]
@@ -246,6 +247,10 @@ def parse_sympy(log: str) -> dict[str, str]:
     return others | found
 
 
+def _failed(read: Callable[[str], Reading]) -> Parser:
+    return lambda log: dict.fromkeys(read(log).failures, "FAILED")
+
+
 PARSERS: Mapping[str, Parser] = {
     "pytest": parse_pytest,
     "pytest-last": parse_pytest_last,
@@ -258,6 +263,7 @@ PARSERS: Mapping[str, Parser] = {
     **NESTED_PARSERS,
     **REPORT_PARSERS,
     **REBENCH_PARSERS,
+    **{name: _failed(read) for name, read in FAILURE_LISTS.items()},
 }
 """By the names tasks use."""
 

@@ -62,7 +62,7 @@ def _tap_nested(log: str) -> dict[str, str]:
     return found
 
 
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_ATTRIBUTE = re.compile(r'\b(\w+)="([^"]*)"')
 _OUTCOMES = {"<failure": "FAILED", "<error": "ERROR", "<skipped": "SKIPPED"}
 
 

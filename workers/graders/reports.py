@@ -1,14 +1,9 @@
-"""Output of test runners that is read as a whole: XML, JSON, pairs of lines, and lists of failures.
-
-As SWE-bench reads it. Where a list of failures is all that there is, what it does not name has passed, once
-the log shows that tests ran.
-"""
+"""Output of test runners that is read as a whole, as SWE-bench reads it: XML, JSON and pairs of lines."""
 
 import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 from orchard.workers.graders.lines import LINE_PARSERS, Parser, first_of, lines_of, status_of
@@ -101,7 +96,9 @@ def _report(text: str) -> list[tuple[str, list[Any]]]:
         return []
 
 
-_TITLE = re.compile(r'"fullTitle": "(.*)",\n')
+def _titles(text: str) -> list[str]:
+    lines = (line.partition('"fullTitle": "')[2] for line in text.split("\n")[:-1])
+    return [line.removesuffix('",') for line in lines if line.endswith('",')]
 
 
 def _mocha_titles(parts: Callable[[str], list[str]], passes_end: str, failures_end: str) -> Parser:
@@ -112,8 +109,8 @@ def _mocha_titles(parts: Callable[[str], list[str]], passes_end: str, failures_e
         for part in parts(log):
             passes = part.split('"passes": [')[-1].rsplit(passes_end, 1)[0]
             failures = part.split('"failures": [')[-1].rsplit(failures_end, 1)[0]
-            found |= dict.fromkeys(_TITLE.findall(passes), "PASSED")
-            found |= dict.fromkeys(_TITLE.findall(failures), "FAILED")
+            found |= dict.fromkeys(_titles(passes), "PASSED")
+            found |= dict.fromkeys(_titles(failures), "FAILED")
         return found
 
     return parse
@@ -123,101 +120,6 @@ _lighthouse_json = _mocha_titles(
     lambda log: log.split("./node_modules/.bin/mocha --reporter json")[1:], "]", "],"
 )
 _cypress_json = _mocha_titles(lambda log: log.split("../..")[:-1], "  }", "  ],")
-
-
-# --- lists of failures ---------------------------------------------------------------------------
-
-
-def _failures(*forms: str, clean: Callable[[str], str] = lambda name: name, end: str = "") -> Parser:
-    """What every form finds, in its last group, has failed. Forms of several lines are read up to the last
-    `end`."""
-    patterns = [(re.compile(form, re.MULTILINE), end if "[\\s\\S]" in form else "") for form in forms]
-
-    def parse(log: str) -> dict[str, str]:
-        return {
-            clean(match[match.lastindex or 0]): "FAILED"
-            for pattern, last in patterns
-            for match in pattern.finditer(log[: log.rfind(last) + len(last)])
-        }
-
-    return parse
-
-
-def _one_line(name: str) -> str:
-    return re.sub(r"\s+", " ", name).strip()
-
-
-_KARMA_BROWSERS = (
-    r"PhantomJS\s[\d.]+\s\(Linux\s(?:[\d.]+|x86_64)\)\s(.*)FAILED\n",
-    r"Chrome\sHeadless\s.*\s\(Linux\sx86_64\)\s(.*)FAILED\n",
-    r"HeadlessChrome\s[\d.]+\s\(Linux\s[\d.]+\)\s(.*)FAILED\n",
-)
-_OPENLAYERS = (
-    r"Chrome\sHeadless\s[\d.]+\s\(Linux\s\S+\)\s(.*)\sFAILED\n",
-    r"Chrome\s[\d.]+\s\(Linux\s\S+\)\s(.*)FAILED\n",
-    r"^\s{2}\d+\)([\s\S]*?)Error:",
-    r"^case\s(.*):\smismatch",
-)
-
-_OPENING = re.compile(r"<(\w+)>")
-_P5_FAILURE = re.compile(r"^[^\S\n]*\d+\)(.{0,1000}?):", re.MULTILINE | re.DOTALL)
-
-
-def _p5(log: str) -> dict[str, str]:
-    """Mocha's list of failures as p5.js prints it, between dumps of values: a title's lines are each further
-    in than the one before."""
-    log = _without_markup(_without_json(log))
-    found = {}
-    for match in _P5_FAILURE.finditer(log):
-        lines = match[1].split("\n")
-        depths = [0, *(len(line) - len(line.lstrip()) for line in lines)]
-        if all(before < after for before, after in pairwise(depths)):
-            found[":".join(map(str.strip, lines))] = "FAILED"
-    return found
-
-
-def _without_json(log: str) -> str:
-    """Without lines of values that were printed, which open with `{` or `[` at a line's end."""
-    kept = []
-    closing: set[str] = set()
-    for line in log.split("\n"):
-        end = line.rstrip()
-        if end.endswith(("{", "[")):
-            closing.add("}" if end.endswith("{") else "]")
-        elif end in closing:
-            closing.remove(end)
-        elif not closing and end[:1] + end[-1:] not in ("{}", "[]"):
-            kept.append(line)
-    return "\n".join(kept)
-
-
-def _without_markup(log: str) -> str:
-    """Without elements; the opening tags within one stay, for whose ends more text may follow."""
-    at = 0
-    while match := _OPENING.search(log, at):
-        closing = f"</{match[1]}>"
-        end = log.find(closing, match.end())
-        if end < 0:
-            at = match.end()
-            continue
-        within = log.count(match[0], match.end(), end)
-        log = log[: match.start()] + match[0] * within + log[end + len(closing) :]
-        at = match.start()
-    return log
-
-
-_TESTS_RAN = re.compile(
-    r"Executed [1-9]\d* of \d|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)"  # karma
-    r"|^\s*[1-9]\d* (?:passing|failing)|^# tests [1-9]"  # mocha; what it prints as TAP
-    r"|^[1-9]\d* specs?, \d+ failures?|': ok$",  # jasmine; OpenLayers' pictures
-    re.MULTILINE,
-)
-
-
-def says_that_tests_ran(log: str) -> bool:
-    """Whether a runner counts the tests that it ran, and they are more than none: a browser that did not
-    start has no failures either."""
-    return _TESTS_RAN.search(log) is not None
 
 
 # --- Deno ----------------------------------------------------------------------------------------
@@ -254,16 +156,6 @@ def _deno(log: str) -> dict[str, str]:
     return found
 
 
-FAILURE_LISTS: Mapping[str, Parser] = {
-    "eslint-failures": _failures(r"\s{2}\d+\)([\s\S]*?)\s+.*Error", clean=_one_line, end="Error"),
-    "karma-failures": _failures(*_KARMA_BROWSERS),
-    "chart-failures": _failures(r"Chrome\s[\d.]+[^\S\r\n]\(.+?\)[^\S\r\n](.*)FAILED$"),
-    "openlayers-failures": _failures(*_OPENLAYERS, clean=_one_line, end="Error:"),
-    "jasmine-failures": _failures(r"^\d+\)[^\S\n](.*)", clean=str.strip),
-    "p5-failures": _p5,
-}
-"""Of runners that name nothing but what failed."""
-
 REPORT_PARSERS: Mapping[str, Parser] = {
     "doctest": _doctest,
     "maven": _maven,
@@ -272,6 +164,5 @@ REPORT_PARSERS: Mapping[str, Parser] = {
     "cypress-json": _cypress_json,
     "lighthouse": first_of(NESTED_PARSERS["mocha-tree"], _lighthouse_json, LINE_PARSERS["jest-files"]),
     "deno": _deno,
-    **FAILURE_LISTS,
 }
 """By the names tasks use."""
