@@ -242,7 +242,8 @@ class ChatTokenizer:
         for mark in _MARKS.values():
             if mark in text:
                 raise ValueError(f"U+{ord(mark):X} and a text that spells a control token stand side by side")
-        return encode_marked_chat(self.tokenizer, text.translate(_MARKS))
+        ids: list[int] = encode_marked_chat(self.tokenizer, text.translate(_MARKS))
+        return ids
 
     def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
         """Put lines together from their words; those that have no words are left to be tokenized whole."""
