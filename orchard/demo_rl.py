@@ -204,9 +204,9 @@ class RlDemo(Demonstration):
     def _recipe(self, measuring: str) -> dict[str, Any]:
         """The file of `orchard rl`."""
         settings = self.settings
-        bar: dict[str, Any] = {"size": settings.size, "budget": settings.budget, "stride": settings.size}
-        if settings.method in ("fixed", "dynamic"):
-            bar = {"size": settings.size, "budget": settings.size}  # groups of N as they come
+        bar: dict[str, Any] = {"size": settings.size}
+        if settings.method == "bar":
+            bar |= {"budget": settings.budget, "stride": settings.size}
         return {
             "method": settings.method,
             "run": self.run_name,
@@ -235,7 +235,7 @@ class RlDemo(Demonstration):
             "seed": settings.seed,
             "threads": 1,
             "loss": {"negative": settings.negative},
-            "bar": bar,
+            **({} if settings.method == "frugal" else {"bar": bar}),
         }
 
     @asynccontextmanager

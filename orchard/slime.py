@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard.config import ConfigError, load
-from orchard.pipelines.rl.exchange import Terms, slime_samples
+from orchard.pipelines.rl.exchange import UNEQUAL, Terms, slime_samples
 from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.stepping import Chosen, Limits
@@ -52,9 +52,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
     """Raises ConfigError where slime would cut a batch differently, or normalize our advantages again."""
     if settings.frugal is not None:
-        raise ConfigError(
-            "frugal sampling makes groups of unequal sizes, and slime takes equal ones: set another `method`"
-        )
+        raise ConfigError(UNEQUAL)
     wanted = {"rollout_batch_size": settings.prompts_per_step, "n_samples_per_prompt": settings.bar.size}
     for name, value in wanted.items():
         if getattr(args, name) != value:

@@ -257,7 +257,7 @@ async def _export(
     session: Session, run: str, out: Path, layout: str, baseline: Baseline | None
 ) -> tuple[int, dict[str, list[GroupDropped]]]:
     """Records written, and the groups that were skipped by their reason."""
-    from orchard.pipelines.rl.exchange import LAYOUTS, Terms
+    from orchard.pipelines.rl.exchange import LAYOUTS, UNEQUAL, Terms
     from orchard.pipelines.rl.exporting import exported
     from orchard.pipelines.rl.runs import planned
 
@@ -269,6 +269,8 @@ async def _export(
         if known is None:
             raise RunError(f"the log has no run {run!r}")
         plan, start = known
+        if layout == "slime" and plan.frugal is not None:
+            raise RunError(UNEQUAL)
         if baseline and baseline is not (plan.baseline or baseline):
             raise RunError(f"the advantages of run {run!r} are `{plan.baseline}`: leave --baseline out")
         if not (plan.baseline or baseline):

@@ -21,8 +21,12 @@ def decide(progress: Progress, prompt: int) -> Assemble | Generate | GiveUp | Fr
     """What to do next for a prompt that was opened and is not decided."""
     plan = progress.plan
     pool = progress.prompts[prompt].pool(plan)
-    if plan.frugal is None or plan.is_trap(prompt):
+    if plan.frugal is None:
         return bar.decide(pool, plan.bar, impossible=plan.is_trap(prompt))
+    if plan.is_trap(prompt):
+        least, aborts = plan.frugal.least, plan.frugal.abort_limit
+        stride = bar.BarSettings(size=least, budget=least, interval=None, max_aborts=aborts)
+        return bar.decide(pool, stride, impossible=True)
     left = left_over(progress, prompt)
     seen = evidence(progress, plan.task_of(prompt).task_id)
     decision = frugal.decide(

@@ -32,6 +32,12 @@ class Terms(NamedTuple):
     """At which the policy was sampled."""
 
 
+UNEQUAL = (
+    "frugal sampling makes groups of unequal sizes, and slime takes equal ones: set another `method`, or "
+    "export them as prime-rl or verl"
+)
+"""Why slime is not given the groups of a frugal run."""
+
 Layout = Callable[[GroupAssembled, Members, Terms], Iterator[Record]]
 
 

@@ -31,8 +31,8 @@ async def exported(
         for stored in batch:
             feed.take([stored])
             group = payload(stored.fact) if stored.fact else None
-            if not isinstance(group, GroupAssembled) or group.degenerate:
-                continue
+            if not isinstance(group, GroupAssembled) or group.group_id not in feed.progress.groups:
+                continue  # given up, or only measured
             yield drops.get(group.group_id) or await _usable(feed, group, left_out, limits)
             feed.done(group)
 
@@ -54,6 +54,8 @@ async def _judged(connection: Connection, run: str, start: int) -> tuple[dict[st
 async def _usable(
     feed: Feed, group: GroupAssembled, left_out: set[str], limits: Limits
 ) -> Chosen | GroupDropped:
+    if group.degenerate and not feed.progress.plan.keep_degenerate:
+        return dropped(group, DropReason.DEGENERATE, "all rewards are equal")
     try:
         left = without(group, await feed.sampled(group), left_out)
     except NotSampled as error:

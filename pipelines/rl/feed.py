@@ -139,8 +139,8 @@ class Feed:
         return [group for group in self.progress.ready if keep or not group.degenerate]
 
     async def sampled(self, group: GroupAssembled) -> list[list[TokenSequence]]:
-        """The sequences of each member. Raises NotSampled where a member lacks the tokens it was sampled as,
-        StorageError where a blob cannot be read."""
+        """The sequences of each member, not checked. Raises NotSampled where a member lacks the tokens it was
+        sampled as, StorageError where a blob cannot be read."""
         found = []
         for member in group.members:
             nodes = self._training(member)
@@ -149,10 +149,14 @@ class Feed:
             rows = sequences(records, [shown.get(node.node_id, ()) for node in nodes])
             if not rows:
                 raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
-            for row in rows:
-                await asyncio.to_thread(self._check, row)
             found.append(rows)
         return found
+
+    async def check(self, members: Iterable[list[TokenSequence]]) -> None:
+        """Raises NotSampled for a sequence that cannot be trained on."""
+        for rows in members:
+            for row in rows:
+                await asyncio.to_thread(self._check, row)
 
     def _training(self, member: GroupMember) -> list[MessageNode]:
         """The answers that train; of a program not all do."""

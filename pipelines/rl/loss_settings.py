@@ -69,9 +69,9 @@ class Reduction(StrEnum):
     RLOO."""
 
 
-_UNUSED = {
+_UNUSED: dict[str, tuple[str, ...]] = {
     Objective.CISPO: ("dual_clip",),
-    Objective.REINFORCE: ("clip_low", "clip_high", "dual_clip"),
+    Objective.REINFORCE: ("ratio", "clip_low", "clip_high", "dual_clip"),
 }
 """Settings that the built-in loss has no place for."""
 
@@ -145,7 +145,8 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f"`constant` belongs to the reduction constant_sum and this is {self.reduction}: leave it out"
             )
-        unused = [name for name in _UNUSED.get(self.objective, ()) if getattr(self, name) is not None]
+        names = _UNUSED.get(self.objective, ())
+        unused = [name for name in names if getattr(self, name) not in (None, Ratio.TOKEN)]
         if unused and self.function is None:
             raise ValueError(f"the objective {self.objective} does not use {', '.join(unused)}: leave it out")
         if (span := self.importance_range) is not None and not 0 <= span[0] < span[1]:
@@ -169,8 +170,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def with_recipe(given: Any, preset: dict[str, Any] | None = None) -> Any:
-    """The keys of a loss, over those of the recipe it names, or else over those of the preset. Raises
-    TrainingError for a recipe that is unknown, or whose clips do not fit the keys."""
+    """The keys of a loss, over those of the recipe it names, as far as their objective uses these, or else
+    over those of the preset. Raises TrainingError for a recipe that is unknown, or whose clips do not fit the
+    keys."""
     if isinstance(given, str):
         given = {"recipe": given}
     if not isinstance(given, dict):
@@ -181,9 +183,10 @@ def with_recipe(given: Any, preset: dict[str, Any] | None = None) -> Any:
         if "reduction" in keys:
             under.pop("constant", None)  # it belongs to the preset's reduction
         return under | keys
-    if (name := keys.pop("recipe")) not in RECIPES:
+    if (name := keys.pop("recipe")) not in [*RECIPES]:
         raise TrainingError(f"no loss is named {name!r}: choose one of {', '.join(RECIPES)}")
-    recipe = RECIPES[name]
+    unused = _UNUSED.get(str(keys.get("objective")), ())
+    recipe = {key: value for key, value in RECIPES[name].items() if key not in unused}
     clips = {"clip_low", "clip_high"}
     if "clip_low" in recipe and keys.get("ratio") == Ratio.SEQUENCE and not clips <= keys.keys():
         raise TrainingError(

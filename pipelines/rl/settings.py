@@ -169,34 +169,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The paper's recipes, and those of its three domains; `preset = "swe"` in the file, other keys win."""
 
 
-METHODS: dict[str, bool] = {"fixed": True, "dynamic": False}
+METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
 """Methods without an interval of positive shares, which TOML cannot say, and whether they keep groups of one
-class: GRPO with fixed N, and dynamic sampling."""
+class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
 
 
 def settings_from(tree: dict[str, Any]) -> RlSettings:
     """Settings from decoded TOML, over the preset it names; `method = "fixed"`, `"dynamic"` or `"frugal"`
     makes other groups than balanced ones. Raises TrainingError."""
-    given, own = over_preset(tree, PRESETS), tree.get("bar", {})
-    if not isinstance(own, dict):
-        raise TrainingError(f"`bar` is {own!r}: write a table, such as {{ size = 8 }}")
-    method = given.pop("method", "bar")
+    given, preset = over_preset(tree, PRESETS), PRESETS.get(tree.get("preset", ""), {})
+    method, known = given.pop("method", "bar"), ("bar", *METHODS)
+    if method not in known:
+        raise TrainingError(f"no method is named {method!r}: choose one of {', '.join(known)}")
     if method in METHODS:
-        if own.get("interval") is not None:
-            raise TrainingError(f'the method {method!r} has no `bar.interval`: leave it out, or set "bar"')
-        given["bar"] = given.get("bar", {}) | {"interval": None}
-        given["keep_degenerate"] = METHODS[method]
-    elif method == "frugal":
-        given |= {"frugal": given.get("frugal", {}), "keep_degenerate": False}
-    elif method != "bar":
-        known = ", ".join(("bar", *METHODS, "frugal"))
-        raise TrainingError(f"no method is named {method!r}: choose one of {known}")
+        keeps = METHODS[method]
+        if tree.get("keep_degenerate", keeps) is not keeps:
+            raise TrainingError(
+                f"the method {method!r} {'keeps' if keeps else 'drops'} groups of one class: leave "
+                "`keep_degenerate` out, or set another `method`"
+            )
+        given["keep_degenerate"] = keeps
+    if method == "frugal":
+        given["frugal"] = given.get("frugal", {})
+    given["bar"] = _groups(tree, preset.get("bar", {}), method)
     if given.get("engine") == Engine.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
-    bar = given.get("bar", {})
-    if bar.get("interval", ()) is None and "budget" not in own:  # the first N rollouts are the group
-        given["bar"] = bar | {"budget": bar.get("size", BarSettings().size), "stride": own.get("stride")}
-    preset = PRESETS.get(tree.get("preset", ""), {})
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)
     if (settings.frugal is not None) != (method == "frugal"):
@@ -209,6 +206,28 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
             f"{settings.staleness}, old are dropped: lower it"
         )
     return settings
+
+
+def _groups(tree: dict[str, Any], preset: dict[str, Any], method: str) -> dict[str, Any]:
+    """The table `bar` of a file over that of its preset, as the method has it. Raises TrainingError."""
+    own = tree.get("bar", {})
+    if not isinstance(own, dict):
+        raise TrainingError(f"`bar` is {own!r}: write a table, such as {{ size = 8 }}")
+    if method == "frugal" and own:
+        raise TrainingError(
+            "the method 'frugal' does not use the table `bar`: leave it out, the sizes are in `frugal`"
+        )
+    if method in METHODS and own.get("interval") is not None:
+        raise TrainingError(f'the method {method!r} has no `bar.interval`: leave it out, or set "bar"')
+    bar = preset | own
+    if method in ("fixed", "dynamic"):
+        bar["interval"] = None
+    elif method == "bar" and preset.get("interval", ()) is None and ("method" in tree or "interval" in own):
+        bar = {"size": preset["size"]} | own  # the preset's budget is that of N as they come
+    if bar.get("interval", ()) is None:  # the first N rollouts are the group
+        budget = own.get("budget", bar.get("size", BarSettings().size))
+        bar |= {"budget": budget, "stride": own.get("stride")}
+    return bar
 
 
 def read_settings(file: Path) -> RlSettings:

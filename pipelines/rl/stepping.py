@@ -91,10 +91,10 @@ class Steps:
     ) -> Chosen | GroupDropped:
         """A group without the members that are too long, or why it is not trained on."""
         try:
-            rows = await self._feed.sampled(group)
+            left = fitting(group, await self._feed.sampled(group), self._limits.context)
+            await self._feed.check(left[1])
         except NotSampled as error:
             return dropped(group, DropReason.INCOMPLETE, str(error))
-        left = fitting(group, rows, self._limits.context)
         since = oldest(group) if oldest else oldest_version(left[1])
         size = self._feed.progress.plan.least_members
         return refusal(group, left, self._limits, size=size, version=version, oldest=since) or left

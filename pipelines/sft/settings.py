@@ -156,7 +156,7 @@ def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dic
     """Decoded TOML over the preset it names, nested tables key by key. Raises TrainingError."""
     given = dict(tree)
     preset = given.pop("preset", None)
-    if preset is not None and preset not in presets:
+    if preset not in (None, *presets):
         raise TrainingError(f"no preset is named {preset!r}: choose one of {', '.join(presets)}")
     under = presets.get(preset, {})
     for name, value in given.items():

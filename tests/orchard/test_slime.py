@@ -17,7 +17,7 @@ from orchard import slime
 from orchard.config import ConfigError
 from orchard.pipelines.rl.coordinator import begin
 from orchard.pipelines.rl.sequences import sequences
-from orchard.pipelines.rl.settings import read_settings
+from orchard.pipelines.rl.settings import read_settings, settings_from
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
@@ -152,3 +152,9 @@ async def test_arguments_that_do_not_fit_are_refused(arguments, changes, evaluat
     vars(arguments).update(changes)
     with pytest.raises(ConfigError, match=says):
         slime.generate_rollout(arguments, 0, None, evaluation=evaluation)
+
+
+def test_a_frugal_run_is_refused():
+    settings = settings_from({"run": "r", "model": "m", "out": "o", "method": "frugal"})
+    with pytest.raises(ConfigError, match="unequal sizes"):
+        slime.check_arguments(None, settings, True)

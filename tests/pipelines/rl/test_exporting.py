@@ -9,12 +9,13 @@ import pytest
 from orchard.cli.rl import _export
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import Baseline, LossSettings
-from orchard.schemas.events import make_event
-from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.schemas.events import make_event, payload
+from orchard.schemas.groups import DropReason, GroupDropped, GroupOutcome, PolicyUpdated
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
-from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
+from tests.pipelines.rl.written_log import assembled, plan_of, run_settings, whole_group
 
 PLAN = plan_of(run_settings(loss=LossSettings(baseline=Baseline.MEAN)))
 
@@ -67,6 +68,37 @@ async def test_a_member_that_the_trainer_left_out_is_left_out_and_slime_takes_wh
     else:
         assert lost not in {record["rollout_id"] for record in records}
         assert [record["advantage"] for record in records] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-5)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_groups_of_one_class_are_written_where_the_run_trains_on_them_and_counted_otherwise(
+    export, keep
+):
+    plan = plan_of(run_settings(keep_degenerate=keep))
+    records, skipped = await export(
+        [*whole_group(plan, 0, rewards=(1.0, 1.0)), *whole_group(plan, 1)], plan=plan
+    )
+    assert [record["group_id"] for record in records] == (["run.0"] * 2 if keep else []) + ["run.1"] * 2
+    assert skipped == ({} if keep else {"run.0": DropReason.DEGENERATE})
+
+
+async def test_groups_without_members_are_neither_written_nor_counted(export):
+    plan = plan_of(run_settings(keep_degenerate=True))
+    log = []
+    for prompt, outcome in enumerate((GroupOutcome.IMPOSSIBLE, GroupOutcome.ONE_CLASS)):
+        decided = assembled(plan, prompt, [], [])
+        group = msgspec.structs.replace(payload(decided), outcome=outcome)
+        log.append(make_event(group, id=decided.id, source="t", campaign="run", subject=decided.subject))
+    assert await export(log, plan=plan) == ([], {})
+
+
+async def test_slime_is_not_given_groups_of_unequal_sizes(export, tmp_path):
+    plan = plan_of(run_settings(frugal=FrugalSettings(least=2, most=4, stride=2, give_up=4)))
+    with pytest.raises(RunError, match="prime-rl or verl"):
+        await export(whole_group(plan, 0), "slime", plan)
+    assert not (tmp_path / "out.jsonl").exists()
+    records, _ = await export([], "verl", plan)
+    assert len(records) == 2
 
 
 async def test_advantages_are_by_the_baseline_of_the_runs_loss(export):

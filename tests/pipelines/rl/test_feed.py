@@ -168,6 +168,29 @@ async def test_a_member_that_is_left_out_does_not_decide_for_its_group(tmp_path)
     ]
 
 
+async def test_only_members_that_train_are_checked(tmp_path):
+    """The third is of a version that the run has not made; it costs the group where it is not too long."""
+    plan = plan_of(run_settings(bar=BarSettings(size=3, budget=3, interval=None), prompts_per_step=1))
+    events = whole_group(plan, 0, rewards=(1.0, -1.0, 1.0))
+    foreign = record(np.random.default_rng(1), prompt=[1] * 600, version=7)
+    events.insert(-2, message(plan.request(0, 2), 9, foreign))
+
+    def check(row):
+        if 7 in row.versions:
+            raise NotSampled("a token names policy version 7")
+
+    async def publish(event):
+        drops.append(payload(event).detail)
+        return 99
+
+    for context, members, drops in ((512, [2], []), (1024, [], [])):
+        feed = Feed(plan, BlobStore(str(tmp_path)), check)
+        feed.take(stored(events))
+        chosen = await Steps(feed, Limits(staleness=0, context=context), "test", publish).choose(0)
+        assert [len(group.members) for group, _ in chosen] == members
+        assert drops == ([] if members else ["a token names policy version 7"])
+
+
 async def test_what_a_prompt_left_over_is_there_for_a_later_group_and_then_forgotten(tmp_path):
     """Frugal sampling gave prompt 0 up; prompt 5, of the same task, takes its rollouts."""
     plan = plan_of(run_settings(frugal=FrugalSettings(least=2, most=4, stride=2, give_up=2, reuse=1)))

@@ -11,9 +11,12 @@ from orchard.cli.rl import _warn
 from orchard.pipelines.campaigns import requested_event
 from orchard.pipelines.rl.bar import Assemble, BarSettings, Generate, GiveUp, decide
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
+from orchard.pipelines.rl.deciding import decide as decision
 from orchard.pipelines.rl.feed import Feed
+from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.hacks import hack_rates
 from orchard.pipelines.rl.log_pools import graded_pools
+from orchard.pipelines.rl.progress import Progress, Prompt
 from orchard.pipelines.rl.runs import choose_traps, make_plan, planned_by
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
@@ -70,6 +73,14 @@ def test_of_an_impossible_task_one_stride_is_asked_and_nobody_is_a_member() -> N
         assert decide(pool, bar, impossible=True) == Assemble(
             slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True
         )
+
+
+def test_of_an_impossible_task_frugal_sampling_asks_its_first_stride_in_the_prompts_own_slots() -> None:
+    sizes = FrugalSettings(least=2, most=4, stride=2, give_up=4)
+    run = make_plan(run_settings(impossible=0.5, bar=BarSettings(), frugal=sizes), TASKS, TRAPS)
+    progress = Progress(run)
+    progress.prompts[1] = Prompt()
+    assert run.is_trap(1) and decision(progress, 1) == Generate(slots=(0, 1))
 
 
 def test_an_impossible_task_of_which_too_many_were_aborted_is_never_trained_on() -> None:

@@ -240,6 +240,8 @@ def test_recipes_are_named_and_other_keys_win() -> None:
         ({"recipe": "rloo", "clip_high": 0.1}, "does not use clip_high"),
         ({"recipe": "rloo", "dual_clip": 3.0}, "does not use dual_clip"),
         ({"recipe": "cispo", "dual_clip": 3.0}, "does not use dual_clip"),
+        ({"objective": "reinforce", "ratio": "sequence"}, "does not use ratio"),
+        ({"recipe": "grpo", "objective": "reinforce", "ratio": "sequence"}, "does not use ratio"),
         ({"recipe": "dapo", "ratio": "sequence"}, "for ratios of single tokens"),
         ({"recipe": "dapo", "ratio": "sequence", "clip_high": 4e-4}, "for ratios of single tokens"),
     ],
@@ -248,6 +250,13 @@ def test_recipes_are_named_and_other_keys_win() -> None:
 def test_what_an_objective_would_ignore_or_misread_is_refused(loss: dict[str, Any], says: str) -> None:
     with pytest.raises(TrainingError, match=says):
         settings_from({"run": "r", "model": "m", "out": "o", "loss": loss})
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "gspo"])
+def test_what_a_files_objective_does_not_use_of_its_recipe_is_left_out(recipe: str) -> None:
+    loss = {"recipe": recipe, "objective": "reinforce"}
+    made = settings_from({"run": "r", "model": "m", "out": "o", "loss": loss}).loss
+    assert made == LossSettings(objective=Objective.REINFORCE)
 
 
 def test_a_loss_of_a_package_may_use_every_key() -> None:

@@ -119,14 +119,15 @@ async def test_the_feed_gives_sequences_their_pictures_and_refuses_those_it_cann
             events = [message(request, 1, record), call, *events]
         feed.take(stored(events))
         (group,) = feed.waiting
+        rows = await feed.sampled(group)
         if fault is None:
-            rows = await feed.sampled(group)
             assert [row.images for (row,) in rows] == [[known], [known]]
             with pytest.raises(NotSampled, match="text alone"):
                 sees(None)(rows[0][0])
+            await feed.check(rows)
         else:
             with pytest.raises(NotSampled, match=fault):
-                await feed.sampled(group)
+                await feed.check(rows)
 
 
 def called(node, shown):
