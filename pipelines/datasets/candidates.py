@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import duckdb
@@ -10,7 +11,7 @@ import msgspec
 from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, excluded, unmatched
+from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, matches
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.storage.blobs import BlobStore
@@ -65,12 +66,14 @@ def candidates(
     stored = tables.execute("select task_id, repo from tasks").fetchall() if settings.source.exclude else []
     names = {name for row in stored for name in row}
     names |= {name for task in tasks.values() for name in (task.task_id, task.repo)}
-    if idle := unmatched(settings.source.exclude, names):
+    named = matches(settings.source.exclude, names)
+    if idle := sum(not found for found in named.values()):
         counts["exclude_patterns_unmatched"] = idle
+    excluded = set[str]().union(*named.values())
     out = contaminated(tables, blobs, settings.held_out, tasks.values())
     found = []
     for one in graded:
-        if reason := _unfit(one, settings.source, out):
+        if reason := _unfit(one, settings.source, excluded, out):
             counts[f"dropped_{reason}"] += 1
         else:
             found.append(one)
@@ -96,9 +99,11 @@ def candidates(
     return Chosen([one for one in found if one.rollout_id in chosen], left)
 
 
-def _unfit(one: Candidate, source: Source, out: Mapping[str, Reason]) -> str | None:
-    """Why nothing of a rollout's task may train."""
-    if excluded(one.task_id, one.repo, source.exclude):
+def _unfit(
+    one: Candidate, source: Source, excluded: AbstractSet[str], out: Mapping[str, Reason]
+) -> str | None:
+    """Why nothing of a rollout's task may train; `excluded` has ids and repositories."""
+    if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):
         return "task_rejected" if one.task_state == "rejected" else "task_unproven"

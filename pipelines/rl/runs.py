@@ -12,7 +12,7 @@ from orchard.pipelines.datasets.selection import lottery
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
-from orchard.pipelines.tasks.held_out import Known, contaminated, excluded, matches, unmatched
+from orchard.pipelines.tasks.held_out import Known, contaminated, matches
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.tasks import IMPOSSIBLE
@@ -58,14 +58,15 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
     fits, TaskError for held-out tasks that there are not."""
     known = [task for task in stored_tasks(store) if task.ref.source != IMPOSSIBLE]
     names = {name for task in known for name in (task.ref.task_id, task.ref.repo)}
-    if idle := unmatched(pool.exclude, names):
+    if idle := sum(not found for found in matches(pool.exclude, names).values()):
         counts[UNMATCHED] = idle
+    ids = set[str]().union(*matches(pool.ids, names).values())
     refs = [
         task.ref
         for task in known
         if (task.state == "valid" or (pool.unproven and task.state == "imported"))
         and (not pool.sources or task.ref.source in pool.sources)
-        and (not pool.ids or any(matches(task.ref.task_id, pattern) for pattern in pool.ids))
+        and (not pool.ids or task.ref.task_id in ids)
     ]
     if not refs:
         raise RunError(
@@ -98,10 +99,13 @@ def drawn(refs: Iterable[TaskRef], pool: TaskPool, counts: Counter[str] | None =
     """Those of the pool's tasks that its exclusions, caps and limit leave, by id. Which these are is a draw
     by `seed`, whatever their order."""
     counts = Counter() if counts is None else counts
+    refs = sorted(refs, key=lambda ref: lottery(pool.seed, ref.task_id))
+    names = {name for ref in refs for name in (ref.task_id, ref.repo)}
+    excluded = set[str]().union(*matches(pool.exclude, names).values())
     taken: Counter[str] = Counter()
     found = []
-    for ref in sorted(refs, key=lambda ref: lottery(pool.seed, ref.task_id)):
-        if excluded(ref.task_id, ref.repo, pool.exclude):
+    for ref in refs:
+        if ref.task_id in excluded or ref.repo in excluded:
             counts["excluded"] += 1
         elif taken[ref.repo] >= (pool.per_repo or math.inf):
             counts["repo_cap"] += 1

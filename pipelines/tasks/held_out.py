@@ -1,8 +1,10 @@
 """What must not train: excluded tasks, held-out tasks, and tasks that are nearly the same as these."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from fnmatch import translate
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -77,24 +79,15 @@ def listed(patterns: Sequence[str], directory: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Whether the pattern is the name, which may have brackets itself, or matches it by wildcards."""
-    return name == pattern or (_WILDCARD.search(pattern) is not None and fnmatchcase(name, pattern))
+def matches(patterns: Iterable[str], names: AbstractSet[str]) -> dict[str, set[str]]:
+    """Of each pattern the names that it is, which may have brackets themselves, or matches by wildcards.
 
-
-def excluded(task_id: str, repo: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern names the task's id or its repository."""
-    return any(matches(name, pattern) for pattern in patterns for name in (task_id, repo))
-
-
-def unmatched(patterns: Sequence[str], names: Collection[str]) -> int:
-    """How many patterns name nothing: a list of benchmarks has tasks that a store does not, but an error in
-    writing is seen by nothing else."""
-    left = [pattern for pattern in patterns if pattern not in names]
-    return sum(
-        _WILDCARD.search(pattern) is None or not any(fnmatchcase(name, pattern) for name in names)
-        for pattern in left
-    )
+    Only wildcards are compared with every name: a list of benchmarks names thousands of tasks.
+    """
+    found = {pattern: {pattern} & names for pattern in patterns}
+    for pattern in filter(_WILDCARD.search, found):
+        found[pattern].update(filter(re.compile(translate(pattern)).match, names))
+    return found
 
 
 def contaminated(
@@ -134,14 +127,17 @@ def _held_out(
     tables: duckdb.DuckDBPyConnection, held_out: HeldOut, stored: Sequence[Known]
 ) -> Mapping[str, Known]:
     found: dict[str, Known] = {}
-    for pattern in held_out.tasks:
-        named = [task for task in stored if any(matches(name, pattern) for name in task)]
-        if not named:
+    named: defaultdict[str, list[Known]] = defaultdict(list)
+    for task in stored:
+        for name in task:
+            named[name].append(task)
+    for pattern, names in matches(held_out.tasks, named.keys()).items():
+        if not names:
             raise TaskError(
                 f"held_out.tasks: no task's source, id or repository matches {pattern!r}: import the "
                 "held-out tasks, or correct it; `orchard tasks list` shows what there is"
             )
-        found |= {task.task_id: task for task in named}
+        found |= {task.task_id: task for name in names for task in named[name]}
     if held_out.evaluations:
         for row in tables.execute(_EVALUATED).fetchall():
             found.setdefault(row[0], Known(*row))

@@ -5,7 +5,6 @@ its steps; and the base, asked for as step -1, counts among the points that
 must not be constant or only rise when the annotator gave it.
 """
 
-import itertools
 import json
 import math
 import re
@@ -138,20 +137,28 @@ def _array(text: str) -> list[Any]:
 
 
 def _inside(text: str, reason: Exception) -> list[Any]:
-    """The one array of objects among sentences and fences; `reason` is why the text is not JSON."""
-    for start in itertools.islice(_ARRAY.finditer(text), STARTS):
+    """The one array with entries among sentences and fences, which may quote other arrays; `reason` is why
+    the text is not JSON."""
+    total = len(_ENTRY.findall(text))
+    end = 0
+    for _ in range(STARTS):
+        if (place := _ARRAY.search(text, end)) is None:
+            break
+        start, end = place.span()
         try:
-            found, end = _DECODER.raw_decode(text, start.start())
+            _, end = _QUOTED.raw_decode(text, start)
+            entries = len(_ENTRY.findall(text, start, end))
+            if entries == total:
+                found: list[Any] = _DECODER.raw_decode(text, start)[0]
+                return found
         except (ValueError, RecursionError) as error:
             reason = error
             continue
-        assert isinstance(found, list)
-        if len(_ENTRY.findall(text, start.start(), end)) < len(_ENTRY.findall(text)):
+        if entries:
             _refuse(
                 Fault.NOT_JSON_ARRAY,
                 "not all entries are in one JSON array: answer with the JSON array alone",
             )
-        return found
     raise BadReply(
         Fault.NOT_JSON_ARRAY,
         f"the reply is not JSON ({str(reason)[:200]}): answer with the JSON array alone",
@@ -172,6 +179,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_not_finite, object_pairs_hook=_object)
+_QUOTED = json.JSONDecoder()
+"""For arrays that need not be the annotator's."""
 
 
 def _entry(item: Any) -> tuple[int, float, str]:

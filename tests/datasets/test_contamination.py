@@ -1,12 +1,14 @@
 """What measures does not train, nor what is like it, in datasets and as prompts; each with a reason."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Selection, Source, read_settings
@@ -22,6 +24,7 @@ from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.events import Event, TaskRejected, TaskValidated
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
 from tests.pipelines.test_tasks_overlap import code, patch, prose
 from tests.trajectory_log import Author
 
@@ -148,7 +151,11 @@ async def test_what_an_evaluation_in_the_log_asked_for_is_held_out(
 async def test_a_name_with_brackets_is_itself_and_patterns_that_name_nothing_are_counted(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
-    assert matches("t[a]-1", "t[a]-1") and matches("ta-1", "t[a]-1") and not matches("T", "t")
+    assert matches(("t[a]-1", "t", "t?"), {"t[a]-1", "ta-1", "T", "T1"}) == {
+        "t[a]-1": {"t[a]-1", "ta-1"},
+        "t": set(),
+        "t?": set(),
+    }
     store = await keep(stored(author, tmp_path / "store"))
     exclude = ("good-2", "o/*", "unproven", "theirs", "typo", "typo/*")
     made = build(
@@ -160,6 +167,29 @@ async def test_a_name_with_brackets_is_itself_and_patterns_that_name_nothing_are
     counts: Counter[str] = Counter()
     choose_tasks(store, TaskPool(exclude=exclude), counts)
     assert counts[UNMATCHED] == 3, "the log has no task of the trajectory from elsewhere"
+
+
+class Listed(tuple[str, ...]):
+    """Patterns that count how often they are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return super().__iter__()
+
+
+async def test_a_long_list_of_exclusions_is_not_gone_through_for_every_rollout(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    store = await keep(stored(author, tmp_path / "store"))
+    exclude = Listed(("good-2", "typo"))
+    settings = DatasetSettings(name="test", tokenizer=tokenizer, source=Source(exclude=exclude))
+    counts: Counter[str] = Counter()
+    with open_tables(store) as tables:
+        candidates(tables, BlobStore(store), settings, counts)
+    assert (counts["dropped_excluded"], counts["exclude_patterns_unmatched"]) == (2, 1)
+    assert exclude.times == 1
 
 
 def test_a_list_of_exclusions_may_be_a_file_beside_the_settings(tmp_path: Path) -> None:

@@ -170,6 +170,11 @@ def tool(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
 TEXT = {"type": "string"}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """A list of lists of texts."""
+    return {"type": "array", "items": nested(levels - 1)} if levels else TEXT
+
+
 @pytest.mark.parametrize(
     ("tools", "fit"),
     [
@@ -181,6 +186,8 @@ TEXT = {"type": "string"}
         pytest.param([tool("a", {"default": 1}), tool("b", {"default": 1.5})], False, id="numbers"),
         pytest.param([tool("a", {"default": 2**70})], False, id="a large number"),
         pytest.param([tool("a", {"default": "\ud800"})], False, id="half a character"),
+        pytest.param([tool("a", nested(40))], True, id="nested"),
+        pytest.param([tool("a", nested(120))], False, id="nested too deep"),
         pytest.param([tool("a", TEXT), tool("b", {"type": ["string", "null"]})], False, id="types"),
         pytest.param([tool("a", {"enum": [1, "two", None]})], False, id="enum"),
         pytest.param(

@@ -212,11 +212,40 @@ def test_copies_and_bundles_are_named_wherever_they_lie(repository: Path, tmp_pa
     )
     assert set(shell(look(base, under=str(tmp_path)), repository).splitlines()) == {
         *(f"another copy of the repository in {copy}: make an image without it" for copy in copies),
-        f"commits of the repository in {sources}/since.bundle",
+        f"a bundle that continues a history in {sources}/since.bundle: make an image without it",
         OVER,
     }
     stopped = shell(f"timeout() {{ [ $1 = 5 ] || return 124; }}\n{look(base)}", repository)
     assert stopped == f"the search for other copies of the repository did not end in 600 s\n{OVER}\n"
+
+
+def test_copies_in_odd_forms_are_named_too(repository: Path, tmp_path: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    full = tmp_path / "full"
+    shutil.copytree(repository, full)
+    for content in ("later", "latest"):
+        commit(full, ANSWER, a=content)
+    git(full, "bundle", "create", "-q", str(tmp_path / "late"), "HEAD^..HEAD")  # on what the task has not
+    git(full, "bundle", "create", "-q", str(tmp_path / "whole.bdl"), "HEAD")
+    (tmp_path / "torn").write_bytes((tmp_path / "whole.bdl").read_bytes()[:-9])
+    (tmp_path / "notes").write_text("About bundles:\n# v2 git bundle\n")
+    stores = [tmp_path / name / ".git/objects" for name in ("linked", "without packs", "of two\nlines")]
+    for store in stores:
+        shutil.copytree(full / ".git", store.parent)
+    stores[0].rename(tmp_path / "store")
+    stores[0].symlink_to("../../store")
+    (stores[1] / "pack").rmdir()
+    shutil.rmtree(full)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/objects").symlink_to(tmp_path / "notes")
+    found = shell(look(base, under=str(tmp_path)), repository)
+    assert set(found.split(" it\n")) == {
+        f"{OVER}\n",
+        *(f"another copy of the repository in {each}: make an image without" for each in stores),
+        f"another copy of the repository in {tmp_path}/whole.bdl: make an image without",
+        f"a bundle that continues a history in {tmp_path}/late: make an image without",
+        f"a bundle that cannot be read in {tmp_path}/torn: make an image without",
+    }
 
 
 def test_a_base_commit_that_is_missing_is_named_where_there_is_a_history(repository: Path) -> None:

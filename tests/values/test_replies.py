@@ -90,6 +90,7 @@ def test_percents_are_rescaled_only_when_all_are() -> None:
         (json.dumps(GOOD) + json.dumps(GOOD), Fault.NOT_JSON_ARRAY),
         (f"For example {json.dumps(GOOD[:1])}, here: {json.dumps(GOOD)}", Fault.NOT_JSON_ARRAY),
         (json.dumps(GOOD[:4]) + ", " + json.dumps(GOOD[4]) + "]", Fault.NOT_JSON_ARRAY),
+        (f'From [{{"a": 1}}]: {json.dumps(GOOD[:4])}, {json.dumps(GOOD[4:])}', Fault.NOT_JSON_ARRAY),
         ('[{"a":' * 100_000, Fault.NOT_JSON_ARRAY),
         ({"steps": GOOD}, Fault.NOT_JSON_ARRAY),
         ("[" * 100_000, Fault.NOT_JSON_ARRAY),
@@ -237,6 +238,9 @@ def test_ten_thousand_malformed_replies_crash_nothing_and_break_no_rule() -> Non
         ("", '\n\n"p_resolve" drops at step 3 [the edit].'),
         ("Key steps [0, 3, 5] matter, p[3] most, as {step, p_resolve}:\n", ""),
         ("word " * 1000, ""),
+        ('The edit wrote [{"a": 1}] into the file.\n', ""),
+        ('It read [{"a": NaN, "a": 2}]. ', ' Then it wrote [{"b": []}].'),
+        (f"It wrote {json.dumps([{'a': [{}]}] * 200)}.\n", ""),
     ],
 )
 def test_sentences_around_the_array_are_read_past(before: str, after: str) -> None:

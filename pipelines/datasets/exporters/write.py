@@ -92,14 +92,16 @@ def _with_tools(exporter: Exporter, dataset: Path) -> Exporter:
 
 def _column_type(values: list[Any]) -> pa.DataType | None:
     """What Arrow infers for these values; None where Parquet does not give back the same JSON: it fills in
-    keys of one in another, or orders them, and takes no empty object and no key with values of two types."""
+    keys of one in another, or orders them, and takes no empty object, no key with values of two types and
+    none that is nested too deep."""
     file = pa.BufferOutputStream()
     try:
         column = pa.array(values)
         pq.write_table(pa.table({"tools": column}), file)
-    except (pa.ArrowException, OverflowError, UnicodeError):  # the others: large integers, half characters
+        found = pq.read_table(pa.BufferReader(file.getvalue()))["tools"].to_pylist()
+    # the others: large integers, half characters, deep nesting
+    except (pa.ArrowException, OverflowError, UnicodeError, OSError):
         return None
-    found = pq.read_table(pa.BufferReader(file.getvalue()))["tools"].to_pylist()
     return column.type if json.dumps(found) == json.dumps(values) else None
 
 
