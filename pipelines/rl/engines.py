@@ -74,6 +74,8 @@ def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exc
             return Exchange(
                 (Call("/pause?mode=keep"),),
                 (
+                    # Until all weights are there, what is sampled names no version.
+                    Call("/update_weight_version", {"new_version": f"{run}#"}),
                     load,
                     Call("/reset_prefix_cache?reset_running_requests=true"),
                     Call("/update_weight_version", {"new_version": label}),

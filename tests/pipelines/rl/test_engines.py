@@ -29,12 +29,13 @@ from tests.pipelines.rl.engine_servers import ForeignServer
 from tests.pipelines.rl.test_learner import ALONE
 from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 
+VLLM_BEGIN = ["/pause?mode=keep", "/update_weight_version"]
 VLLM_END = ["/reset_prefix_cache?reset_running_requests=true", "/update_weight_version", "/resume"]
 CALLS = {
     Engine.SGLANG: ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
-    Engine.VLLM: ["/pause?mode=keep", "/collective_rpc", *VLLM_END],
+    Engine.VLLM: [*VLLM_BEGIN, "/collective_rpc", *VLLM_END],
 }
-ADAPTER_CALLS = ["/pause?mode=keep", "/v1/load_lora_adapter", *VLLM_END]
+ADAPTER_CALLS = [*VLLM_BEGIN, "/v1/load_lora_adapter", *VLLM_END]
 
 
 @pytest.fixture(scope="module")
@@ -316,10 +317,11 @@ async def test_an_error_in_answer_to_weights_is_a_refusal_and_one_of_a_proxy_is_
     behind: PolicyServer, status: int, error: type[Exception]
 ) -> None:
     async with ForeignServer(Engine.VLLM, behind) as foreign:
-        foreign.refuses = status
+        foreign.refuses, foreign.weight_version = status, "run#0"
         with pytest.raises(error, match=f"answer.* {status}"):
             await engine_of(foreign).take(Newest(path="p", version=1))
         assert not foreign.paused
+        assert await engine_of(foreign).version() == -1, "its weights may be half of either policy"
 
 
 async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behind: PolicyServer) -> None:
