@@ -137,6 +137,8 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
     await stepped(pipeline, "killed", Step.PROVE)
     process.kill()
     process.wait()
+    for left in await pipeline.sandboxes.list_sandboxes({"campaign": "killed"}):
+        await pipeline.sandboxes.delete_sandbox(left.sandbox_id)  # else it is there for its five minutes
     other, after = await synthesized(pipeline, "killed", tasks=2, seed=seed)
     assert other == tasks, "the same seed gives the same tasks, also to a run that was killed"
     assert after.caught == report.caught and after.proposals == report.proposals
