@@ -105,6 +105,16 @@ def test_what_a_whole_list_of_failures_does_not_name_has_passed(parser: str, sai
     assert found == parse(parser, f"noise\n{said}\n") | dict.fromkeys(NAMED, "PASSED")
 
 
+def test_a_blank_behind_the_name_of_a_failure_does_not_hide_it() -> None:
+    log = "Chrome 98.0.4 (Linux 0.0.0) a bar FAILED\nTOTAL: 1 FAILED, 8 SUCCESS\n"
+    assert parse("chart-failures", log) == {"a bar ": "FAILED"}, "as SWE-bench reads it"
+    assert parse_run("chart-failures", log, ["a bar", "b"]) == {
+        "a bar ": "FAILED",
+        "a bar": "FAILED",
+        "b": "PASSED",
+    }
+
+
 @pytest.mark.parametrize(
     ("parser", "said"),
     [

@@ -35,6 +35,8 @@ def judged(reading: Reading, named: Iterable[str]) -> dict[str, str]:
     """
     failed = dict.fromkeys(reading.failures, "FAILED")
     named = set(named)
+    bare = {name.strip() for name in failed}  # SWE-bench's forms leave a blank behind some
+    failed |= {test: "FAILED" for test in named if test.strip() in bare}
     others = named - failed.keys() - reading.printed
     hooks = tuple(name[: hook.start()].lstrip() for name in failed if (hook := _HOOK.search(name)))
     whole = reading.passed is not None and len(others) <= reading.passed
