@@ -141,7 +141,9 @@ $limit find {under} \\( -path /proc -o -path /sys -o -path /dev \\) -prune -o \\
     \\( -type d -o -type l \\) -name objects -exec sh -c '
         for found do
             [ ! -d "$found" ] || ln -s "$found" "$(mktemp -d "$scratch/found/XXXXXX")/it"
-        done' sh {{}} + -o -type f -exec sh -c '
+        done' sh {{}} + -o \\
+    -type f \\( -name '*.bundle' -o \\
+        ! -path '/usr/lib/*' ! -path '/usr/share/*' ! -path '/usr/include/*' \\) -exec sh -c '
         is_bundle() {{ head -c 20 "$@" | grep -q "^# v[0-9]* git bundle"; }}
         is_bundle "$@" || exit 0
         for found do
