@@ -1,6 +1,9 @@
-"""Whether a budget of the task has run out: for loops in this process and for programs alike. Pure."""
+"""What a budget of the task allows, and whether it has run out: for loops in this process and for programs
+alike. Pure."""
 
-from orchard.schemas.campaigns import Budget
+import msgspec
+
+from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.message_tree import Totals
 
@@ -20,3 +23,18 @@ def out_of_time(totals: Totals, budget: Budget) -> bool:
     """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
     the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
     return 0 < budget.wall_seconds <= totals.seconds
+
+
+def within(budget: Budget, timeouts: Timeouts) -> Budget:
+    """The budget with a wall clock that leaves time for the sandbox before the agent's work and all that
+    follows it, so that an agent that never ends is truncated, and graded, rather than stopped by the
+    outermost timeout.
+
+    It is the same in each attempt: what a sandbox takes to start is never taken from the agent. Timeouts
+    that leave room for less than one command change nothing.
+    """
+    others = timeouts.command + timeouts.shutdown + 2 * timeouts.creation + timeouts.grading
+    room = timeouts.rollout - others
+    if room < timeouts.command or 0 < budget.wall_seconds <= room:
+        return budget
+    return msgspec.structs.replace(budget, wall_seconds=room)

@@ -13,7 +13,7 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
-from orchard.schemas.campaigns import Budget, RolloutRequest, Timeouts
+from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
@@ -23,6 +23,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
+from orchard.workers.budgets import within
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders import grade
@@ -79,21 +80,6 @@ class Beginning:
     """What they have used of the budget."""
     machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
     """Opens a machine, of so much memory, in which the history's commands have run."""
-
-
-def within(budget: Budget, timeouts: Timeouts) -> Budget:
-    """The budget with a wall clock that leaves time for the sandbox before the agent's work and all that
-    follows it, so that an agent that never ends is truncated, and graded, rather than stopped by the
-    outermost timeout.
-
-    It is the same in each attempt: what a sandbox takes to start is never taken from the agent. Timeouts
-    that leave room for less than one command change nothing.
-    """
-    others = timeouts.command + timeouts.shutdown + 2 * timeouts.creation + timeouts.grading
-    room = timeouts.rollout - others
-    if room < timeouts.command or 0 < budget.wall_seconds <= room:
-        return budget
-    return msgspec.structs.replace(budget, wall_seconds=room)
 
 
 class SandboxLost(Exception):

@@ -12,6 +12,7 @@ from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.workers.budgets import within
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import patches
 from orchard.workers.harnesses import get_harness, orchard_bash_prompts
@@ -20,7 +21,6 @@ from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.own_words import OwnWords
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.message_tree import MessageTree
-from orchard.workers.rollout import within
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 HELLO = [{"role": "user", "content": "hello"}]
