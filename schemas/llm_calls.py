@@ -55,7 +55,8 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     served_model: str
     model_kind: ModelKind
     finish_reason: str
-    """Why the answer ended, as the endpoint says."""
+    """Why the answer ended, as the endpoint says; `unparsed` where its server could not read what the model
+    wrote."""
     usage: Usage
     """Tokens of the call."""
     cost_usd: float | None
@@ -77,3 +78,6 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     images_shown: tuple[str, ...] | None = None
     """SHA-256 of the pictures in the prompt, in their order: the last so many of the path to `parent`. None
     where it had none."""
+    seed: int | None = None
+    """Of the request that was answered. It is the rollout's, but for a request at which the server failed
+    before: that is tried again with another one. None in events that are older."""

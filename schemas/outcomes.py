@@ -63,6 +63,8 @@ class AbortCause(StrEnum):
     """The endpoint gave no answer in the tries and the time there were."""
     LLM_REFUSED = "llm_refused"
     """The endpoint answered that the request itself is unacceptable (bad key, unknown model)."""
+    CONTEXT_TOO_SMALL = "context_too_small"
+    """Not even the first prompt fits into the context with which the endpoint serves the model."""
     GRADER_FAILED = "grader_failed"
     """The grader raised an error."""
     JUDGE_FAILED = "judge_failed"

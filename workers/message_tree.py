@@ -220,6 +220,7 @@ class MessageTree:
                 derived_from=derived_from,
                 tools=offered,
                 reasoning_field=completion.reasoning_field or None,
+                seed=completion.seed,
                 images_shown=tuple(images_shown) or None,
             )
         )

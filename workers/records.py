@@ -56,6 +56,7 @@ class Answer:
             cost_usd=call.cost_usd,
             seconds=call.seconds,
             tries=call.tries,
+            seed=call.seed,
             finish_reason=call.finish_reason,
             endpoint=call.endpoint,
             model=call.model,

@@ -23,7 +23,13 @@ from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, ro
 from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
 from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient, RequestRefused
+from orchard.workers.llm.client import (
+    Completion,
+    ContextLengthExceeded,
+    ModelClient,
+    RequestRefused,
+    context_too_small,
+)
 from orchard.workers.message_tree import MessageTree
 from orchard.workers.prompts import Prompt
 
@@ -92,8 +98,8 @@ class Recording:
         self._refusal: RequestRefused | None = None
         """Of the main conversation."""
         self._over: ExitStatus | None = None
-        self._too_long = False
-        """Whether the newest call of the main conversation was longer than the model takes."""
+        self._too_long: ContextLengthExceeded | None = None
+        """Of the newest call of the main conversation, where it was longer than the model takes."""
         self._forest = Forest()
         self._replies: dict[str, _Reply] = {}
         """By node, in the order in which they came first."""
@@ -117,13 +123,18 @@ class Recording:
         """Raise what failed on our side, as a dead endpoint does: an InfrastructureError, or a fault.
 
         However the program ended, its attempt has no reward then. An endpoint that refused the main
-        conversation and never answered it cannot serve the program. Where it has answered, a refusal is for
-        what stands in the conversation, and that is the program's or its model's.
+        conversation, or served too small a context for it, and never answered it cannot serve the program.
+        Where it has answered, a refusal is for what stands in the conversation, and that is the program's or
+        its model's.
         """
         if self._failure is not None:
             raise self._failure
-        if self._refusal is not None and not self.leaf:
+        if self.leaf:
+            return
+        if self._refusal is not None:
             raise self._refusal
+        if self._too_long is not None and self._over is None:
+            raise context_too_small(self._too_long)
 
     async def answer(self, ask: Ask, headers: Mapping[str, str]) -> Completion:
         """What the model answers. `headers` have lower-case names. Raises Refused, and nothing else.
@@ -235,8 +246,8 @@ class Recording:
                 timeout=self._timeout,
                 fields=fields,
             )
-        except ContextLengthExceeded:
-            self._too_long = self._too_long or own
+        except ContextLengthExceeded as error:
+            self._too_long = error if own else self._too_long
             raise Refused(Trouble.CONTEXT) from None
         except RequestRefused as error:
             self._refusal = error if own else self._refusal
@@ -256,7 +267,7 @@ class Recording:
             self._forest.add(question.node, said, node)
             self._replies.setdefault(node, _Reply(question.kind, completion.text, completion.tool_calls))
             if question.kind in _OWN:
-                self.leaf, self._too_long = node, False
+                self.leaf, self._too_long = node, None
 
     async def _to_its_end(self, step: Coroutine[Any, Any, T]) -> T:
         """A step of recording, to its end though its caller is cancelled: the log has no half of it. What it

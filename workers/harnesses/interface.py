@@ -12,7 +12,7 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import Door, Gateway
-from orchard.workers.llm.client import Completion, ModelClient
+from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient, context_too_small
 from orchard.workers.machine import CommandOutcome, Machine
 from orchard.workers.message_tree import MessageTree
 from orchard.workers.worlds import OpenWorld
@@ -47,19 +47,24 @@ class Episode:
         is shown the last `pictures` of the path, or all.
 
         An answer that the trace recalls from a dead attempt is not asked for again. Raises as
-        ModelClient.complete does.
+        ModelClient.complete does, but CONTEXT_TOO_SMALL where the first prompt is too long.
         """
         if (known := await self.trace.recalled(leaf)) is not None:
             self.model.recall(self.spec, known[1])
             return known
         prompt = await self.trace.prompt(leaf, pictures)
-        completion = await self.model.complete(
-            self.spec,
-            prompt.messages,
-            list(tools),
-            seed=self.seed,
-            timeout=self.timeouts.model_call,
-        )
+        try:
+            completion = await self.model.complete(
+                self.spec,
+                prompt.messages,
+                list(tools),
+                seed=self.seed,
+                timeout=self.timeouts.model_call,
+            )
+        except ContextLengthExceeded as error:
+            if not self.trace.totals.turns:
+                raise context_too_small(error) from error
+            raise
         if self.world is None:
             return await self.trace.answered(leaf, completion, images_shown=prompt.images), completion
         node = await self.trace.answered(

@@ -19,6 +19,8 @@ ORACLE_FINGERPRINT = "orchard-oracle"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields in which servers put a message's reasoning: DeepSeek, SGLang and older vLLM the first; OpenRouter
 and vLLM since 0.16 the second, and each reads no other."""
+UNPARSED = "unparsed"
+"""How an answer ended that its server could not read: our word, no server's."""
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM's for a token whose log-probability it does not know."""
 _ABOVE_ZERO = 0.01
@@ -59,6 +61,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """Of the try that was answered; waiting for a place and earlier tries are not the model's time."""
     tries: int = 1
+    seed: int | None = None
+    """Of the try that was answered: another one than was asked for, where the server failed at that."""
     finish_reason: str = ""
     endpoint: str = ""
     model: str = ""
@@ -197,6 +201,11 @@ def read_completion(raw: bytes) -> Completion:
 def cut_short() -> Completion:
     """What stands for an answer that has no end, in length or in depth: an empty message that was cut off."""
     return Completion(text="", finish_reason="length")
+
+
+def unparsed() -> Completion:
+    """What stands for an answer that its server could not read: an empty message, ended by UNPARSED."""
+    return Completion(text="", finish_reason=UNPARSED)
 
 
 def _read(raw: bytes) -> tuple[_BareReply, _Reply | None]:

@@ -32,9 +32,11 @@ from orchard.workers.llm.answers import (
     MalformedAnswer,
     cut_short,
     read_completion,
+    unparsed,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
-from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
+from orchard.workers.llm.known_errors import meaning, samples_anew
+from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
@@ -47,6 +49,7 @@ __all__ = [
     "ModelClient",
     "Price",
     "RequestRefused",
+    "context_too_small",
 ]
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,15 @@ class ContextLengthExceeded(Exception):
     """The conversation no longer fits the model: the task's token budget has run out, nobody failed."""
 
 
+def context_too_small(error: ContextLengthExceeded) -> InfrastructureError:
+    """The failure where it was the first prompt: that is configuration, and nothing the model did."""
+    return InfrastructureError(
+        AbortCause.CONTEXT_TOO_SMALL,
+        f"the first prompt does not fit ({error}): serve the model with a larger context, lower max_tokens, "
+        "or take a harness or tasks with shorter prompts",
+    )
+
+
 class RequestRefused(InfrastructureError):
     """The endpoint does not take this request (400, 422), whatever else it takes."""
 
@@ -78,13 +90,17 @@ class RequestRefused(InfrastructureError):
 class _Refusal(Exception):
     """One try that brought no completion; `asked` is the pause the endpoint wants, in seconds."""
 
-    def __init__(self, kind: Meaning, detail: str, asked: float | None, *, request: bool = False) -> None:
+    def __init__(
+        self, kind: Meaning, detail: str, asked: float | None, *, request: bool = False, anew: bool = False
+    ) -> None:
         super().__init__(detail)
         self.meaning = kind
         self.detail = detail
         self.asked = asked
         self.request = request
         """Whether it is about what was asked, and not about the key, the model or the load."""
+        self.anew = anew
+        """Whether it may lie in what was sampled: the same seed would sample it again."""
 
 
 class ModelClient:
@@ -219,7 +235,7 @@ class _Endpoint:
         timeout: float,
         fields: Mapping[str, Any],
     ) -> Completion:
-        request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, seed)})
+        request = {**fields, **self._body(spec, messages, tools, seed)}
         async with self._limit.place():
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
@@ -227,7 +243,9 @@ class _Endpoint:
                 tries += 1
                 started = time.monotonic()
                 try:
-                    answer = await self._try(request, spec.name, deadline, session=str(seed))
+                    answer = await self._try(
+                        msgspec.json.encode(request), spec.name, deadline, session=str(seed)
+                    )
                 except _Refusal as error:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
@@ -238,6 +256,8 @@ class _Endpoint:
                         ) from None
                     log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
                     await asyncio.sleep(wait)
+                    if error.anew and "seed" not in self.settings.extra_body:
+                        request["seed"] = seed + tries
                     continue
                 self._limit.answered()
                 self.learn(answer)
@@ -248,6 +268,7 @@ class _Endpoint:
                     endpoint=self.name,
                     model=spec.name,
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
+                    seed=sent if isinstance(sent := request["seed"], int) else None,
                 )
 
     def _pause_after(self, refusal: _Refusal, tries: int, started: float) -> float:
@@ -302,8 +323,11 @@ class _Endpoint:
         except _Refusal as error:
             if error.meaning is Meaning.TRANSIENT:
                 replica.failed(time.monotonic())
-            else:
-                replica.answered()
+                raise
+            replica.answered()
+            if error.meaning is Meaning.UNPARSED:
+                log.warning("%s: it counts as an answer without a call", error.detail)
+                return unparsed()
             raise
         replica.answered()
         return answer
@@ -335,9 +359,10 @@ class _Endpoint:
             raise self._refusal(Meaning.TRANSIENT, detail) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
-            if re.fullmatch("[45][0-9]{2}", inside.code):
+            if inside.message or inside.kinds:
                 # Some routers answer 200 and put the upstream's refusal into the body.
-                raise self._status_refusal(int(inside.code), inside, model, None) from error
+                status = int(inside.code) if re.fullmatch("[45][0-9]{2}", inside.code) else 200
+                raise self._status_refusal(status, inside, model, None) from error
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
 
     def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
@@ -359,10 +384,19 @@ class _Endpoint:
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:
             detail += f" (check base_url and the model name {model!r})"
-        return self._refusal(meaning(status, body), detail, asked, request=status in (400, 422))
+        kind = meaning(status, body)
+        asked = body.retry_seconds if asked is None else asked
+        anew = kind is Meaning.TRANSIENT and samples_anew(status)
+        return self._refusal(kind, detail, asked, request=status in (400, 422), anew=anew)
 
     def _refusal(
-        self, kind: Meaning, detail: str, asked: float | None = None, *, request: bool = False
+        self,
+        kind: Meaning,
+        detail: str,
+        asked: float | None = None,
+        *,
+        request: bool = False,
+        anew: bool = False,
     ) -> _Refusal:
         """A refusal whose words name neither the key nor the URL."""
         for secret in (self._key, self.settings.base_url, *(replica.url for replica in self._replicas)):
@@ -370,7 +404,7 @@ class _Endpoint:
                 detail = detail.replace(secret, "***")
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
-        return _Refusal(kind, f"endpoint {self.name!r} {detail}", asked, request=request)
+        return _Refusal(kind, f"endpoint {self.name!r} {detail}", asked, request=request, anew=anew)
 
 
 def _trusted() -> ssl.SSLContext:
