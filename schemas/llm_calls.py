@@ -81,3 +81,6 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """Of the request that was answered. It is the rollout's, but for a request at which the server failed
     before: that is tried again with another one. None in events that are older."""
+    tools_left_out: bool | None = None
+    """Whether the endpoint's template leaves the request's tools out of the prompt; None where that is not
+    known: without tools, at an endpoint that does not count tokens, and in events that are older."""

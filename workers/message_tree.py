@@ -221,6 +221,7 @@ class MessageTree:
                 tools=offered,
                 reasoning_field=completion.reasoning_field or None,
                 seed=completion.seed,
+                tools_left_out=completion.tools_left_out,
                 images_shown=tuple(images_shown) or None,
             )
         )

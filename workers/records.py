@@ -57,6 +57,7 @@ class Answer:
             seconds=call.seconds,
             tries=call.tries,
             seed=call.seed,
+            tools_left_out=call.tools_left_out,
             finish_reason=call.finish_reason,
             endpoint=call.endpoint,
             model=call.model,

@@ -63,6 +63,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 1
     seed: int | None = None
     """Of the try that was answered: another one than was asked for, where the server failed at that."""
+    tools_left_out: bool | None = None
+    """Whether the endpoint's template leaves the tools of the request out; None where that is not known."""
     finish_reason: str = ""
     endpoint: str = ""
     model: str = ""

@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +42,7 @@ from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 from orchard.workers.llm.streamed import assembled
+from orchard.workers.llm.tool_counts import QUESTION_SECONDS, ToolCounts, question
 
 __all__ = [
     "Completion",
@@ -90,17 +92,16 @@ class RequestRefused(InfrastructureError):
 class _Refusal(Exception):
     """One try that brought no completion; `asked` is the pause the endpoint wants, in seconds."""
 
-    def __init__(
-        self, kind: Meaning, detail: str, asked: float | None, *, request: bool = False, anew: bool = False
-    ) -> None:
+    anew = False
+    """Whether it may lie in what was sampled: the same seed would sample it again."""
+
+    def __init__(self, kind: Meaning, detail: str, asked: float | None, *, request: bool = False) -> None:
         super().__init__(detail)
         self.meaning = kind
         self.detail = detail
         self.asked = asked
         self.request = request
         """Whether it is about what was asked, and not about the key, the model or the load."""
-        self.anew = anew
-        """Whether it may lie in what was sampled: the same seed would sample it again."""
 
 
 class ModelClient:
@@ -192,6 +193,7 @@ class _Endpoint:
         self._replicas = [Replica(url) for url in urls]
         self._session: aiohttp.ClientSession | None = None
         self._limit = ConcurrencyLimit(settings.concurrency)
+        self._tools = ToolCounts()
         self._reasoning_field = REASONING_FIELDS[0]
         """Where the newest answer had its reasoning."""
 
@@ -235,7 +237,8 @@ class _Endpoint:
         timeout: float,
         fields: Mapping[str, Any],
     ) -> Completion:
-        request = {**fields, **self._body(spec, messages, tools, seed)}
+        request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, seed)})
+        used = seed
         async with self._limit.place():
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
@@ -243,9 +246,7 @@ class _Endpoint:
                 tries += 1
                 started = time.monotonic()
                 try:
-                    answer = await self._try(
-                        msgspec.json.encode(request), spec.name, deadline, session=str(seed)
-                    )
+                    answer = await self._try(request, spec.name, deadline, session=str(seed))
                 except _Refusal as error:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
@@ -256,20 +257,40 @@ class _Endpoint:
                         ) from None
                     log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
                     await asyncio.sleep(wait)
-                    if error.anew and "seed" not in self.settings.extra_body:
-                        request["seed"] = seed + tries
+                    if error.anew:
+                        used = seed + tries
+                        request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, used)})
                     continue
                 self._limit.answered()
                 self.learn(answer)
-                return msgspec.structs.replace(
+                answer = msgspec.structs.replace(
                     answer,
                     tries=tries,
                     seconds=time.monotonic() - started,
                     endpoint=self.name,
                     model=spec.name,
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
-                    seed=sent if isinstance(sent := request["seed"], int) else None,
+                    seed=self._sent(used),
                 )
+                if not tools:
+                    return answer
+                return await self._tools.told(answer, messages, partial(self._counted, spec, deadline))
+
+    async def _counted(self, spec: ModelSpec, deadline: float) -> Completion | None:
+        """The answer to the question whether `spec`'s model is told of tools; None where there is none."""
+        request = msgspec.json.encode(self._body(*question(spec), 0))
+        until = min(deadline, time.monotonic() + QUESTION_SECONDS)
+        try:
+            reply = await self._try(request, spec.name, until, session="")
+        except _Refusal as error:
+            log.warning("whether %r is told of its tools cannot be told: %s", spec.name, error.detail)
+            return None
+        return msgspec.structs.replace(reply, cost_usd=cost_usd(self.settings, spec.name, reply.usage))
+
+    def _sent(self, seed: int) -> int | None:
+        """The seed that a request really has: the configuration's, where it sets one."""
+        sent = self.settings.extra_body.get("seed", seed)
+        return sent if isinstance(sent, int) else None
 
     def _pause_after(self, refusal: _Refusal, tries: int, started: float) -> float:
         """Seconds until the next try; raises for a refusal that would be repeated."""
@@ -386,17 +407,12 @@ class _Endpoint:
             detail += f" (check base_url and the model name {model!r})"
         kind = meaning(status, body)
         asked = body.retry_seconds if asked is None else asked
-        anew = kind is Meaning.TRANSIENT and samples_anew(status)
-        return self._refusal(kind, detail, asked, request=status in (400, 422), anew=anew)
+        refusal = self._refusal(kind, detail, asked, request=status in (400, 422))
+        refusal.anew = kind is Meaning.TRANSIENT and samples_anew(status)
+        return refusal
 
     def _refusal(
-        self,
-        kind: Meaning,
-        detail: str,
-        asked: float | None = None,
-        *,
-        request: bool = False,
-        anew: bool = False,
+        self, kind: Meaning, detail: str, asked: float | None = None, *, request: bool = False
     ) -> _Refusal:
         """A refusal whose words name neither the key nor the URL."""
         for secret in (self._key, self.settings.base_url, *(replica.url for replica in self._replicas)):
@@ -404,7 +420,7 @@ class _Endpoint:
                 detail = detail.replace(secret, "***")
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
-        return _Refusal(kind, f"endpoint {self.name!r} {detail}", asked, request=request, anew=anew)
+        return _Refusal(kind, f"endpoint {self.name!r} {detail}", asked, request=request)
 
 
 def _trusted() -> ssl.SSLContext:
