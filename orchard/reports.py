@@ -151,6 +151,11 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
             f"{view.name}: {view.spent.unpriced:,} model calls have no known price, so its cap does not see "
             "them: add [endpoints.NAME.prices.MODEL] where the workers run, and start them again"
         )
+    for endpoint, model in view.untold:
+        found.append(
+            f"{view.name}: {model} at endpoint {endpoint} is not told of its tools, since its chat template "
+            "has no place for them: serve it with one that has, or take a harness without tools"
+        )
     if view.tried_impossible:
         found.append(
             f"{view.name}: {view.hacks:,} of {view.tried_impossible:,} rollouts of impossible tasks passed "

@@ -109,6 +109,8 @@ class CampaignView:
     """Of a campaign with a cap: what all its attempts have cost so far, as the tables have it."""
     reason: str = ""
     """Why it was paused, where nobody asked for that."""
+    untold: tuple[tuple[str, str], ...] = ()
+    """Endpoints and models whose chat template leaves tools out, where a call offered some."""
 
     @property
     def done(self) -> int:
@@ -214,8 +216,7 @@ async def standing(
     capped = [name for name, record in records.items() if record.max_cost_usd is not None]
     up_to = await asyncio.to_thread(position, session.config.store)
     work = partial(_rows, names_=list(records), running=running, capped=capped, up_to=up_to, sources=sources)
-    live = ("llm_calls_all",) if running or capped else ()
-    rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, live, work))
+    rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, work))
     working = alive(heard)
     views = [
         _view(name, record, rows, in_queues, queues.get(name, ""), working)
@@ -264,6 +265,10 @@ from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w
 where r.task_source = 'impossible' and list_contains($names, r.campaign) and r.status <> 'aborted'
 and w.parts['hack'] = 1 group by 1
 """
+_UNTOLD = """
+select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
+where tools_left_out and list_contains($names, campaign) group by 1
+"""
 _SAVED = """
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
        sum(cost_usd) as cost_usd
@@ -284,8 +289,9 @@ class _Rows:
     spent: dict[str, Spent]
 
 
-def _opened(store: str, live: Sequence[str], work: Callable[[duckdb.DuckDBPyConnection], _Rows]) -> _Rows:
-    with open_tables(store, views=("rollouts", "rewards_all", "attempts_all", "events", *live)) as tables:
+def _opened(store: str, work: Callable[[duckdb.DuckDBPyConnection], _Rows]) -> _Rows:
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    with open_tables(store, views=views) as tables:
         return work(tables)
 
 
@@ -301,7 +307,7 @@ def _rows(
     outcomes = ask(_OUTCOMES, names_)
     tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
     one: dict[str, dict[str, Any]] = {name: {} for name in names_}
-    for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_HACKS, tried)):
+    for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_UNTOLD, names_), (_HACKS, tried)):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
     return _Rows(
@@ -387,6 +393,7 @@ def _view(
         cap_usd=record.max_cost_usd,
         spent=rows.spent.get(name, Spent()),
         reason=record.reason or "",
+        untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
     )
 
 

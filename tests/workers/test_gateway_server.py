@@ -468,6 +468,27 @@ async def test_a_conversation_that_is_too_long_may_be_made_shorter(program, endp
         mine.recording.check()
 
 
+async def test_a_program_whose_first_prompt_does_not_fit_has_no_outcome(program, endpoint):
+    endpoint.answer({"error": {"message": "maximum context length is 9"}}, 400)
+    async with program() as mine:
+        with pytest.raises(openai.BadRequestError):
+            await mine.says(tools=[FUNCTION])
+        with pytest.raises(InfrastructureError, match="maximum context length is 9") as caught:
+            mine.recording.check()
+        assert caught.value.cause is AbortCause.CONTEXT_TOO_SMALL
+
+
+async def test_a_conversation_that_grew_too_long_is_the_token_limit(program, endpoint):
+    endpoint.says("ok")
+    endpoint.answer({"error": {"message": "maximum context length is 9"}}, 400)
+    async with program() as mine:
+        await mine.says(tools=[FUNCTION])
+        with pytest.raises(openai.BadRequestError):
+            await mine.says([{"role": "user", "content": "more"}], tools=[FUNCTION])
+        mine.recording.check()
+        assert mine.recording.ended is ExitStatus.TOKEN_LIMIT
+
+
 # --- lines that break, and that are slow -----------------------------------------------------------
 
 
