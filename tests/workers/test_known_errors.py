@@ -18,6 +18,7 @@ from orchard.workers.harnesses.interface import Episode, Harness
 from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient, Price
 from orchard.workers.llm.known_errors import KNOWN, meaning, samples_anew
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_of
+from orchard.workers.machine import CommandOutcome
 from orchard.workers.message_tree import MessageTree
 
 REFUSALS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
@@ -201,7 +202,7 @@ async def test_a_question_that_is_refused_costs_nothing_else(endpoint, call):
 
 @pytest.fixture
 def run(task: Task, machine, models, blobs):
-    async def run(harness: Harness):
+    async def run(harness: Harness, **fields):
         published: list[msgspec.Struct] = []
 
         async def publish(data: msgspec.Struct) -> None:
@@ -216,6 +217,7 @@ def run(task: Task, machine, models, blobs):
             budget=Budget(),
             timeouts=Timeouts(),
             seed=1,
+            **fields,
         )
         return await harness.run(episode), published
 
@@ -237,3 +239,36 @@ async def test_three_answers_that_cannot_be_read_end_as_a_format_failure(run, en
     assert len(endpoint.requests) == 3
     calls = [data for data in published if isinstance(data, LLMCall)]
     assert [(call.finish_reason, call.seed) for call in calls] == [("unparsed", 1)] * 3
+
+
+class Desk:
+    """A world with one tool."""
+
+    about = "A desk."
+    tools = (TOOL,)
+
+    async def call(self, _):
+        return CommandOutcome(output="done", returncode=0, seconds=0.0), "done"
+
+
+async def test_an_assistant_that_cannot_be_read_has_not_answered(run, endpoint):
+    """An answer without a call is an assistant's last word: one that nobody can read is none."""
+    endpoint.answer(LLAMA_UNPARSED.encode(), status=500)
+    endpoint.says("Here you are.")
+    result, _ = await run(get_harness("claw-react"), world=Desk())
+    assert result.exit_status is ExitStatus.FINISHED
+    assert "could not be read" in endpoint.requests[1]["messages"][-1]["content"]
+
+
+async def test_an_assistant_that_cannot_be_read_three_times_is_a_format_failure(run, endpoint):
+    for _ in range(3):
+        endpoint.answer(LLAMA_UNPARSED.encode(), status=500)
+    result, _ = await run(get_harness("claw-react"), world=Desk())
+    assert result.exit_status is ExitStatus.FORMAT_FAILURE
+
+
+async def test_an_assistants_first_prompt_that_does_not_fit_is_configuration(run, endpoint):
+    endpoint.answer(LLAMA_CONTEXT.encode(), status=400)
+    with pytest.raises(InfrastructureError) as caught:
+        await run(get_harness("claw-react"), world=Desk())
+    assert caught.value.cause is AbortCause.CONTEXT_TOO_SMALL
