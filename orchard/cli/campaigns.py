@@ -258,8 +258,8 @@ async def submit_campaign(
         if needed is not None:
             working = alive(await reports(connection))
             endpoints = session.endpoints()
-            notes = [*check_prices(spec, endpoints), *check_workers(spec, working, needed, sorted(endpoints))]
-            for note in notes:
+            check_prices(spec, endpoints, working)
+            for note in check_workers(spec, working, needed, sorted(endpoints)):
                 console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
             await check_programs(session, spec.harnesses)
         await declare(connection, session.config.nats, [queue_of(spec)])

@@ -308,7 +308,7 @@ class Coordinator:
             degenerate=degenerate,
             generated=len(graded),
             aborted=len(tried) - len(graded),
-            generated_tokens=sum(rollout.tokens for rollout in graded),
+            generated_tokens=sum(rollout.tokens or 0 for rollout in graded),
         )
 
     async def _record(self, data: GroupAssembled | PromptFailed | PromptSkipped, prompt: int) -> None:

@@ -15,6 +15,6 @@ def graded_pools(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, 
     """By task id. Aborted rollouts, which have no reward, are not in it, nor those of impossible tasks."""
     pools: dict[str, list[Rollout]] = {}
     for task, status, tokens, reward in tables.execute(_QUERY, [campaign]).fetchall():
-        rollout = Rollout(status=RolloutStatus(status), tokens=tokens or 0, reward=reward)
+        rollout = Rollout(status=RolloutStatus(status), tokens=tokens, reward=reward)
         pools.setdefault(task, []).append(rollout)
     return pools
