@@ -12,7 +12,7 @@ from orchard.schemas.plugins import Kind
 from orchard.session import Session
 from orchard.streams.settings import Queue
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.settings import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings, uncut
 
 
 def needed_plugins(store: str, spec: CampaignSpec) -> dict[Kind, set[str]]:
@@ -112,6 +112,19 @@ def check_prices(
                 f'[endpoints.{model.endpoint}.prices."{model.name}"] to orchard.toml, here and where the '
                 "workers run, and start them again, or leave --max-cost out"
             )
+
+
+def added_fields(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
+    """Which fields are sent beside those that somebody wrote, a sentence for each model."""
+    notes = []
+    for model in spec.models:
+        if model.endpoint in endpoints and (fields := uncut(endpoints[model.endpoint], model)):
+            said = ", ".join(f"{name} = {value}" for name, value in fields.items())
+            notes.append(
+                f"{model.name} is asked with {said}, so that the tokens come from the model itself: other "
+                f"values in [endpoints.{model.endpoint}.extra_body] win"
+            )
+    return notes
 
 
 def endpoints_of(models: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -7,7 +7,8 @@ from orchard.schemas.outcomes import RolloutStatus
 
 _QUERY = """
 select task_id, status, completion_tokens, reward from rollouts
-where campaign = ? and reward is not null and task_source <> 'impossible' order by task_id, sequence
+where campaign = ? and reward is not null and exit_status <> 'unanswered' and task_source <> 'impossible'
+order by task_id, sequence
 """
 
 
