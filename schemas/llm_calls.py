@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.messages import MessageNode
 
 
 class ModelKind(StrEnum):
@@ -32,14 +33,15 @@ class CallKind(StrEnum):
     """Whether the model answers at all."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, as the endpoint counted them."""
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens, as the endpoint counted them; None where it did not say, or said what cannot be true. Events
+    leave out what is not known, which versions before this one take for 0."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
     """Prompt tokens that were read from a cache."""
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | None = None
     """Completion tokens that were spent on reasoning."""
 
 
@@ -84,3 +86,9 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     tools_left_out: bool | None = None
     """Whether the endpoint's template leaves the request's tools out of the prompt; None where that is not
     known: without tools, at an endpoint that does not count tokens, and in events that are older."""
+    seconds_waiting: float | None = None
+    """Before the try that was answered: for a place at the endpoint, and by tries that failed. None in events
+    that are older."""
+    answer: MessageNode | None = None
+    """The message `node`, so that an answer and its cost are one event. An event of its own follows, for all
+    who read messages. None where the path had it already, and in events that are older."""

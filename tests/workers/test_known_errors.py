@@ -116,6 +116,15 @@ async def test_an_answer_that_cannot_be_read_may_fail_in_the_middle_of_a_stream(
     assert (answer.finish_reason, answer.tries, len(endpoint.requests)) == ("unparsed", 1, 1)
 
 
+@pytest.mark.parametrize("reason", ["function_call_filter: MALFORMED_FUNCTION_CALL", "malformed_tool_use"])
+async def test_an_ending_may_say_that_a_call_could_not_be_read(endpoint, call, reason):
+    """Gemini's and Bedrock's words, the latter through routers."""
+    reply = endpoint.completion("")
+    reply["choices"][0]["finish_reason"] = reason
+    endpoint.answer(reply)
+    assert (await call()).finish_reason == "unparsed"
+
+
 async def test_an_error_without_a_code_inside_of_a_reply_is_read_too(endpoint, call):
     """As LM Studio says with status 200 that the context is full."""
     endpoint.answer({"error": "the initial prompt is greater than the context length"})
