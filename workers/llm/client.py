@@ -380,11 +380,11 @@ class _Endpoint:
             raise self._refusal(Meaning.TRANSIENT, detail) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
-            if inside.message or inside.kinds:
+            if re.fullmatch("[45][0-9]{2}", inside.code):
                 # Some routers answer 200 and put the upstream's refusal into the body.
-                status = int(inside.code) if re.fullmatch("[45][0-9]{2}", inside.code) else 200
-                raise self._status_refusal(status, inside, model, None) from error
-            raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+                raise self._status_refusal(int(inside.code), inside, model, None) from error
+            quoted = f": {text}" if (text := inside.message or inside.type or inside.code) else ""
+            raise self._refusal(meaning(200, inside), f"gave no answer: {error}{quoted}") from error
 
     def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
         """A completion without an end is the model's doing; any other body without one is the endpoint's."""
