@@ -42,7 +42,8 @@ _ONE_REQUEST = r"\brequest too large for\b"
 _LOADING = r"^loading model$|\bmodel\b.{0,120}\bis (?:currently |still )?(?:loading|warming up)\b"
 _BUSY = (
     r"too many (?:tokens|requests), please wait|\bserver busy\b|\bqueue is full\b"
-    r"|\b(?:model|engine|server) is (?:currently )?overloaded\b|\brate limit (?:is |has been )?(?:reached|exceeded)\b"
+    r"|\b(?:model|engine|server) is (?:currently )?overloaded\b"
+    r"|\brate limit (?:is |has been )?(?:reached|exceeded)\b"
 )
 _UNPARSED = (
     r"model produced output that does not match the expected .{0,80}\bformat\b"  # llama.cpp
