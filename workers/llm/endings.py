@@ -18,7 +18,7 @@ _ENDINGS = {
 }
 """OpenAI's words, and what servers of its API write for the same, some in capitals: Together (eos), TGI
 (eos_token, stop_sequence), routers that pass on Anthropic's and Gemini's words, Mistral (model_length), Z.ai
-(sensitive), Gemini and Bedrock for a call that they could not read (malformed_...). Not among them: vLLM's and
+(sensitive), Gemini and Bedrock for a call that they cannot read (malformed_...). Not among them: vLLM's and
 SGLang's `abort`, OpenRouter's `error`, Ollama's `load`, DeepSeek's `insufficient_system_resource`, Z.ai's
 `network_error`."""
 _KNOWN = {word: ending for ending, others in _ENDINGS.items() for word in (ending, *others)}
