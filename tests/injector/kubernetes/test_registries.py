@@ -43,9 +43,8 @@ class Cluster:
 
 
 def busy(*ages: float) -> list[Pod]:
-    return [
-        sandbox(f"busy-{number}", 100 - age, f"r.io/{number}:1", **BUSY) for number, age in enumerate(ages)
-    ]
+    """Of as many images, made so many seconds before the cluster's time."""
+    return [sandbox(f"busy-{n}", 100 - age, f"r.io/{n}:1", **BUSY) for n, age in enumerate(ages)]
 
 
 def test_a_registry_that_fails_is_asked_by_few() -> None:
