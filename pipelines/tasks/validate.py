@@ -105,8 +105,8 @@ class Validator:
         started: Callable[[Task], None] = lambda _: None,
         left: Callable[[Task, InfrastructureError], None] | None = None,
     ) -> AsyncIterator[Validation]:
-        """The validation of each task as it is ready. Raises what `validate` raises; of what is LEFT, `left` is
-        told instead where there is one."""
+        """The validation of each task as it is ready. Raises what `validate` raises, unless it is LEFT and
+        `left` can be told of it."""
 
         async def judged(task: Task) -> Validation | None:
             try:

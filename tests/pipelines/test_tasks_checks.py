@@ -76,7 +76,7 @@ async def test_what_its_image_cannot_be_had_for_is_neither_proven_nor_rejected(
         refusing(
             sandboxes.base_url, lambda body: reason if body["image"] == "registry.example/away:1" else None
         ) as (url, _),
-        AsyncSandboxClient(url, retry_seconds=0.0) as client,
+        AsyncSandboxClient(url) as client,
     ):
         validator = Validator(client, BlobStore(str(tmp_path / "store")), settings)
 

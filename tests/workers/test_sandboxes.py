@@ -130,7 +130,7 @@ PASSING: list[Refusal] = [(503, "quota_exceeded"), (503, "registry_resting"), (4
 async def test_what_only_has_to_be_waited_for_takes_no_try(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quota that is used up, a registry that fails: as many creations as it takes, each with its own key."""
+    """A quota that is used up, a registry that fails: as many creations as it takes, each by its own key."""
     answers = iter(PASSING * 2)
     monkeypatch.setattr(sandboxes, "LONGEST_PAUSE", 0.01)
     events: list[Any] = []
