@@ -7,6 +7,8 @@ from orchard.injector.agent.machine import quantity
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes.objects import Status
 
+QUOTA_SECONDS = 5.0
+"""Seconds before it is tried again whether a quota has room."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server that may be able to do it the next time."""
 
@@ -38,7 +40,9 @@ def error_of(code: int, refusal: Status) -> SandboxError:
     if code in RETRIED or not 400 <= code < 500:
         return ApiRefused(code, refusal)
     if _QUOTA.search(text) and not _never_fits(text):
-        return SandboxUnavailable(f"the cluster is full: {text}", reason="quota_exceeded")
+        full = SandboxUnavailable(f"the cluster is full: {text}", reason="quota_exceeded")
+        full.retry_after = QUOTA_SECONDS
+        return full
     if _DENIED.search(text) or (code == 403 and "is forbidden: " in text and not _RIGHTS.search(text)):
         return SandboxRefused(f"the cluster does not admit this sandbox: {text}")
     if code in (401, 403):
