@@ -80,7 +80,9 @@ class Creation:
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
         there = self._cache.named(marks.pod_name(sandbox_id))
         if there is None and warm.pool_for(request, self._settings) is None:
-            self._brake.check(request.image)
+            layers = (self._settings.layers.get(name, request.image) for name in request.layers)
+            for image in (request.image, self._settings.agent_image, *layers):
+                self._brake.check(image)
         born = marks.Birth(
             request=request,
             key=marks.key_digest(key),

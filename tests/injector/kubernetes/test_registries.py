@@ -1,15 +1,22 @@
 """One registry's trouble: few ask it, others wait for them, and images of other registries are not held."""
 
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.kubernetes import reconcile
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.reconcile import Fail
 from orchard.injector.kubernetes.registries import PLACES, PROBE_SECONDS, Brake
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import CreateSandbox
+from tests.injector.kubernetes.api_server import ApiServer
 from tests.injector.kubernetes.conftest import NOW, born, pod
 
 BUSY = {"reason": "ErrImagePull", "message": "429 Too Many Requests"}
@@ -97,3 +104,25 @@ def test_a_crowd_whose_image_is_missing_is_left_to_its_second_look(
 ) -> None:
     pods = [sandbox(str(number), 99, **words) for number in range(9)]
     assert not [one for one in reconcile.actions(pods, settings, "", NOW + 100) if isinstance(one, Fail)]
+
+
+@pytest.mark.parametrize("failing", ["r.io/x:1", "orchard/agent:1", "r.io/layer:1"])
+async def test_of_an_image_whose_registry_rests_no_pod_is_made(
+    api: ClusterApi, server: ApiServer, settings: KubernetesSettings, failing: str
+) -> None:
+    """Be it the sandbox's own, the agent's or a layer's."""
+    cache = PodCache(api, "sandboxes")
+    for number in range(PLACES):
+        made = born(at=time.time(), timeout=1000)
+        status = {"name": "sandbox", "image": failing, "state": {"waiting": BUSY}}
+        server.pods[f"sandbox-{number}"] = pod(f"sandbox-{number}", birth=made, containerStatuses=[status])
+        await cache.refresh(f"sandbox-{number}")
+    layer = "codex-1-" + "0" * 64
+    creation = Creation(
+        api, cache, msgspec.structs.replace(settings, layers={layer: "r.io/layer:1"}), "one", "print"
+    )
+    image = "r.io/x:1" if failing == "r.io/x:1" else "s.io/x:1"
+    with pytest.raises(SandboxUnavailable) as resting:
+        await creation.create(CreateSandbox(image=image, layers=[layer]), None)
+    assert resting.value.reason == "registry_resting" and failing in resting.value.detail
+    assert not [request for request in server.requests if request.startswith("POST")]
