@@ -45,7 +45,10 @@ def bar(parts: Sequence[Part], *, total: float | None = None, height: int = 8) -
 
 
 def interval(pair: Pair, said: str) -> Markup:
-    """A difference between -1 and 1 with its interval, on a line with 0 in the middle; grey where it is not shown."""
+    """A difference between -1 and 1 with its interval, on a line with 0 in the middle.
+
+    It is grey where the pair is not shown to differ.
+    """
     score = pair.difference
     low, value, high = (50 + 50 * max(-1.0, min(each, 1.0)) for each in (score.low, score.value, score.high))
     kind = ("good" if score.value > 0 else "bad") if pair.differs else "ink"
