@@ -46,6 +46,11 @@ class Trouble(StrEnum):
     """The node: its disk, its container runtime, its own limit of pulls."""
     UNKNOWN = "unknown"
 
+    @classmethod
+    def _missing_(cls, _: object) -> "Trouble":
+        """What an orchestrator of another version has written."""
+        return cls.UNKNOWN
+
 
 _FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY}
 """Reasons that say it themselves."""

@@ -209,3 +209,11 @@ def test_a_look_for_another_image_is_not_this_ones(settings: KubernetesSettings)
     assert not settled(seen, NOW + 100, settings.missing_after)
     assert noticed(seen, NOW + 100) == marks.Look(image="", trouble="missing", since=NOW + 100, words=GONE)
     assert image_pulls.waiting(seen) is not None
+
+
+def test_what_another_version_has_written_is_borne(settings: KubernetesSettings) -> None:
+    look = marks.Look(image="", trouble="haunted", since=NOW, words="a word of tomorrow", waited=True)
+    waits = container(waiting={"reason": "ImagePullBackOff"})
+    seen = pod(birth=born(), annotations={marks.LOOK: marks.encoded(look)}, containerStatuses=waits)
+    verdict = judge(seen, settings, NOW)
+    assert (verdict.reason, "a word of tomorrow" in verdict.message) == ("image_unavailable", True)
