@@ -227,7 +227,6 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     llm_calls: int = 0
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
-    """None, both, where a call did not say."""
     cost_usd: float | None = None
     seconds_creating: float = 0.0
     seconds_llm: float = 0.0
@@ -305,7 +304,6 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     prompt_tokens: int | None
     completion_tokens: int | None
-    """None, both, where a call did not say."""
     cost_usd: float | None
     """None where a price is not known."""
     seconds: float

@@ -51,6 +51,7 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     parent: str
     node: str
     turn: int
+    """Number of the turn; 0 before the first answer of the model."""
     endpoint: str
     """The endpoint's configured name, never its URL or key."""
     model: str

@@ -63,7 +63,6 @@ class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Replies that were asked for."""
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
-    """None, both, where an endpoint did not say."""
     cost_usd: float | None = None
     seconds: float = 0.0
 
