@@ -33,6 +33,9 @@ class ExitStatus(StrEnum):
     """The budget of tokens ran out, or the context of the model."""
     TIME_LIMIT = "time_limit"
     """The budget of time ran out."""
+    UNANSWERED = "unanswered"
+    """The budget of time ran out while the model owed an answer. Its server may have been busy, so such
+    rollouts train only where that is asked for."""
     FORMAT_FAILURE = "format_failure"
     """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"
@@ -68,6 +71,8 @@ class AbortCause(StrEnum):
     """The endpoint gave no answer in the tries and the time there were."""
     LLM_REFUSED = "llm_refused"
     """The endpoint answered that the request itself is unacceptable (bad key, unknown model)."""
+    CONTEXT_TOO_SMALL = "context_too_small"
+    """Not even the first prompt fits into the context with which the endpoint serves the model."""
     GRADER_FAILED = "grader_failed"
     """The grader raised an error."""
     JUDGE_FAILED = "judge_failed"

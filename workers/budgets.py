@@ -1,6 +1,8 @@
 """What a budget of the task allows, and whether it has run out: for loops in this process and for programs
 alike. Pure."""
 
+from math import inf
+
 import msgspec
 
 from orchard.schemas.campaigns import Budget, Timeouts
@@ -9,10 +11,10 @@ from orchard.workers.message_tree import Totals
 
 
 def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
-    """What has run out, if anything. A cost that is not known cannot run out."""
+    """What has run out, if anything, by all that is known of tokens and cost."""
     if 0 < budget.steps <= totals.turns:
         return ExitStatus.STEP_LIMIT
-    if 0 < budget.cost_usd <= (totals.cost_usd or 0.0):
+    if 0 < budget.cost_usd <= totals.usd:
         return ExitStatus.COST_LIMIT
     if 0 < budget.tokens <= totals.tokens:
         return ExitStatus.TOKEN_LIMIT
@@ -23,6 +25,11 @@ def out_of_time(totals: Totals, budget: Budget) -> bool:
     """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
     the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
     return 0 < budget.wall_seconds <= totals.seconds
+
+
+def time_left(totals: Totals, budget: Budget) -> float:
+    """Seconds of the wall clock that are left; infinite without one."""
+    return max(budget.wall_seconds - totals.seconds, 0.0) if budget.wall_seconds > 0 else inf
 
 
 def within(budget: Budget, timeouts: Timeouts) -> Budget:
