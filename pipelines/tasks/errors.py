@@ -1,8 +1,18 @@
 """What can be wrong with tasks on the way in. Each message is one sentence that names the fix."""
 
+from typing import NamedTuple
+
 
 class TaskError(ValueError):
     """Something about tasks that the user can mend."""
+
+
+class LeftOut(NamedTuple):
+    """What was not imported, while the rest was."""
+
+    name: str
+    """Row, directory or task."""
+    why: str
 
 
 class MalformedRow(TaskError):
