@@ -144,7 +144,8 @@ def _definition(file: Path) -> _Definition:
     try:
         return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), _Definition)
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise TaskError(f"task.yaml is no task of Claw-Eval: {error}") from error
+        said = " ".join(str(error).split())
+        raise TaskError(f"task.yaml is no task of Claw-Eval: {said}") from error
 
 
 def _check(definition: _Definition, file: Path) -> None:
