@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from orchard.pipelines.tasks.errors import LeftOut, TaskError
+from orchard.pipelines.left_out import LeftOut
+from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import (
     NAME,
