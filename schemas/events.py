@@ -225,8 +225,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     turns: int = 0
     llm_calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    """None, both, where a call did not say."""
     cost_usd: float | None = None
     seconds_creating: float = 0.0
     seconds_llm: float = 0.0
@@ -299,8 +300,9 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages that were adopted."""
     turns: int
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    """None, both, where a call did not say."""
     cost_usd: float | None
     """None where a price is not known."""
     seconds: float

@@ -32,14 +32,15 @@ class CallKind(StrEnum):
     """Whether the model answers at all."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, as the endpoint counted them."""
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens, as the endpoint counted them; None where it did not say, or said what cannot be true. Events
+    leave out what is not known, which versions before this one take for 0."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
     """Prompt tokens that were read from a cache."""
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | None = None
     """Completion tokens that were spent on reasoning."""
 
 

@@ -9,10 +9,10 @@ from orchard.workers.message_tree import Totals
 
 
 def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
-    """What has run out, if anything. A cost that is not known cannot run out."""
+    """What has run out, if anything, by all that is known of tokens and cost."""
     if 0 < budget.steps <= totals.turns:
         return ExitStatus.STEP_LIMIT
-    if 0 < budget.cost_usd <= (totals.cost_usd or 0.0):
+    if 0 < budget.cost_usd <= totals.usd:
         return ExitStatus.COST_LIMIT
     if 0 < budget.tokens <= totals.tokens:
         return ExitStatus.TOKEN_LIMIT

@@ -31,14 +31,20 @@ Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Running sums over all calls and commands, branches that were left included."""
+    """Running sums over all calls and commands, branches that were left included. Of tokens and cost they
+    have what is known. Budgets end by that; what is published of a sum with a gap is that it is not known."""
 
     turns: int = 0
     calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float | None = 0.0
-    """None as soon as one call had no known price."""
+    prompt: int = 0
+    """Tokens."""
+    completion: int = 0
+    """Tokens."""
+    uncounted: int = 0
+    """Calls whose tokens are not known."""
+    usd: float = 0.0
+    unpriced: int = 0
+    """Calls whose cost is not known."""
     seconds_llm: float = 0.0
     seconds_commands: float = 0.0
     model_kind: ModelKind | None = None
@@ -46,8 +52,23 @@ class Totals(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens, summed over the calls."""
-        return self.prompt_tokens + self.completion_tokens
+        """Prompt and completion tokens that are known, summed over the calls."""
+        return self.prompt + self.completion
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.prompt
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.completion
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Of all calls; None as soon as one had no known price."""
+        return None if self.unpriced else self.usd
 
     @property
     def seconds(self) -> float:
@@ -55,19 +76,36 @@ class Totals(msgspec.Struct, kw_only=True):
         return self.seconds_llm + self.seconds_commands
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Both together. A cost that one of them does not know is not known."""
-        known = self.cost_usd is not None and other.cost_usd is not None
+        """Both together."""
         oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
         return Totals(
             turns=self.turns + other.turns,
             calls=self.calls + other.calls,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            prompt=self.prompt + other.prompt,
+            completion=self.completion + other.completion,
+            uncounted=self.uncounted + other.uncounted,
+            usd=self.usd + other.usd,
+            unpriced=self.unpriced + other.unpriced,
             seconds_llm=self.seconds_llm + other.seconds_llm,
             seconds_commands=self.seconds_commands + other.seconds_commands,
             model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
         )
+
+
+def used_by(call: LLMCall | Completion) -> Totals:
+    """What one answer took."""
+    usage = call.usage
+    return Totals(
+        turns=1,
+        calls=1,
+        prompt=usage.prompt_tokens or 0,
+        completion=usage.completion_tokens or 0,
+        uncounted=None in (usage.prompt_tokens, usage.completion_tokens),
+        usd=call.cost_usd or 0.0,
+        unpriced=call.cost_usd is None,
+        seconds_llm=call.seconds,
+        model_kind=call.model_kind,
+    )
 
 
 class MessageTree:
@@ -133,7 +171,7 @@ class MessageTree:
             return None
         completion = answer.completion
         node = await self._answer(parent, completion)
-        self.replayed += _used(completion)
+        self.replayed += used_by(completion)
         return node, completion
 
     async def end_replay(self, divergence: Divergence | None = None) -> None:
@@ -200,7 +238,7 @@ class MessageTree:
         four as LLMCall has them."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
-        self.own += _used(completion)
+        self.own += used_by(completion)
         await self._publish(
             LLMCall(
                 parent=parent,
@@ -393,16 +431,3 @@ class MessageTree:
             return await asyncio.to_thread(slimmed, node, self._blobs)
         except StorageError as error:
             raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
-
-
-def _used(completion: Completion) -> Totals:
-    """What one answer took."""
-    return Totals(
-        turns=1,
-        calls=1,
-        prompt_tokens=completion.usage.prompt_tokens,
-        completion_tokens=completion.usage.completion_tokens,
-        cost_usd=completion.cost_usd,
-        seconds_llm=completion.seconds,
-        model_kind=completion.model_kind,
-    )

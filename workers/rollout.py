@@ -392,7 +392,7 @@ class Attempt:
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
             "inherited_turns": replayed.turns,
-            "inherited_tokens": replayed.tokens,
+            "inherited_tokens": None if replayed.uncounted else replayed.tokens,
             "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
             "keys_masked": self._trace.keys_masked,
             "harness_version": version,

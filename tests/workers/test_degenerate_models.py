@@ -98,11 +98,9 @@ async def test_degenerate_calls_are_format_errors(run, endpoint, kind):
 ODD_REPLIES = {
     "arguments nested too deep": b'{"choices":[{"message":{"content":"x","tool_calls":[{"id":"1","function":'
     b'{"name":"bash","arguments":' + b"[" * 3000 + b"]" * 3000 + b"}}]}}]}",
-    "lone surrogate": b'{"choices":[{"message":{"content":"a \\ud800 b"}}]}',
-    "not UTF-8": b'{"choices":[{"message":{"content":"a \xff b"}}]}',
-    "empty": b'{"choices":[{"message":{"content":null}}]}',
-    "content is a number": b'{"choices":[{"message":{"content":5}}]}',
-    "finish_reason of 1 MB": b'{"choices":[{"finish_reason":"' + b"x" * 1_000_000 + b'","message":{}}]}',
+    "lone surrogate": b'{"choices":[{"message":{"content":"a \\ud800 b"},"finish_reason":"stop"}]}',
+    "not UTF-8": b'{"choices":[{"message":{"content":"a \xff b"},"finish_reason":"stop"}]}',
+    "empty": b'{"choices":[{"message":{"content":null},"finish_reason":"length"}]}',
 }
 
 
@@ -179,9 +177,8 @@ async def test_unusable_counts_are_left_out_and_the_answer_counts(run, endpoint,
     result, published = await run()
     assert result.exit_status is ExitStatus.SUBMITTED
     (record,) = [data for data in published if isinstance(data, LLMCall)]
-    assert record.usage.prompt_tokens == 0
-    assert record.usage.completion_tokens in (0, 2)
-    assert record.usage.cached_tokens == 0
+    assert (record.usage.prompt_tokens, record.cost_usd) == (None, None)
+    assert record.usage.completion_tokens in (None, 2)
 
 
 ODD_TOKENS = {
@@ -238,7 +235,7 @@ async def test_a_completion_without_an_end_is_cut_short(endpoint, small):
 
 async def test_a_packed_completion_without_an_end_is_cut_short_before_it_is_unpacked(endpoint, small):
     packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
-    bomb = packer.compress(b'{"a": "' + b" " * 300_000_000) + packer.flush()
+    bomb = packer.compress(b'{"choices":[{"message":{"content":"' + b" " * 300_000_000) + packer.flush()
     endpoint.answer(bomb, headers={"Content-Encoding": "gzip"})
     answer = await small.complete(MODEL, HELLO, [], seed=1, timeout=30)
     assert answer.finish_reason == "length"

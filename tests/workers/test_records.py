@@ -137,9 +137,9 @@ async def test_an_answer_is_adopted_as_it_was_sampled(log: Log) -> None:
     assert trace.totals == Totals(
         turns=1,
         calls=1,
-        prompt_tokens=100,
-        completion_tokens=10,
-        cost_usd=0.5,
+        prompt=100,
+        completion=10,
+        usd=0.5,
         seconds_llm=2.0,
         model_kind=ModelKind.MODEL,
     )

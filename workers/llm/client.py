@@ -30,7 +30,7 @@ from orchard.workers.llm.answers import (
     REASONING_FIELDS,
     Completion,
     MalformedAnswer,
-    cut_short,
+    excerpt,
     read_completion,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
@@ -38,7 +38,8 @@ from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_o
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
-from orchard.workers.llm.streamed import assembled
+from orchard.workers.llm.streamed import assembled, is_stream
+from orchard.workers.llm.unfinished import begun, cut_short
 
 __all__ = [
     "Completion",
@@ -321,15 +322,15 @@ class _Endpoint:
             if not 200 <= reply.status < 300:
                 asked = retry_after(reply.headers, datetime.now(UTC))
                 raise self._status_refusal(reply.status, error_of(said), model, asked)
-            return read_completion(assembled(said) if reply.content_type == _STREAM else said)
+            return read_completion(assembled(said) if is_stream(said) else said)
         except TooDeep:
-            return cut_short()
+            return self._unfinished(said, "is nested too deep")
         except TimeoutError as error:
             raise self._refusal(Meaning.TRANSIENT, f"did not answer within {left:.0f} s") from error
         except ReplyTooLarge as error:
             return self._endless(error, model)
         except WrongEncoding as error:
-            raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+            raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
             raise self._refusal(Meaning.TRANSIENT, detail) from None
@@ -338,16 +339,21 @@ class _Endpoint:
             if re.fullmatch("[45][0-9]{2}", inside.code):
                 # Some routers answer 200 and put the upstream's refusal into the body.
                 raise self._status_refusal(int(inside.code), inside, model, None) from error
-            raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+            quoted = f": {text}" if (text := inside.message or inside.type or inside.code) else ""
+            raise self._refusal(Meaning.TRANSIENT, f"gave no answer: {error}{quoted}") from error
 
     def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
-        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
         most = f"more than {self.settings.max_reply_bytes} bytes"
         if reply.status >= 400:
             raise self._status_refusal(reply.status, ErrorBody(message=most), model, None)
-        if reply.begins not in (b"{", b"") and not self.settings.stream:
-            raise self._refusal(Meaning.TRANSIENT, f"answered {most} that are no completion")
-        log.warning("endpoint %r: a completion of %s is cut short", self.name, most)
+        return self._unfinished(reply.begins, f"has {most}")
+
+    def _unfinished(self, begins: bytes, what: str) -> Completion:
+        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
+        if not begun(begins):
+            detail = f"gave no answer: the reply {what} and is no completion: {excerpt(begins)}"
+            raise self._refusal(Meaning.TRANSIENT, detail)
+        log.warning("endpoint %r: a completion is cut short, since it %s", self.name, what)
         return cut_short()
 
     def _status_refusal(self, status: int, body: ErrorBody, model: str, asked: float | None) -> _Refusal:

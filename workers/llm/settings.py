@@ -38,7 +38,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stream: bool = False
     """Ask for answers as streams, for an endpoint that serves long ones only so. The record is the same."""
     max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
-    """Of a reply's body, unpacked. A completion that goes on beyond it counts as cut off by its length."""
+    """Of a reply's body, unpacked. A completion that has begun and goes on beyond it counts as cut off by its
+    length; any other body as no answer."""
     prices: dict[str, Price] = {}
     """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
     extra_body: dict[str, Any] = {}
@@ -50,12 +51,12 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def cost_usd(settings: EndpointSettings, model: str, usage: Usage) -> float | None:
-    """What a call cost, or None when the model has no price in the settings."""
+    """What a call cost, or None when the model has no price in the settings or its tokens are not known. What
+    no endpoint calls cached is not."""
     price = settings.prices.get(model)
-    if price is None:
+    if price is None or usage.prompt_tokens is None or usage.completion_tokens is None:
         return None
+    cached = usage.cached_tokens or 0
     cached_price = price.prompt if price.cached is None else price.cached
-    fresh = usage.prompt_tokens - usage.cached_tokens
-    return (
-        fresh * price.prompt + usage.cached_tokens * cached_price + usage.completion_tokens * price.completion
-    ) / 1e6
+    fresh = usage.prompt_tokens - cached
+    return (fresh * price.prompt + cached * cached_price + usage.completion_tokens * price.completion) / 1e6
