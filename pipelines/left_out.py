@@ -15,7 +15,9 @@ class LeftOut(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.why}"
+        """One line, which can be printed."""
+        said = " ".join(f"{self.name}: {self.why}".split())
+        return said.encode(errors="replace").decode()
 
 
 class NotImported(ValueError):
@@ -36,6 +38,6 @@ def insist(source: str, good: int, left_out: Sequence[LeftOut], *, strict: bool)
 
 def listed(left_out: Sequence[LeftOut]) -> list[str]:
     """A line for each of the first, and one for the rest."""
-    lines = [f"  {' '.join(str(each).split())}" for each in left_out[:SHOWN]]
+    lines = [f"  {each}" for each in left_out[:SHOWN]]
     more = len(left_out) - SHOWN
     return [*lines, f"  and {more} more"] if more > 0 else lines

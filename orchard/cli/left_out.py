@@ -28,10 +28,10 @@ def tell_left_out(left_out: Sequence[LeftOut], directory: Path) -> None:
     for line in listed(left_out):
         console.print(escape(line), highlight=False, soft_wrap=True)
     if len(left_out) > SHOWN:
-        text = "".join(f"{' '.join(str(each).split())}\n" for each in left_out)
+        text = "".join(f"{each}\n" for each in left_out)
         file = directory / "left-out" / f"{digest(text, 12)}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8", errors="replace")
+        file.write_text(text, encoding="utf-8")
         console.print(f"  all of them: {escape(str(file))}", highlight=False, soft_wrap=True)
 
 

@@ -29,7 +29,7 @@ from orchard.pipelines.tasks.claw_eval import Reading, read_checkout
 from orchard.pipelines.tasks.environments import Environments
 from orchard.pipelines.tasks.packages import PackageCache
 from orchard.schemas.messages import ToolCall
-from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
@@ -146,6 +146,8 @@ async def ours(
             try:
                 result |= (await _play(sandboxes, blobs, models, tasks[task], agent)).parts
             except InfrastructureError as error:
+                if error.cause is AbortCause.SANDBOX_UNAVAILABLE:  # of this machine: another run tries again
+                    continue
                 result["error"] = f"{error.cause}: {error.detail}"
             kept.add(result)
             sys.stdout.write(f"ours {json.dumps(result)[:300]}\n")

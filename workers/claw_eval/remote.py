@@ -21,6 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 HEALTH_SECONDS = 2.0
+READY_SECONDS = 60.0
+"""That a service may take at least: the machine has other work."""
 CALL_SECONDS = 30.0
 LARGEST = 64 << 20
 """Bytes of one answer: a film's frames are in it."""
@@ -79,7 +81,7 @@ def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) 
                 stderr=output,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + max(service["ready_timeout"], 1.0)
+        deadline = time.monotonic() + max(service["ready_timeout"], READY_SECONDS)
         while not healthy(service):
             ended = process.poll() is not None
             if ended or time.monotonic() > deadline:
