@@ -27,7 +27,7 @@ def orchard(store: str, *words: str, code: int = 0) -> str:
     if code == 0 and done.exception is not None:
         raise done.exception
     assert done.exit_code == code
-    return done.output
+    return done.output if isinstance(done.exception, SystemExit) else f"{done.output}{done.exception or ''}"
 
 
 async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
