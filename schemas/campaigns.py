@@ -201,6 +201,9 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The cap on the cost of its model calls, as the plan or the last resume has it; None: no cap."""
     reason: str | None = None
     """Why it was paused, where nobody asked for that."""
+    unpriced: int | None = None
+    """Model calls without a known cost that whoever resumed it last has let pass; None: none. With more of
+    them a cap cannot be kept."""
 
     @property
     def reached(self) -> int:

@@ -253,6 +253,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of what decides what its model reads: all files of a program's package as it ran, or the
     configuration of the package that a harness in the worker is made of. Only rollouts with the same one
     compare."""
+    seconds_waiting: float | None = None
+    """That model calls waited: for places at the endpoint, by tries that failed, and for an answer that had
+    not come when the time was up. Of this the wall clock counts the last alone. None in older events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.messages import MessageNode
 
 
 class ModelKind(StrEnum):
@@ -79,3 +80,9 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     images_shown: tuple[str, ...] | None = None
     """SHA-256 of the pictures in the prompt, in their order: the last so many of the path to `parent`. None
     where it had none."""
+    seconds_waiting: float | None = None
+    """Before the try that was answered: for a place at the endpoint, and by tries that failed. None in events
+    that are older."""
+    answer: MessageNode | None = None
+    """The message `node`, so that an answer and its cost are one event. An event of its own follows, for all
+    who read messages. None where the path had it already, and in events that are older."""

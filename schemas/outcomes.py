@@ -33,6 +33,9 @@ class ExitStatus(StrEnum):
     """The budget of tokens ran out, or the context of the model."""
     TIME_LIMIT = "time_limit"
     """The budget of time ran out."""
+    UNANSWERED = "unanswered"
+    """The budget of time ran out while the model owed an answer. Its server may have been busy, so such
+    rollouts train only where that is asked for."""
     FORMAT_FAILURE = "format_failure"
     """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"

@@ -1,6 +1,8 @@
 """What a budget of the task allows, and whether it has run out: for loops in this process and for programs
 alike. Pure."""
 
+from math import inf
+
 import msgspec
 
 from orchard.schemas.campaigns import Budget, Timeouts
@@ -23,6 +25,11 @@ def out_of_time(totals: Totals, budget: Budget) -> bool:
     """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
     the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
     return 0 < budget.wall_seconds <= totals.seconds
+
+
+def time_left(totals: Totals, budget: Budget) -> float:
+    """Seconds of the wall clock that are left; infinite without one."""
+    return max(budget.wall_seconds - totals.seconds, 0.0) if budget.wall_seconds > 0 else inf
 
 
 def within(budget: Budget, timeouts: Timeouts) -> Budget:

@@ -47,6 +47,8 @@ class Totals(msgspec.Struct, kw_only=True):
     """Calls whose cost is not known."""
     seconds_llm: float = 0.0
     seconds_commands: float = 0.0
+    seconds_waiting: float = 0.0
+    """For places at the endpoint, by tries that failed, and for answers that did not come."""
     model_kind: ModelKind | None = None
     """ORACLE as soon as one answer came from an oracle; None before the first call."""
 
@@ -88,6 +90,7 @@ class Totals(msgspec.Struct, kw_only=True):
             unpriced=self.unpriced + other.unpriced,
             seconds_llm=self.seconds_llm + other.seconds_llm,
             seconds_commands=self.seconds_commands + other.seconds_commands,
+            seconds_waiting=self.seconds_waiting + other.seconds_waiting,
             model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
         )
 
@@ -104,6 +107,7 @@ def used_by(call: LLMCall | Completion) -> Totals:
         usd=call.cost_usd or 0.0,
         unpriced=call.cost_usd is None,
         seconds_llm=call.seconds or 0.0,
+        seconds_waiting=call.seconds_waiting or 0.0,
         model_kind=call.model_kind,
     )
 
@@ -170,7 +174,7 @@ class MessageTree:
             await self.end_replay()
             return None
         completion = answer.completion
-        node = await self._answer(parent, completion)
+        node = await self._keep(await self._answer(parent, completion))
         self.replayed += used_by(completion)
         return node, completion
 
@@ -238,12 +242,13 @@ class MessageTree:
         four as LLMCall has them."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
+        sent = await self._slimmed(node)
         self.own += used_by(completion)
         await self._publish(
             LLMCall(
                 parent=parent,
-                node=node,
-                turn=self._nodes[node].turn,
+                node=node.node_id,
+                turn=node.turn,
                 endpoint=completion.endpoint,
                 model=completion.model,
                 served_model=completion.served_model,
@@ -259,9 +264,15 @@ class MessageTree:
                 tools=offered,
                 reasoning_field=completion.reasoning_field or None,
                 images_shown=tuple(images_shown) or None,
+                seconds_waiting=completion.seconds_waiting,
+                answer=None if node.node_id in self._nodes else sent,
             )
         )
-        return node
+        return await self._keep(node, sent)
+
+    def waited(self, seconds: float) -> None:
+        """Count seconds in which no answer came."""
+        self.own.seconds_waiting += seconds
 
     async def result(
         self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome, *, role: Role = Role.TOOL
@@ -331,8 +342,8 @@ class MessageTree:
         await self.end_replay(found)
         return None
 
-    async def _answer(self, parent: str, completion: Completion) -> str:
-        return await self._append(
+    async def _answer(self, parent: str, completion: Completion) -> MessageNode:
+        return await self._made(
             parent,
             Role.ASSISTANT,
             completion.text,
@@ -341,7 +352,10 @@ class MessageTree:
             tokens=completion.tokens,
         )
 
-    async def _append(
+    async def _append(self, parent: str | None, role: Role, content: str, **more: Any) -> str:
+        return await self._keep(await self._made(parent, role, content, **more))
+
+    async def _made(
         self,
         parent: str | None,
         role: Role,
@@ -354,8 +368,9 @@ class MessageTree:
         tokens: TokenRecord | None = None,
         pictures: Sequence[Picture] = (),
         images: tuple[Image, ...] = (),
-    ) -> str:
-        """`images` are those of `pictures` that are stored already, with a content that is masked."""
+    ) -> MessageNode:
+        """A message that is nowhere yet. `images` are those of `pictures` that are stored already, with a
+        content that is masked."""
         before_masking = self.keys_masked
         if not images:
             content, images = await self._stored(content, pictures)
@@ -366,10 +381,8 @@ class MessageTree:
         if self.keys_masked > before_masking:
             tokens = None  # they spell it out
         identity = node_id(parent, role, content, tool_calls, tool_call_id, images)
-        if identity in self._nodes:
-            return identity
         before = self._nodes[parent].turn if parent is not None else 0
-        node = MessageNode(
+        return MessageNode(
             node_id=identity,
             parent=parent,
             role=role,
@@ -382,11 +395,18 @@ class MessageTree:
             tokens=tokens,
             images=images,
         )
+
+    async def _keep(self, node: MessageNode, sent: MessageNode | None = None) -> str:
+        """A part of the tree from now on; its id. One that the path has already changes nothing. `sent` is
+        what `_slimmed` made of it, where that is known."""
+        identity = node.node_id
+        if identity in self._nodes:
+            return identity
         if self._record is not None and (adopted := self._record.nodes.get(identity)) is not None:
-            node = adopted
+            node, sent = adopted, None
             self._adopted.append(identity)
         self._nodes[identity], self.newest = node, identity
-        await self._publish(await self._slimmed(node))
+        await self._publish(sent or await self._slimmed(node))
         return identity
 
     async def _stored(self, text: str, pictures: Sequence[Picture]) -> tuple[str, tuple[Image, ...]]:

@@ -55,6 +55,7 @@ class Answer:
             usage=call.usage,
             cost_usd=call.cost_usd,
             seconds=call.seconds or 0.0,
+            seconds_waiting=call.seconds_waiting or 0.0,
             tries=call.tries,
             finish_reason=call.finish_reason,
             endpoint=call.endpoint,
@@ -98,6 +99,9 @@ def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blob
             record.nodes[node.node_id] = node
         elif isinstance(data, LLMCall):
             calls[data.node] = data, stored.sequence
+            if data.answer is not None:
+                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=trail.attempt)
+                record.nodes.setdefault(data.node, node)
     for node in record.nodes.values():
         if node.role is Role.ASSISTANT and node.parent is not None and node.node_id in calls:
             record.answers.setdefault(node.parent, []).append(Answer(node, *calls[node.node_id]))

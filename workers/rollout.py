@@ -27,13 +27,14 @@ from orchard.workers.budgets import within
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders import grade
+from orchard.workers.graders.patches import state_left_behind
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.client import ModelClient, OutOfTime
 from orchard.workers.masking import masked
 from orchard.workers.message_tree import MessageTree, Totals
 from orchard.workers.meter import metered
@@ -280,7 +281,10 @@ class Attempt:
     async def _played(self, harness: Harness, episode: Episode) -> HarnessResult:
         """The harness's run, and what is handed in of it. Raises as `_drive` does."""
         try:
-            result = await harness.run(episode)
+            try:
+                result = await harness.run(episode)
+            except OutOfTime:
+                result = await self._unanswered(episode)
             if episode.world is not None:
                 messages = self._trace.messages(result.leaf)
                 result = replace(result, submission=await episode.world.hand_in(result.exit_status, messages))
@@ -295,6 +299,14 @@ class Attempt:
             elif await self._inheritance.ended_again(self._trace.newest):
                 raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
             raise
+
+    async def _unanswered(self, episode: Episode) -> HarnessResult:
+        """The end of a run whose time was up while the model owed an answer: graded as it stands."""
+        left = ""
+        if episode.world is None:
+            seconds = episode.timeouts.shutdown
+            left = await state_left_behind(episode.machine, episode.task, timeout=seconds)
+        return HarnessResult(exit_status=ExitStatus.UNANSWERED, submission=left, leaf=self._trace.newest)
 
     @property
     def _name(self) -> str:
@@ -389,6 +401,7 @@ class Attempt:
             "seconds_creating": self._factory.seconds_creating,
             "seconds_llm": own.seconds_llm,
             "seconds_commands": own.seconds_commands,
+            "seconds_waiting": own.seconds_waiting,
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
             "inherited_turns": replayed.turns,

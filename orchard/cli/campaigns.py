@@ -28,6 +28,7 @@ from orchard.streams.health import reports
 from orchard.streams.reading import bounds
 from orchard.streams.topology import declare
 from orchard.submission import (
+    added_fields,
     check_prices,
     check_programs,
     check_workers,
@@ -258,7 +259,8 @@ async def submit_campaign(
         if needed is not None:
             working = alive(await reports(connection))
             endpoints = session.endpoints()
-            notes = [*check_prices(spec, endpoints), *check_workers(spec, working, needed, sorted(endpoints))]
+            check_prices(spec, endpoints, working)
+            notes = [*check_workers(spec, working, needed, sorted(endpoints)), *added_fields(spec, endpoints)]
             for note in notes:
                 console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
             await check_programs(session, spec.harnesses)

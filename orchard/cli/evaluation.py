@@ -1,6 +1,7 @@
 """`eval ...`: models x harnesses x task sets as one campaign, and the tables that the log gives of it."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
-from orchard.submission import needed_plugins
+from orchard.submission import needed_plugins, unpriced
 from orchard.terminal import console
 from orchard.workers.harnesses import get_harness
 
@@ -71,7 +72,7 @@ def run(
     for harness in planned.suite.harnesses:
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
-        show_plan(planned)
+        show_plan(planned, unpriced(planned.spec, session.endpoints()))
         return
     whole = asyncio.run(_run(session, planned))
     report(context, planned.suite.name, out)
@@ -147,8 +148,9 @@ async def _run(session: Session, plan: Plan) -> bool:
     return view.state is State.FINISHED and not view.aborted
 
 
-def show_plan(plan: Plan) -> None:
-    """Rollouts, images and what is known of the cost."""
+def show_plan(plan: Plan, without_price: Sequence[str]) -> None:
+    """Rollouts, images and what is known of the cost. For a model without a price a budget in USD never runs
+    out, so there is no most."""
     columns = [
         "task set",
         "harness",
@@ -164,12 +166,15 @@ def show_plan(plan: Plan) -> None:
     images = [(image, tasks) for image, tasks in plan.images.items()]
     console.print(rows_table(["image", "tasks"], images, title=f"{len(images):,} images"))
     most = "without a limit" if plan.most_usd is None else f"at most {plan.most_usd:,.2f} USD"
+    if without_price:
+        most = f"not known, as the configuration here has no price of {', '.join(without_price)}"
     usd = plan.expected_usd
     expected = "not known: no price, or no rollout of a model yet" if usd is None else f"about {usd:,.2f} USD"
     cap = plan.suite.max_cost_usd
     capped = "" if cap is None else f", paused when {dollars(cap)} are spent"
     console.print(
-        f"{plan.spec.size:,} rollouts, {plan.done:,} of them done; cost {most}, expected {expected}{capped}"
+        f"{plan.spec.size:,} rollouts, {plan.done:,} of them done; cost {most}, expected {expected}{capped}",
+        soft_wrap=True,
     )
 
 

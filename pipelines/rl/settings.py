@@ -93,6 +93,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Frugal sampling, in place of `bar`; `method = "frugal"` sets it."""
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
+    unanswered: bool = False
+    """Train on rollouts whose time ran out while the policy's server owed an answer. They count as aborted
+    else: how busy the server was is no fault of the policy."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""

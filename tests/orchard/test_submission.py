@@ -12,7 +12,7 @@ from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.plugins import Kind
-from orchard.submission import check_prices, check_workers, endpoints_of
+from orchard.submission import check_prices, check_workers, endpoints_of, unpriced
 from orchard.workers.llm.settings import EndpointSettings, Price
 
 NOTHING: dict[Kind, set[str]] = {}
@@ -58,18 +58,28 @@ def test_a_plugin_that_no_worker_has_is_refused() -> None:
         check_workers(plan(), [worker(plugins={"graders": ["other"]})], {Kind.GRADER: {"mine"}}, [])
 
 
-def test_a_cap_is_refused_for_a_model_without_a_price_and_noted_where_its_endpoint_is_elsewhere() -> None:
-    unpriced = EndpointSettings(base_url="http://h/v1")
+def test_a_cap_is_refused_for_a_model_without_a_price() -> None:
+    """By the configuration here, or, where workers serve the queue, by theirs: they price the calls."""
+    without = EndpointSettings(base_url="http://h/v1")
     priced = EndpointSettings(base_url="http://h/v1", prices={"m": Price(prompt=1.0, completion=1.0)})
     capped = msgspec.structs.replace(plan(), max_cost_usd=5.0)
-    assert check_prices(plan(), {"default": unpriced}) == []
-    assert check_prices(capped, {"default": priced}) == []
-    with pytest.raises(ConfigError, match=r'model m has no price.*\[endpoints.default.prices."m"\]'):
-        check_prices(capped, {"default": unpriced})
-    [note] = check_prices(capped, {"other": priced})
-    assert "default is not configured here" in note
+    knows, knows_not = worker(priced={"default": ["m"]}), worker(priced={"default": ["n"]})
+    elsewhere = worker("rollout-swe-other", priced={"default": []})
+    check_prices(plan(), {"default": without})
+    check_prices(capped, {"default": priced}, [worker(), elsewhere])
+    check_prices(capped, {}, [knows])
+    for endpoints, working in (
+        ({"default": without}, []),
+        ({"other": priced}, []),
+        ({}, [worker(), elsewhere]),
+        ({"default": priced}, [knows, knows_not]),
+    ):
+        with pytest.raises(ConfigError, match=r'model m has no price.*\[endpoints.default.prices."m"\]'):
+            check_prices(capped, endpoints, working)
     oracle = ModelSpec(name="oracle", endpoint="oracle", kind=ModelKind.ORACLE)
-    assert check_prices(msgspec.structs.replace(capped, models=(oracle,)), {"oracle": unpriced}) == []
+    check_prices(msgspec.structs.replace(capped, models=(oracle,)), {"oracle": without})
+    assert unpriced(plan(), {"default": without}) == unpriced(plan(), {}) == ["m"]
+    assert unpriced(plan(), {"default": priced}) == []
 
 
 def test_models_have_one_endpoint_or_one_each_in_their_order() -> None:

@@ -132,7 +132,7 @@ async def test_suites_of_web_benchmarks_plan_over_imported_rows(
         assert (suite.domain, suite.harnesses, suite.budget.steps) == ("gui", ("browser",), 30)
         plan = plan_suite(suite, store)
         with console.capture() as shown:
-            show_plan(plan)
+            show_plan(plan, [])
         assert plan.spec.size == 1 and "1 rollouts, 0 of them done" in shown.get()
 
 

@@ -504,7 +504,7 @@ async def test_an_answer_that_came_is_recorded_though_nobody_waits_for_it(progra
         go_on.set()
         await until(lambda: not mine.door.calls)
         mine.recording.check()
-    assert [type(data) for data in published] == [MessageNode, MessageNode, LLMCall]
+    assert [type(data) for data in published] == [MessageNode, LLMCall, MessageNode]
 
 
 async def test_a_reply_that_was_not_consumed_is_superseded(program, endpoint):
@@ -596,7 +596,7 @@ async def test_a_program_that_does_not_read_keeps_its_place_and_holds_up_nobody(
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", mine.door.port))
             slow.sendall(head.encode() + body)
-            await until(lambda: mine.calls)
+            await until(lambda: mine.recording.leaf)
             assert await other.says() == "ok"
             assert len(mine.door.calls) == 1  # the answer is recorded, and not yet read
     assert not mine.door.calls

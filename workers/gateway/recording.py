@@ -6,6 +6,7 @@ the model is at work leaves no answer.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -17,13 +18,19 @@ from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.budgets import spent
+from orchard.workers.budgets import spent, time_left
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, root_of
 from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
 from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient, RequestRefused
+from orchard.workers.llm.client import (
+    Completion,
+    ContextLengthExceeded,
+    ModelClient,
+    OutOfTime,
+    RequestRefused,
+)
 from orchard.workers.message_tree import MessageTree
 from orchard.workers.prompts import Prompt
 
@@ -104,6 +111,8 @@ class Recording:
         self._main: Root | None = None
         self._recorded = 0
         self._flying = 0
+        self._given_up = False
+        """Whether a call was given up while the model owed its answer, and none was answered since."""
         self._landed = asyncio.Event()
         self._recording = asyncio.Lock()
 
@@ -112,6 +121,11 @@ class Recording:
         """What ran out: a call was refused for it, and none was answered since. None: the program is to say
         itself how it ended."""
         return self._over or (ExitStatus.TOKEN_LIMIT if self._too_long else None)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the model owes the program an answer, or owed one when the program went away."""
+        return self._flying > 0 or self._given_up
 
     def check(self) -> None:
         """Raise what failed on our side, as a dead endpoint does: an InfrastructureError, or a fault.
@@ -226,6 +240,7 @@ class Recording:
     async def _completion(self, ask: Ask, question: _Question) -> Completion:
         spec, fields = sampling_of(ask, self.spec)
         own = question.kind in _OWN
+        asked = time.monotonic()
         try:
             return await self._model.complete(
                 spec,
@@ -233,8 +248,17 @@ class Recording:
                 list(ask.tools),
                 seed=self._seed,
                 timeout=self._timeout,
+                wall=time_left(self._trace.totals, self._budget),
                 fields=fields,
             )
+        except asyncio.CancelledError:
+            self._given_up = True
+            self._trace.waited(time.monotonic() - asked)
+            raise
+        except OutOfTime:
+            self._over = ExitStatus.UNANSWERED
+            self._trace.waited(time.monotonic() - asked)
+            raise Refused(Trouble.BUDGET, f"{Trouble.BUDGET.value}: {self._over.value}") from None
         except ContextLengthExceeded:
             self._too_long = self._too_long or own
             raise Refused(Trouble.CONTEXT) from None
@@ -255,6 +279,7 @@ class Recording:
             said = Said(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
             self._forest.add(question.node, said, node)
             self._replies.setdefault(node, _Reply(question.kind, completion.text, completion.tool_calls))
+            self._given_up = False
             if question.kind in _OWN:
                 self.leaf, self._too_long = node, False
 

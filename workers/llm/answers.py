@@ -62,6 +62,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     seconds: float = 0.0
     """Of the try that was answered; waiting for a place and earlier tries are not the model's time."""
+    seconds_waiting: float = 0.0
+    """Before that try."""
     tries: int = 1
     finish_reason: str = ""
     endpoint: str = ""

@@ -7,6 +7,7 @@ is asked less, not more.
 
 import asyncio
 import logging
+import math
 import os
 import random
 import re
@@ -37,7 +38,7 @@ from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
-from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
+from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd, uncut
 from orchard.workers.llm.streamed import assembled, is_stream
 from orchard.workers.llm.unfinished import begun, cut_short
 
@@ -46,6 +47,7 @@ __all__ = [
     "ContextLengthExceeded",
     "EndpointSettings",
     "ModelClient",
+    "OutOfTime",
     "Price",
     "RequestRefused",
 ]
@@ -58,18 +60,14 @@ _STREAM = "text/event-stream"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_UNCUT: Mapping[str, Any] = MappingProxyType(
-    {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-)
-"""Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
-_ASKS_FOR_IDS = frozenset(
-    {"return_token_ids", "return_tokens_as_token_ids", "return_output_ids_in_sglext", "return_meta_info"}
-)
-"""Fields of `extra_body` that these servers alone know."""
 
 
 class ContextLengthExceeded(Exception):
     """The conversation no longer fits the model: the task's token budget has run out, nobody failed."""
+
+
+class OutOfTime(Exception):
+    """The wall clock of the agent ran out while the model owed an answer."""
 
 
 class RequestRefused(InfrastructureError):
@@ -103,18 +101,22 @@ class ModelClient:
         *,
         seed: int,
         timeout: float,
+        wall: float = math.inf,
         fields: Mapping[str, Any] = _NONE,
     ) -> Completion:
         """One assistant message that answers `messages`.
 
         `fields` are further ones of the request; what `spec` and the configuration set wins over them.
         `timeout`, in seconds, bounds all tries and the pauses between them, from the moment the call has its
-        place at the endpoint. Raises ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no
+        place at the endpoint. `wall` are the seconds that the agent has left: a try that takes longer raises
+        OutOfTime. Raises also ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no
         answer in the tries or the time there were) or LLM_REFUSED (the request would be refused again: a
         RequestRefused where it is for what it asks).
         """
         endpoint = self._endpoint(spec.endpoint)
-        return await endpoint.complete(spec, messages, tools, seed=seed, timeout=timeout, fields=fields)
+        return await endpoint.complete(
+            spec, messages, tools, seed=seed, timeout=timeout, wall=wall, fields=fields
+        )
 
     def recall(self, spec: ModelSpec, answer: Completion) -> None:
         """Learn from a recorded answer under which name its endpoint wants its reasoning back, before
@@ -218,8 +220,10 @@ class _Endpoint:
         *,
         seed: int,
         timeout: float,
+        wall: float,
         fields: Mapping[str, Any],
     ) -> Completion:
+        began = time.monotonic()
         request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, seed)})
         async with self._limit.place():
             deadline = time.monotonic() + timeout
@@ -228,7 +232,11 @@ class _Endpoint:
                 tries += 1
                 started = time.monotonic()
                 try:
-                    answer = await self._try(request, spec.name, deadline, session=str(seed))
+                    async with asyncio.timeout(wall if wall < math.inf else None) as clock:
+                        answer = await self._try(request, spec.name, deadline, session=str(seed))
+                except TimeoutError as error:
+                    assert clock.expired()  # of any other a refusal is made
+                    raise OutOfTime(f"no answer within the {wall:.1f} s that were left") from error
                 except _Refusal as error:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
@@ -246,6 +254,7 @@ class _Endpoint:
                     answer,
                     tries=tries,
                     seconds=time.monotonic() - started,
+                    seconds_waiting=started - began,
                     endpoint=self.name,
                     model=spec.name,
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
@@ -265,12 +274,10 @@ class _Endpoint:
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
     ) -> dict[str, Any]:
-        """The request: only fields that were asked for, so that strict endpoints accept it. Tokens that are
-        asked for with their log-probabilities are to train, so they are sampled from the model itself unless
-        a field says otherwise; a server that is asked for ids knows these fields, too."""
+        """The request: only fields that were asked for, so that strict endpoints accept it, and those of
+        `uncut`."""
         body: dict[str, Any] = {"model": spec.name, "messages": self._messages(messages), "seed": seed}
-        if spec.logprobs and any(map(self.settings.extra_body.get, _ASKS_FOR_IDS)):
-            body |= _UNCUT
+        body |= uncut(self.settings, spec)
         if tools:
             body["tools"] = tools
         for field in ("temperature", "top_p", "max_tokens"):

@@ -121,6 +121,8 @@ class ProgramHarness(Harness):
         tail = outcome.output.strip()[-_TAIL:]
         if recording.ended is not None:
             return recording.ended
+        if outcome.timed_out and recording.unanswered:
+            return ExitStatus.UNANSWERED
         if not recording.leaf:
             took = "in all its time" if outcome.timed_out else f"and ended with status {outcome.returncode}"
             raise InfrastructureError(
