@@ -169,6 +169,9 @@ def _read(
         except MalformedRow as problem:
             bad.append(LeftOut(f"{file.name}, {problem.left_out.name}", problem.left_out.why))
             continue
+        except UnicodeEncodeError as error:
+            bad.append(LeftOut(f"{file.name}, line {number}", f"it has text that is no Unicode: {error}"))
+            continue
         good += 1
         yield number, intent
     insist(str(file), good, bad, strict=strict)
@@ -210,7 +213,7 @@ def _write_kept(
                 if places.get((place, number)) in kept:
                     yield json.dumps(row, ensure_ascii=False, default=str) + "\n"
 
-    with file.open("w", encoding="utf-8") as out:
+    with file.open("w", encoding="utf-8", errors="backslashreplace") as out:  # as JSON writes half characters
         out.writelines(lines())
 
 

@@ -68,14 +68,17 @@ def check_rows(path: Path, read: Reader) -> RowFile:
 
 
 def _task(row: dict[str, Any] | MalformedRow, number: int, read: Reader) -> Task:
-    """The task of a row. Raises MalformedRow, also for one that cannot be stored."""
+    """The task of a row. Raises MalformedRow, also for one that cannot be stored: half characters, lists in
+    lists without end."""
     if isinstance(row, MalformedRow):
         raise row
-    task = read(row, number)
     try:
+        task = read(row, number)
         msgspec.json.encode(task)
-    except UnicodeEncodeError as error:
-        raise MalformedRow(number, "", f"it has text that is no Unicode: {error}") from error
+    except MalformedRow:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise MalformedRow(number, "", f"it cannot be read: {error}") from error
     return task
 
 

@@ -218,6 +218,23 @@ def test_malformed_rows_cost_themselves_and_are_named(tmp_path: Path) -> None:
     assert [each.name for each in checked.left_out[:2]] == ["row 2, column patch", "line 3"]
 
 
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        (SWE_BENCH, {"FAIL_TO_PASS": "[" * 5000}),
+        (SWE_BENCH, {"problem_statement": "\ud800"}),
+        (SWE_REBENCH, {"install_config": '{"a":' + "[" * 5000}),
+        (SCALE_SWE, {"f2p_script": "\0"}),
+        (SCALE_SWE, {"f2p_script": "\ud800"}),
+    ],
+)
+def test_what_no_reader_expects_in_a_row_costs_the_row(
+    row: dict[str, Any], change: dict[str, Any], tmp_path: Path
+) -> None:
+    checked = check_rows(_jsonl(tmp_path / "rows.jsonl", {**row, **change}, SWE_REBENCH_V2), task_from_row)
+    assert (checked.good, [problem.row for problem in checked.problems]) == (1, [1])
+
+
 @pytest.mark.parametrize("row", [SWE_BENCH, SWE_REBENCH, SWE_REBENCH_V2, SCALE_SWE])
 def test_parquet_and_jsonl_give_the_same_tasks(row: dict[str, Any], tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
