@@ -14,6 +14,7 @@ import yaml
 
 from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import (
     NAME,
@@ -135,7 +136,7 @@ def read_checkout(root: Path, put: Put, reading: Reading) -> Read:
             _check(definition, file)
             if (first := places.setdefault(definition.task_id, file.parent.name)) != file.parent.name:
                 raise TaskError(f"its task_id {definition.task_id} is that of {first}")
-            read.tasks.append(_task(root, file, definition, names, shared, put, reading))
+            read.tasks.append(storable(_task(root, file, definition, names, shared, put, reading)))
         except (TaskError, OSError) as error:
             read.left_out.append(LeftOut(file.parent.name, str(error)))
     return read

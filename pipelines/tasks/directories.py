@@ -203,13 +203,17 @@ def _format(path: Path) -> str:
 
 
 def _paths(root: Path) -> dict[str, Path]:
-    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it."""
+    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it, and
+    for a name that is no text."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             if not path.resolve().is_relative_to(root.resolve()):
                 raise TaskError(f"{path} is a link out of {root}: put a file in its place")
-            found[path.relative_to(root).as_posix()] = path
+            name = path.relative_to(root).as_posix()
+            if name != name.encode(errors="replace").decode():
+                raise TaskError(f"{root} has a file whose name is no Unicode: {name!r}")
+            found[name] = path
     return found
 
 

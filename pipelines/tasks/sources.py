@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-import msgspec
-
 from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task
@@ -34,7 +33,7 @@ def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> tuple
                 task = _checked(item)
                 if found.setdefault(task.task_id, task) != task:
                     raise TaskError("its id is that of another task: ids must be unique")
-            except (TaskError, InvalidQuantity, PluginError, UnicodeEncodeError) as error:
+            except (TaskError, InvalidQuantity, PluginError) as error:
                 named = f", {item.task_id}" if isinstance(item, Task) else ""
                 left_out.append(LeftOut(f"item {number}{named}", str(error)))
     except TypeError as error:
@@ -48,5 +47,4 @@ def _checked(item: object) -> Task:
     parse_bytes(item.memory)
     parse_cores(item.cpu)
     check_grading(item)
-    msgspec.json.encode(item)
-    return item
+    return storable(item)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import MalformedRow, TaskError
+from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.tasks import Task
 
 Reader = Callable[[dict[str, Any], int], Task]
@@ -73,13 +74,11 @@ def _task(row: dict[str, Any] | MalformedRow, number: int, read: Reader) -> Task
     if isinstance(row, MalformedRow):
         raise row
     try:
-        task = read(row, number)
-        msgspec.json.encode(task)
+        return storable(read(row, number))
     except MalformedRow:
         raise
     except (ValueError, RecursionError) as error:
         raise MalformedRow(number, "", f"it cannot be read: {error}") from error
-    return task
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:

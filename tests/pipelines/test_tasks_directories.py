@@ -146,6 +146,13 @@ def test_bad_directories_cost_themselves_and_are_named(tmp_path: Path) -> None:
     assert left_out[2].why == f"the task 'a' is already in {tmp_path / 'a'}"
 
 
+def test_a_file_whose_name_is_no_unicode_costs_its_task(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", HARBOR)
+    (path / "tests" / os.fsdecode(b"\xff")).touch()
+    with pytest.raises(TaskError, match="no Unicode"):
+        read_directory(path)
+
+
 def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     path = _written(tmp_path / "it", HARBOR)
     (tmp_path / "secret").write_text("key")
