@@ -29,8 +29,8 @@ CALL_SECONDS = 120.0
 """Of one call."""
 _SERVER = "/opt/orchard/workspace.py"
 _URL = "http://localhost:8080"
-_SHOWN = 64 * 1024
-"""Characters of an answer that the model is shown."""
+_SHOWN = 2 * 1024 * 1024
+"""Characters of an answer that the model is shown: Claw-Eval's runner cuts none, and more fits no model."""
 _MOST_PICTURES = 64
 """Of one result that are shown, as under Claw-Eval's runner."""
 _PATHS = MappingProxyType(

@@ -77,7 +77,7 @@ class Judges:
 
     async def ask(self, name: str, messages: Messages) -> str:
         """The answer to messages in a grader's own words, which the grader reads. Where it is a score in the
-        form of `rubric-1`, the judgement has it. Raises as `rule` does."""
+        form of the protocol `rubric`, the judgement has it. Raises as `rule` does."""
 
         async def answered(ask: Ask) -> tuple[str, Verdict | None]:
             text = await ask(messages)
