@@ -222,16 +222,17 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     worker: str
     started_at: datetime
-    seconds: float
+    seconds: float | None
+    """None where nobody measured it, as in imports; so are the other figures."""
     turns: int = 0
-    llm_calls: int = 0
+    llm_calls: int | None = 0
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost_usd: float | None = None
-    seconds_creating: float = 0.0
-    seconds_llm: float = 0.0
-    seconds_commands: float = 0.0
-    seconds_grading: float = 0.0
+    seconds_creating: float | None = 0.0
+    seconds_llm: float | None = 0.0
+    seconds_commands: float | None = 0.0
+    seconds_grading: float | None = 0.0
     deliveries: int = 1
     inherited_turns: int | None = None
     """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a

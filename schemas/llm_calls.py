@@ -64,7 +64,8 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the call."""
     cost_usd: float | None
     """None when no price is known for the model; 0.0 is a price."""
-    seconds: float
+    seconds: float | None
+    """None for a call of another system that did not say."""
     tries: int = 1
     system_fingerprint: str = ""
     """The endpoint's own word for its configuration."""

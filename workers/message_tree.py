@@ -106,7 +106,7 @@ def used_by(call: LLMCall | Completion) -> Totals:
         uncounted=None in (usage.prompt_tokens, usage.completion_tokens),
         usd=call.cost_usd or 0.0,
         unpriced=call.cost_usd is None,
-        seconds_llm=call.seconds,
+        seconds_llm=call.seconds or 0.0,
         seconds_waiting=call.seconds_waiting or 0.0,
         model_kind=call.model_kind,
     )

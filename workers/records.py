@@ -54,7 +54,7 @@ class Answer:
             tokens=node.tokens,
             usage=call.usage,
             cost_usd=call.cost_usd,
-            seconds=call.seconds,
+            seconds=call.seconds or 0.0,
             seconds_waiting=call.seconds_waiting or 0.0,
             tries=call.tries,
             seed=call.seed,

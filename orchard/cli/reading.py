@@ -377,7 +377,7 @@ def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
         )
         found.append(f"{read} tokens read, {written} written")
         found += [f"{made['cost_usd']:.4f} USD"] if made["cost_usd"] is not None else []
-        found.append(f"{made['seconds']:.1f} s")
+        found += [f"{made['seconds']:.1f} s"] if made["seconds"] is not None else []
     elif message["role"] == Role.TOOL:
         found += [f"exit {message['returncode']}"] if message["returncode"] is not None else []
         found += ["timed out"] if message["timed_out"] else []

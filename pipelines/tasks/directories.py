@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
@@ -90,23 +91,19 @@ def directories(root: Path) -> list[Path]:
     return found[:1] if found[0] == root else found
 
 
-def read_all(root: Path) -> list[Directory]:
-    """All task directories at `root`; one TaskError names all that are none."""
-    paths = directories(root)
+def read_all(root: Path) -> tuple[list[Directory], list[LeftOut]]:
+    """The task directories at `root`, and those that are none, each with its reason."""
     found: dict[str, Directory] = {}
-    problems = []
-    for path in paths:
+    left_out = []
+    for path in directories(root):
         try:
             read = read_directory(path)
             if read.name in found:
-                raise TaskError(f"{path}: the task {read.name!r} is already in {found[read.name].path}")
+                raise TaskError(f"the task {read.name!r} is already in {found[read.name].path}")
             found[read.name] = read
         except TaskError as error:
-            problems.append(str(error))
-    if problems:
-        listed = "\n  ".join(problems)
-        raise TaskError(f"{len(problems)} of {len(paths)} are no tasks, nothing was imported:\n  {listed}")
-    return list(found.values())
+            left_out.append(LeftOut(str(path), str(error).removeprefix(f"{path}: ")))
+    return list(found.values()), left_out
 
 
 def read_directory(path: Path) -> Directory:
@@ -117,7 +114,7 @@ def read_directory(path: Path) -> Directory:
         parse_bytes(read.memory)
     except msgspec.DecodeError as error:
         raise TaskError(f"a task or compose file in {path}: {error}") from error
-    except (OSError, InvalidQuantity, ValueError) as error:
+    except (OSError, InvalidQuantity, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: {error}") from error
     return read
 
@@ -206,13 +203,17 @@ def _format(path: Path) -> str:
 
 
 def _paths(root: Path) -> dict[str, Path]:
-    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it."""
+    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it, and
+    for a name that is no text."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             if not path.resolve().is_relative_to(root.resolve()):
                 raise TaskError(f"{path} is a link out of {root}: put a file in its place")
-            found[path.relative_to(root).as_posix()] = path
+            name = path.relative_to(root).as_posix()
+            if name != name.encode(errors="replace").decode():
+                raise TaskError(f"{root} has a file whose name is no Unicode: {name!r}")
+            found[name] = path
     return found
 
 

@@ -103,12 +103,36 @@ async def test_rows_of_any_repository_are_imported(
 
 
 @pytest.mark.slow
-async def test_of_a_file_with_a_bad_line_nothing_is_imported(
+async def test_a_bad_item_costs_itself_and_the_exit_status_says_so(
     running: Running, command_line: Command, tmp_path: Path
 ) -> None:
     lines = tmp_path / "bad.jsonl"
     lines.write_text('{"id": "half-1", "prompt": "p", "check": "true"}\n{"id": "half-2", "prompt": "p"}\n')
-    done = await asyncio.to_thread(command_line, "tasks", "from-jsonl", str(lines), store=running.store)
-    assert done.returncode == 1
-    assert "line 2: give either `check`" in done.stderr
-    assert not [each for each in stored_tasks(running.store) if each.ref.task_id.startswith("half-")]
+
+    async def imported(*words: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, "tasks", *words, store=running.store, COLUMNS="500")
+
+    def stored() -> list[str]:
+        names = [each.ref.task_id for each in stored_tasks(running.store)]
+        return [name for name in names if name.startswith("half-")]
+
+    done = await imported("from-jsonl", str(lines), "--strict")
+    assert (done.returncode, stored()) == (1, [])
+    assert "1 of 2 items" in done.stderr and "line 2: give either `check`" in done.stderr
+    done = await imported("from-jsonl", str(lines))
+    assert (done.returncode, stored()) == (3, ["half-1"]), done.stdout
+    assert "line 2: give either `check`" in done.stdout
+    assert "imported 1 new tasks of 1 in bad.jsonl, 1 left out" in done.stdout.splitlines()[-1]
+
+    for number in range(26):
+        folder = tmp_path / "set" / f"half-{number + 2}"
+        (folder / "tests").mkdir(parents=True)
+        (folder / "tests" / "test.sh").touch()
+        (folder / "instruction.md").write_text("Do it.")
+        (folder / "task.toml").write_text("[environment]\ngpus = 1\n" if number else "")
+    done = await imported("from-harbor", str(tmp_path / "set"), "--image", "host")
+    assert (done.returncode, stored()) == (3, ["half-1", "half-2"]), done.stdout + done.stderr
+    assert "imported 1 new tasks of 1 in set, 25 left out" in done.stdout.splitlines()[-1]
+    assert done.stdout.count("the task needs GPUs") == 20 and "and 5 more" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "all of them: " in line]
+    assert len(Path(line.rpartition(": ")[2]).read_text().splitlines()) == 25

@@ -134,20 +134,23 @@ def test_the_reward_in_json_wins(tmp_path: Path, rewards: dict[str, str], solved
     assert (subprocess.run(["bash", "-c", script], capture_output=True).returncode == 0) is solved
 
 
-def test_all_bad_directories_are_named_at_once(tmp_path: Path) -> None:
+def test_bad_directories_cost_themselves_and_are_named(tmp_path: Path) -> None:
     _written(tmp_path / "a", HARBOR)
     _written(tmp_path / "b", {**HARBOR, "task.toml": "[environment]\ngpus = 1\n"})
     _written(tmp_path / "c", {"task.yaml": "difficulty: easy\n"})
     _written(tmp_path / "d", {**HARBOR, "task.toml": '[task]\nname = "a"\n'})
-    with pytest.raises(TaskError) as refused:
-        read_all(tmp_path)
-    head, *lines = str(refused.value).splitlines()
-    assert "3 of 4 are no tasks, nothing was imported" in head
-    assert [line.strip().split(":")[0] for line in lines] == [
-        str(tmp_path / "b"),
-        f"a task or compose file in {tmp_path / 'c'}",
-        str(tmp_path / "d"),
-    ]
+    found, left_out = read_all(tmp_path)
+    assert [each.path.name for each in found] == ["a"]
+    assert [each.name for each in left_out] == [str(tmp_path / name) for name in "bcd"]
+    assert left_out[0].why.startswith("the task needs GPUs") and "instruction" in left_out[1].why
+    assert left_out[2].why == f"the task 'a' is already in {tmp_path / 'a'}"
+
+
+def test_a_file_whose_name_is_no_unicode_costs_its_task(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", HARBOR)
+    (path / "tests" / os.fsdecode(b"\xff")).touch()
+    with pytest.raises(TaskError, match="no Unicode"):
+        read_directory(path)
 
 
 def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
-Ask = Callable[[Question], Awaitable[Verdict]]
+Ask = Callable[[Question], Awaitable[Verdict | dict[str, str]]]
+"""The verdict on a question, or another answer that the script knows to read."""
 _OUTCOMES = msgspec.json.Decoder(_Outcome)
 
 
@@ -94,7 +95,7 @@ async def run_script(
     await machine.write(f"{folder}/limits.json", msgspec.json.encode(limits))
     for path, text in (files or {}).items():
         await machine.write(f"{folder}/scratch/{inside(path)}", text.encode(errors="replace"))
-    known: dict[str, Verdict] = {}
+    known: dict[str, Verdict | dict[str, str]] = {}
     for _ in range(JUDGE_CALLS + 1):
         await machine.write(f"{folder}/known.json", msgspec.json.encode(known))
         outcome = await _outcome(machine, name, folder, limits, python)

@@ -42,10 +42,10 @@ async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None
             )
 
 
-async def task_folder(blobs: BlobStore, checkout: Checkout) -> dict[str, bytes]:
-    """The files of the task's directory, by path below it."""
-    raw = await archive(blobs, checkout.task)
-    return await asyncio.to_thread(_members, raw, f"{checkout.directory}/")
+async def members(blobs: BlobStore, blob: BlobRef, prefix: str = "") -> dict[str, bytes]:
+    """The files of an archive whose paths begin with `prefix`, by what follows it."""
+    raw = await archive(blobs, blob)
+    return await asyncio.to_thread(_members, raw, prefix)
 
 
 def _members(raw: bytes, prefix: str) -> dict[str, bytes]:
