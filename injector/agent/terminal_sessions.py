@@ -116,7 +116,7 @@ class TerminalSession:
                 env={"TERM": DEFAULT_TERM, **machine_environment, **init["env"]},
                 cwd=os.path.join(self._machine.working_directory, init["cwd"]),  # noqa: PTH118
                 stdio=(slave, slave, slave),
-                report=lambda status, failure: self._ended.set_result((status, failure)),
+                report=lambda status, failure: self._ended.set_result((status, failure and failure.why)),
                 on_terminal=lambda leader, pid: self._started.set_result((leader, pid)),
             )
         helpers: list[asyncio.Task[Any]] = []

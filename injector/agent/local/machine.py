@@ -25,7 +25,7 @@ from orchard.injector.agent.local.overlay import MAX_LAYERS
 from orchard.injector.agent.local.reading import Reading
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entrance, Spawner
+from orchard.injector.agent.spawning import Entrance, Failure, Spawner
 
 WORKSPACE = "/workspace"
 HOSTS = "hosts"
@@ -242,9 +242,9 @@ class LocalMachine:
                 self._pidfd = os.pidfd_open(pid)
             adopted.set_result(None)
 
-        def report(status: int, failure: str | None) -> None:
+        def report(status: int, failure: Failure | None) -> None:
             if not ended.done():
-                ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
+                ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if self._complete and not self._destroying:
                 self._died("died", "its first process ended, and with it all others")
 
