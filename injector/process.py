@@ -9,6 +9,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from orchard.injector import wire
 from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.event_loop import Blocking, blocking
@@ -124,7 +125,7 @@ class AsyncContainerProcess:
 
     async def _send(self, **frame: object) -> None:
         try:
-            await self._line.send_str(msgspec.json.encode(frame).decode())
+            await self._line.send_str(wire.encode(frame).decode())
         except ConnectionError as error:
             raise SandboxUnavailable("the terminal session is over") from error
 

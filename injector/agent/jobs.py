@@ -256,7 +256,9 @@ class Jobs:
             readers.append(PipeReader(job.printing(job.err)))
         if login:
             readers[-1].consume = WithoutLoginNoise(readers[-1].consume)
-        source = os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", stdin.encode())
+        source = (
+            os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", os.fsencode(stdin))
+        )
         timer = asyncio.get_running_loop().call_later(
             float(request.get("timeout_seconds") or 300.0), self._stop, job, Ending.TIMEOUT
         )
