@@ -227,12 +227,11 @@ def _dev(calls: SyscallProgram, devices: Sequence[int], size: int) -> None:
 def _shared_memory(calls: SyscallProgram, size: int, free: int) -> None:
     """Segments (shmget) stay when the processes that filled them are gone. `free`: the lowest descriptor that
     is not in use. Where the kernel keeps this setting for the machine's root, there is no limit."""
-    flags, any_error = os.O_WRONLY | os.O_CLOEXEC, {"passing_over": ANY_ERROR}
-    pages = str(max(1, size // resource.getpagesize())).encode()
-    path = calls.text("/proc/sys/kernel/shmall")
-    calls.call("openat", _AT_FDCWD, path, flags, step=_SYSTEM, **any_error)
-    calls.call("write", free, calls.put(pages), len(pages), step=_SYSTEM, **any_error)
-    calls.call("close", free, step=_SYSTEM, **any_error)
+    flags, pages = os.O_WRONLY | os.O_CLOEXEC, str(max(1, size // resource.getpagesize())).encode()
+    path, text = calls.text("/proc/sys/kernel/shmall"), calls.put(pages)
+    calls.call("openat", _AT_FDCWD, path, flags, step=_SYSTEM, passing_over=ANY_ERROR)
+    calls.call("write", free, text, len(pages), step=_SYSTEM, passing_over=ANY_ERROR)
+    calls.call("close", free, step=_SYSTEM, passing_over=ANY_ERROR)
 
 
 @cache
