@@ -116,8 +116,7 @@ class AsyncContainerProcess:
             await self._send(type="resize", rows=rows, cols=cols)
 
     async def close(self) -> None:
-        """Hang up: what still runs gets SIGTERM, and SIGKILL after five seconds. What was printed so far can be
-        read."""
+        """Hang up: what still runs gets SIGTERM, and SIGKILL after 5 s. What came so far can be read."""
         self._hung_up = True
         async with self._changed:
             self._changed.notify_all()

@@ -86,6 +86,8 @@ def _check_text(text: str) -> None:
 
 def _loaded(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except ValueError as error:
+        found = json.loads(data)
+        _check_text(json.dumps(found, ensure_ascii=False))
+    except (ValueError, SandboxRequestInvalid) as error:
         raise msgspec.DecodeError(str(error)) from error
+    return found

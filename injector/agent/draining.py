@@ -19,7 +19,7 @@ from typing import NamedTuple
 from orchard.injector.agent.output import PipeReader
 from orchard.injector.agent.spawning import Entrance
 
-MOST = 1024
+MOST = 256
 """Processes that one look takes in, the youngest."""
 FINISHING_SECONDS = 5.0
 """For processes that end by themselves, as long as they do something."""
@@ -29,6 +29,8 @@ LINGERING_SECONDS = 0.06
 """For all others, as long as they do something: what they print at once is still the command's."""
 STARVED_SECONDS = 0.5
 """For filters among them that have hardly had a processor, because others have them all."""
+LAST_WORDS = 64 * 1024
+"""Bytes that they may print meanwhile, as many as a pipe holds: who prints more does not come to an end."""
 _HARDLY = 3
 """Ticks of processor time, of 10 ms."""
 _PAUSES = (0.0, 0.001, 0.002, 0.004)
@@ -144,7 +146,7 @@ class Patience:
 
     def __init__(self, printed: int) -> None:
         """`printed` is the number of bytes that had come by then."""
-        self._printed = printed
+        self._before = self._printed = printed
         self._active_at = 0.0
         self._rested = False
 
@@ -159,7 +161,8 @@ class Patience:
         if look.standing is Standing.FINISHING:
             return now >= FINISHING_SECONDS or now - self._active_at >= IDLE_SECONDS
         if look.standing is Standing.LINGERING:
-            return now >= (STARVED_SECONDS if look.starved else LINGERING_SECONDS)
+            limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
+            return now >= limit or printed - self._before > LAST_WORDS
         return (rested and self._rested) or now >= LINGERING_SECONDS
 
 

@@ -286,8 +286,7 @@ class Jobs:
         def report(status: int, failure: Failure | None) -> None:
             timer.cancel()
             job.verdict = self._judged(job, status, failure)
-            still_open = [reader for reader in readers if reader.catch_up()]
-            if still_open:
+            if [reader for reader in readers if reader.catch_up()]:  # of each, whatever the first one says
                 task = asyncio.get_running_loop().create_task(self._drain(job, readers))
                 self._draining.add(task)
                 task.add_done_callback(self._draining.discard)

@@ -36,7 +36,7 @@ def test_a_text_that_has_no_bytes_is_refused() -> None:
 
 
 def test_what_is_no_json_stays_none() -> None:
-    for data in (b'{"name": "\\udcff"', b'["\\udcff"]', b'{"name": "\\ud800"}'):
+    for data in (b'{"name": "\\udcff"', b'["\\udcff"]', b'{"name": "\\ud800 \\udcff"}'):
         with pytest.raises(msgspec.DecodeError):
             wire.decode(data, FileEntry)
 

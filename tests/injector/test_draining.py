@@ -8,6 +8,7 @@ import pytest
 from orchard.injector.agent.draining import (
     FINISHING_SECONDS,
     IDLE_SECONDS,
+    LAST_WORDS,
     LINGERING_SECONDS,
     STARVED_SECONDS,
     Look,
@@ -115,6 +116,9 @@ RESTING = Look(Standing.RESTING, False)
         ([(0.0, RESTING, 9), (0.001, LINGERING, 9), (0.002, RESTING, 9)], False),
         ([(LINGERING_SECONDS / 2, LINGERING, 9)], False),
         ([(LINGERING_SECONDS, LINGERING, 9)], True),
+        ([(0.001, LINGERING, 9 + LAST_WORDS)], False),
+        ([(0.001, LINGERING, 10 + LAST_WORDS)], True),
+        ([(1.0, BUSY, 10 + LAST_WORDS)], False),
         ([(LINGERING_SECONDS, STARVED, 9)], False),
         ([(STARVED_SECONDS, STARVED, 9)], True),
         ([(1.0, BUSY, 9)], False),
