@@ -97,7 +97,7 @@ def test_who_can_still_write_is_told_apart(processes: list[Process], found: Look
 def test_who_was_at_the_end_of_its_input_is_so_when_it_has_closed_it() -> None:
     before = judged([TEE], {OUT})
     after = judged([TEE._replace(source=None, reads=frozenset())], {OUT}, before.ending)
-    assert (before.ending, after.standing) == ({TEE.pid}, Standing.FINISHING)
+    assert (before.ending, after.standing) == (frozenset({TEE.pid}), Standing.FINISHING)
 
 
 BUSY = Look(Standing.FINISHING, True)
