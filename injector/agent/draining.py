@@ -147,7 +147,8 @@ class Patience:
     def __init__(self, printed: int) -> None:
         """`printed` is the number of bytes that had come by then."""
         self._before = self._printed = printed
-        self._active_at = 0.0
+        self._idle_since: float | None = None
+        """The first of the looks in a row that found nothing being done: between two looks much may be."""
         self._rested = False
 
     def ends(self, look: Look, now: float, printed: int) -> bool:
@@ -155,11 +156,14 @@ class Patience:
         moved = printed != self._printed
         self._printed = printed
         if look.active or moved:
-            self._active_at = now
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
         # Twice: between two processes of one look, what was printed may have gone from one to the other.
         rested, self._rested = self._rested, look.standing is Standing.RESTING and not moved
         if look.standing is Standing.FINISHING:
-            return now >= FINISHING_SECONDS or now - self._active_at >= IDLE_SECONDS
+            idle = 0.0 if self._idle_since is None else now - self._idle_since
+            return now >= FINISHING_SECONDS or idle >= IDLE_SECONDS
         if look.standing is Standing.LINGERING:
             limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
             return now >= limit or printed - self._before > LAST_WORDS

@@ -124,8 +124,10 @@ RESTING = Look(Standing.RESTING, False)
         ([(1.0, BUSY, 9)], False),
         ([(FINISHING_SECONDS, BUSY, 9)], True),
         ([(1.0, BUSY, 9), (1.0 + IDLE_SECONDS / 2, IDLE, 9)], False),
-        ([(1.0, BUSY, 9), (1.0 + IDLE_SECONDS, IDLE, 9)], True),
-        ([(1.0, BUSY, 9), (1.0 + IDLE_SECONDS, IDLE, 12)], False),
+        ([(1.0, BUSY, 9), (1.0 + IDLE_SECONDS, IDLE, 9)], False),
+        ([(1.0, IDLE, 9), (1.0 + IDLE_SECONDS, IDLE, 9)], True),
+        ([(1.0, IDLE, 9), (1.0 + IDLE_SECONDS, IDLE, 12)], False),
+        ([(1.0, IDLE, 9), (1.01, BUSY, 9), (1.0 + IDLE_SECONDS, IDLE, 9)], False),
     ],
 )
 def test_they_are_waited_for_within_bounds(looks: list[tuple[float, Look, int]], end: bool) -> None:
