@@ -113,7 +113,9 @@ async def test_check_names_what_is_wrong(publisher: Publisher, store: str, write
     content = path.read_bytes()
     path.unlink()
     (finding,) = check(store)
-    assert finding.startswith(f"messages_all: the file {file.path} is missing or has another size: restore it")
+    assert finding.startswith(
+        f"messages_all: the file {file.path} is missing or has another size: restore it"
+    )
     assert finding.endswith("run `orchard store rebuild`")
     path.write_bytes(content)
     assert check(store) == []
