@@ -30,8 +30,7 @@ def store_digests(store_url: str) -> dict[str, str]:
 
 
 def _digest(snapshot: Snapshot, table: str) -> str:
-    """Reads the files one after the other, some megabytes at a time: their rows are in the order of sequences,
-    as every commit adds later ones."""
+    """Reads the files one after the other, some megabytes at a time: every commit adds later sequences."""
     digest = hashlib.sha256()
     plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in SCHEMAS[table]])
     reached = 0

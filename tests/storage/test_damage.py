@@ -160,7 +160,7 @@ async def test_events_with_a_damaged_log_come_again_from_the_stream(
 
 
 async def test_a_stream_that_has_less_than_the_files_of_a_damaged_log_replaces_nothing(
-    filled: Path, connection: Connection, write: Write
+    filled: Path, connection: Connection
 ) -> None:
     log = filled / "tables" / EVENTS / "_delta_log"
     for path in log.iterdir():
