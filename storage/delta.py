@@ -76,11 +76,12 @@ class DataFile:
 class Table:
     """A table opened for writing. Not for concurrent use; readers use `files` of their own instance."""
 
-    def __init__(self, location: Location, name: str) -> None:
-        """Opens it, or creates it empty. Raises StoreDamaged, StoreFull or StoreUnreachable."""
+    def __init__(self, location: Location, name: str, *, create: bool = False) -> None:
+        """Opens it, or creates it empty; with `create` without a look at what is there. Raises StoreDamaged,
+        StoreFull or StoreUnreachable."""
         self.location, self.name, self.schema = location, name, SCHEMAS[name]
         with store_errors(location.url):
-            self._delta = opened(location, name) or self._created()
+            self._delta = (None if create else opened(location, name)) or self._created()
             self._add_columns()
             self._configure()
         self.watermark = watermark_of(self._delta)
@@ -93,7 +94,7 @@ class Table:
             if table.fits:
                 return table
         set_aside(location, name)
-        return cls(location, name)
+        return cls(location, name, create=True)
 
     def _created(self) -> DeltaTable:
         if not self.location.is_s3:

@@ -6,6 +6,7 @@ where it looks made by a machine.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,29 +24,45 @@ _BEGINS = "|".join(
 
 
 class Prefixed:
-    """Keys that begin with a text of their vendor's."""
+    """Keys with a plain text of their vendor in them, mostly at the begin: texts are searched for that."""
 
-    def __init__(self, name: str, hint: str, rest: str, before: str = "") -> None:
-        """`hint` is part of every such key, after `before` where that is not empty; both are patterns' parts
-        but the hint, which is plain."""
+    def __init__(
+        self, name: str, hint: str, rest: str, before: str = "", away: tuple[int, int] = (0, 0)
+    ) -> None:
+        """`before` and `rest` are patterns of what is before and after the hint, which is from `away[0]` to
+        `away[1]` characters from the key's begin."""
         self.name, self.hint = name, hint
-        self._form = rf"{before}{re.escape(hint)}{rest}"
-        self._before = before
+        self._before, self._rest, self._away = before, rest, away
 
     @cached_property
-    def whole(self) -> re.Pattern[str]:
-        """The key where it is not part of a longer word."""
-        return re.compile(rf"(?:{_BEGINS}){self._form}(?![A-Za-z0-9_])")
+    def _whole(self) -> re.Pattern[str]:
+        return re.compile(rf"(?:{_BEGINS}){self._loose.pattern}(?![A-Za-z0-9_])")
 
     @cached_property
-    def loose(self) -> re.Pattern[str]:
-        """The key whatever is around it."""
-        return re.compile(self._form)
+    def _loose(self) -> re.Pattern[str]:
+        return re.compile(f"{self._before}{self._end.pattern}")
 
     @cached_property
-    def longest_before(self) -> int:
-        """Characters that the hint may be away from the key's begin."""
-        return 64 if self._before else 0
+    def _end(self) -> re.Pattern[str]:
+        return re.compile(f"{re.escape(self.hint)}{self._rest}")
+
+    def found(self, text: str, *, whole: bool) -> Iterator[re.Match[str]]:
+        """The keys in a text, with `whole` those that are not part of a longer word."""
+        pattern = self._whole if whole else self._loose
+        at, reached = text.find(self.hint), 0
+        while at >= 0:
+            if self._end.match(text, at):
+                nearest, farthest = self._away
+                for start in range(max(at - farthest, reached), at - nearest + 1):
+                    if (match := pattern.match(text, start)) is not None:
+                        reached = match.end()
+                        yield match
+                        break
+            at = text.find(self.hint, max(at + 1, reached))
+
+    def begins(self, before: str, key: str) -> bool:
+        """Whether the key is a word of its own after `before`."""
+        return self._whole.match(before + key, len(before)) is not None
 
 
 class Framed(NamedTuple):
@@ -85,7 +102,7 @@ PREFIXED = (
         Prefixed("openai-key", begin, _WORD + "{40,}")
         for begin in ("sk-proj-", "sk-svcacct-", "sk-admin-", "sk-None-")
     ),
-    Prefixed("openai-key", "T3BlbkFJ", r"[A-Za-z0-9]{20}", before=r"sk-[A-Za-z0-9]{20}"),
+    Prefixed("openai-key", "T3BlbkFJ", r"[A-Za-z0-9]{20}", r"sk-[A-Za-z0-9]{20}", (23, 23)),
     Prefixed("model-key", "sk-", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,64}"),  # DeepSeek, Moonshot, Qwen, ...
     Prefixed("google-key", "AIza", r"[0-9A-Za-z_-]{35}"),
     Prefixed("google-secret", "GOCSPX-", r"[A-Za-z0-9_-]{28}"),
@@ -120,9 +137,9 @@ PREFIXED = (
     ),
     Prefixed("discord-webhook", "https://discord.com/api/webhooks/", r"\d{17,20}/[A-Za-z0-9_-]{60,}"),
     Prefixed(
-        "discord-token", ".", r"[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}", before=r"[MNO][A-Za-z0-9]{23,27}"
+        "discord-token", ".", r"[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}", r"[MNO][A-Za-z0-9]{23,27}", (24, 28)
     ),
-    Prefixed("telegram-token", ":AA", r"[A-Za-z0-9_-]{33}", before=r"[0-9]{8,10}"),
+    Prefixed("telegram-token", ":AA", r"[A-Za-z0-9_-]{33}", r"[0-9]{8,10}", (8, 10)),
     *(
         Prefixed("stripe-key", begin, _ALNUM + "{24,}")
         for begin in ("sk_live_", "rk_live_", "sk_test_", "rk_test_")
@@ -138,7 +155,7 @@ PREFIXED = (
     Prefixed("facebook-token", "EAA", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{90,}"),
     Prefixed("twilio-key", "SK", _HEX + "{32}"),
     Prefixed("mailgun-key", "key-", _HEX + "{32}"),
-    Prefixed("mailchimp-key", "-us", r"[0-9]{1,2}", before=_HEX + "{32}"),
+    Prefixed("mailchimp-key", "-us", r"[0-9]{1,2}", _HEX + "{32}", (32, 32)),
     Prefixed("brevo-key", "xkeysib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}"),
     Prefixed("sendgrid-key", "SG.", r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
     Prefixed("resend-key", "re_", r"[A-Za-z0-9]{8}_[A-Za-z0-9]{24}"),
@@ -165,7 +182,7 @@ PREFIXED = (
         for kind in ("pt", "st", "ct", "sa", "scim", "audit")
     ),
     *(Prefixed("vault-token", begin, _WORD + "{24,}") for begin in ("hvs.", "hvb.", "hvr.")),
-    Prefixed("terraform-token", ".atlasv1.", r"[A-Za-z0-9_=-]{60,70}", before=_ALNUM + "{14}"),
+    Prefixed("terraform-token", ".atlasv1.", r"[A-Za-z0-9_=-]{60,70}", _ALNUM + "{14}", (14, 14)),
     Prefixed("onepassword-token", "ops_eyJ", r"[A-Za-z0-9+/_-]{200,}={0,3}"),
     Prefixed("age-key", "AGE-SECRET-KEY-1", r"[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
     Prefixed("pulumi-token", "pul-", _HEX + "{40}"),
@@ -180,7 +197,7 @@ PREFIXED = (
     Prefixed("notion-token", "ntn_", r"[0-9]{11}[A-Za-z0-9]{35}"),
     Prefixed("notion-token", "secret_", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{43}"),
     Prefixed("figma-token", "figd_", _WORD + "{38,43}"),
-    Prefixed("airtable-token", ".", _HEX + "{64}", before=r"pat[A-Za-z0-9]{14}"),
+    Prefixed("airtable-token", "pat", r"[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
     Prefixed("atlassian-token", "ATATT3", r"[A-Za-z0-9_=-]{180,}"),
     Prefixed("bitbucket-token", "ATBB", _ALNUM + "{32}"),
     Prefixed("postman-key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}"),
@@ -196,15 +213,15 @@ PREFIXED = (
         "eyJ",
         r"[A-Za-z0-9_-]{15,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]{10,}){2}\.[A-Za-z0-9_-]{16,}",
     ),
-    Prefixed("azure-secret", "Q~", r"[A-Za-z0-9_~.-]{31,34}", before=r"[A-Za-z0-9_~.-]{3}[0-9]"),
+    Prefixed("azure-secret", "Q~", r"[A-Za-z0-9_~.-]{31,34}", r"[A-Za-z0-9_~.-]{3}[0-9]", (4, 4)),
 )
 """The more particular before the more general."""
 
 _MADE = r"(?=[A-Za-z0-9+/_=.~!#%^&*-]*[0-9])(?=[A-Za-z0-9+/_=.~!#%^&*-]*[A-Za-z])"
 """Before a secret without a form of its own: it has letters and digits."""
 _PASSWORD = (
-    r"(?!\[masked |[$<{\[%*]|(?i:your|my|the|test|change|some|example)|(?i:pass(?:word|wd|phrase)?|pwd|pw|secret|"
-    r"token|key|x+|\.+|admin|root|guest|postgres|mysql|redis)[0-9]{0,4}(?:[@;\s\"']|$))"
+    r"(?!\[masked |[$<{\[%*]|(?i:your|my|the|test|change|some|example)|(?i:pass(?:word|wd|phrase)?|pwd|pw|"
+    r"secret|token|key|x+|\.+|admin|root|guest|postgres|mysql|redis)[0-9]{0,4}(?:[@;\s\"']|$))"
 )
 """Before a password in an address: no variable, no name for one and no default."""
 
@@ -230,7 +247,8 @@ FRAMED = (
         "private-key",
         ("private key",),
         re.compile(
-            r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----((?:\s|\\n|\\r)(?:[A-Za-z0-9+/=\s:,.()@-]|\\[nr]){64,}?)"
+            r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"
+            r"((?:\s|\\n|\\r)(?:[A-Za-z0-9+/=\s:,.()@-]|\\[nr]){64,}?)"
             r"(?=-----END (?:[A-Z]+ )*PRIVATE KEY|\Z|[^A-Za-z0-9+/=\s:,.()@\\-])"
         ),
     ),
@@ -238,7 +256,7 @@ FRAMED = (
         "password",
         ("://",),
         re.compile(
-            rf"[A-Za-z][A-Za-z0-9+.-]{{1,30}}://([^\s:/@\"'<>`\\]{{0,100}}):(?!\1@){_PASSWORD}"
+            rf"://([^\s:/@\"'<>`\\]{{0,100}}):(?!\1@){_PASSWORD}"
             r"(?P<key>[^\s/@\"'<>`\\]{5,200})@[A-Za-z0-9_.\[-]"
         ),
     ),
@@ -269,7 +287,8 @@ FRAMED = (
         "authorization",
         ("api-key", "api_key", "apikey", "auth-token", "private-token", "access-token"),
         re.compile(
-            rf"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*:\s*[\"']?{_MADE}"
+            r"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*:\s*"
+            rf"[\"']?{_MADE}"
             r"([A-Za-z0-9+/_.~-]{20,500}={0,2})(?![A-Za-z0-9_.(\[])"
         ),
     ),
@@ -285,9 +304,9 @@ FRAMED = (
     ),
     Framed(
         "named-secret",
-        ("key", "token", "secret", "passw"),
+        ("key=", "token=", "secret=", "passwd=", "password="),
         re.compile(
-            r"(?<![A-Za-z0-9_])(?:[A-Z0-9]+_)*(?:API_?KEY|SECRET(?:_KEY)?|ACCESS_KEY|AUTH_KEY|TOKEN|PASSW(?:OR)?D)"
+            r"(?:API_?KEY|SECRET(?:_KEY)?|ACCESS_KEY|AUTH_KEY|TOKEN|PASSW(?:OR)?D)"
             rf"=\\?[\"']?{_MADE}([A-Za-z0-9+/_~-]{{24,200}}={{0,2}})(?![A-Za-z0-9_.(\[$])"
         ),
     ),

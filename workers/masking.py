@@ -1,16 +1,16 @@
 """Keys in what is to be stored: an agent prints what it finds; trajectories are kept, shared and trained on.
 
-Masked are keys that can be known by their form (`key_forms`), also where colours or line ends cut them, and the
-operator's own: the values of all variables that the configuration names. What looks like nothing in particular
-(a password in a sentence, forty hexadecimal digits) stays, as commits and digests look so. A mask names the
-kind and has a digest of the key, so that equal keys stay equal; all else stays as it is.
+Masked are keys that can be known by their form (`key_forms`), also where colours or line ends cut them, and
+the operator's own: the values of all variables that the configuration names. What looks like nothing in
+particular (a password in a sentence, forty hexadecimal digits) stays, as commits and digests look so. A mask
+names the kind and has a digest of the key, so that equal keys stay equal; all else stays as it is.
 """
 
 import hashlib
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
@@ -49,7 +49,7 @@ def masked(text: str) -> Masked:
             text = text.replace(secret, mask)
     for kind in PREFIXED:
         if kind.hint in text:
-            text, found = _cut(text, [*_plain(kind, text)])
+            text, found = _cut(text, [_span(kind, match) for match in kind.found(text, whole=True)])
             keys += found
     text, found = _split(text)
     keys += found
@@ -69,6 +69,10 @@ class _Span(NamedTuple):
     mask: str
 
 
+def _span(kind: Prefixed, match: re.Match[str]) -> _Span:
+    return _Span(match.start(), match.end(), _mask(kind.name, match[0]))
+
+
 def _cut(text: str, spans: list[_Span]) -> Masked:
     pieces, reached, keys = [], 0, 0
     for span in spans:
@@ -78,30 +82,16 @@ def _cut(text: str, spans: list[_Span]) -> Masked:
     return Masked("".join((*pieces, text[reached:])), keys)
 
 
-def _plain(kind: Prefixed, text: str) -> Iterator[_Span]:
-    """Keys of a kind; the text is searched for the hint alone, which is fast."""
-    for match in _around(kind, text, kind.whole):
-        yield _Span(match.start(), match.end(), _mask(kind.name, match[0]))
-
-
-def _around(kind: Prefixed, text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    at, reached = text.find(kind.hint), 0
-    while at >= 0:
-        if kind.longest_before:
-            match = pattern.search(text, max(at - kind.longest_before, reached), at + 4096)
-        else:
-            match = pattern.match(text, at)
-        if match is not None and match.start() <= at < match.end():
-            reached = match.end()
-            yield match
-        at = text.find(kind.hint, max(at + 1, reached))
-
-
 _CUTS = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\\(?:u001[bB]|x1[bB]|033|e)\[[0-9;]*[A-Za-z]"
-    r"|\\?\r?\n[ \t]*|\\r\\n|\\n|\r"
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
+    r"|\\(?:(?:u001[bB]|x1[bB]|033|e)\[[0-9;]*[A-Za-z]|r\\n|n|\r?\n[ \t]*)"
+    r"|\n[ \t]*|\r\n[ \t]*|\r"
 )
 """What stands inside of a key that a terminal has coloured or broken, plain or as JSON spells it."""
+
+
+_BEFORE = 8
+"""Characters that say whether a key begins after them."""
 
 
 def _split(text: str) -> Masked:
@@ -119,13 +109,13 @@ def _split(text: str) -> Masked:
             at = joined.find(secret, at + len(secret))
     for kind in PREFIXED:
         if kind.hint in joined:
-            for match in _around(kind, joined, kind.loose):
+            for match in kind.found(joined, whole=False):
                 place = place or _Places(text)
                 start, end = place.of(match.start()), place.end_of(match.end())
-                cut = end - start > len(match[0])
-                if cut and kind.whole.match(f"{text[max(start - 8, 0) : start]}{match[0]}", min(start, 8)):
-                    if not _continues(text, end):
-                        spans.append(_Span(start, end, _mask(kind.name, match[0])))
+                before = text[max(start - _BEFORE, 0) : start]
+                cut = end - start > len(match[0]) and not _continues(text, end)
+                if cut and kind.begins(before, match[0]):
+                    spans.append(_Span(start, end, _mask(kind.name, match[0])))
     return _cut(text, sorted(spans))
 
 

@@ -12,11 +12,12 @@ from deltalake import DeltaTable
 
 from orchard.storage.blobs import BlobStore
 from orchard.storage.checking import check, examine
+from orchard.storage.compaction import compact
 from orchard.storage.delta import DataFile, Table, snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import BlobCorrupt, EventsLost, StorageError, StoreDamaged
 from orchard.storage.location import Location
-from orchard.storage.maintenance import compact, rebuild_derived, rebuild_events
+from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables, position
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.storage.writer import WriterSettings
@@ -120,8 +121,10 @@ def _spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("table", ["messages_all", PROGRESS])
-@pytest.mark.parametrize("what", ["0*.json", "*.checkpoint.parquet", "*"])
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [("messages_all", "0*.json"), ("messages_all", "*"), (PROGRESS, "*.checkpoint.parquet")],
+)
 async def test_a_damaged_log_is_named_with_its_command_and_a_rebuild_needs_nothing_of_it(
     filled: Path, table: str, what: str
 ) -> None:
@@ -177,13 +180,13 @@ async def test_a_flipped_byte_is_neither_derived_from_nor_merged_nor_built_into_
     filled: Path,
 ) -> None:
     location = Location.parse(str(filled))
-    for table, command in (("messages_all", "orchard store rebuild"), (EVENTS, "--from-stream")):
+    for table, command in (("messages_all", "run `orchard store rebuild`"), (EVENTS, "--from-stream")):
         path = filled / "tables" / table / snapshot(location, table)[0].path
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
         with pytest.raises(StoreDamaged, match=command):
-            compact(str(filled))
+            compact(location, table, above=1)
     with pytest.raises(StoreDamaged, match="run `orchard store rebuild"):
         open_tables(str(filled), verify=DERIVED)
     with pytest.raises(StoreDamaged, match="--from-stream"):
