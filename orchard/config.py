@@ -6,9 +6,10 @@ Every value has one place in one tree, for example `worker.slots`: `[worker] slo
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -186,6 +187,33 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
         raise ConfigError(
             f"{where}: {found.reason}; see `orchard config` for every key and its value"
         ) from error
+
+
+_ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""Variables with the keys of a store on S3, which no key of the configuration names."""
+
+
+def secrets(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
+    """The operator's secrets by name: the values of all variables that the configuration names, and the
+    passwords in its addresses."""
+    names = {*_ALWAYS, *_variables_in(config)}
+    found = {name: value for name in sorted(names) if (value := environment.get(name))}
+    passwords = [urlsplit(url.strip()).password for url in (config.nats.url or "").split(",")]
+    return found | {f"nats.url {number}": one for number, one in enumerate(passwords) if one}
+
+
+def _variables_in(value: Any) -> Iterator[str]:
+    """Names of environment variables: texts of keys that end with `_env`."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            inner = getattr(value, name)
+            if name.endswith("_env") and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _variables_in(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _variables_in(inner)
 
 
 def _put(tree: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:

@@ -8,7 +8,6 @@ where it looks made by a machine.
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 _BEGINS = "|".join(
     (
@@ -65,13 +64,16 @@ class Prefixed:
         return self._whole.match(before + key, len(before)) is not None
 
 
-class Framed(NamedTuple):
-    """Keys that are known by what is around them: the group is the key."""
+class Framed:
+    """Keys that are known by what is around them."""
 
-    name: str
-    hints: tuple[str, ...]
-    """One of them, in small letters, is in every text with such a key."""
-    pattern: re.Pattern[str]
+    def __init__(self, name: str, hints: tuple[str, ...], form: str) -> None:
+        """One of `hints`, in small letters, is in every such text; the last group of `form` is the key."""
+        self.name, self.hints, self._form = name, hints, form
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self._form)
 
 
 _HEX, _ALNUM, _WORD = "[0-9a-f]", "[A-Za-z0-9]", "[A-Za-z0-9_-]"
@@ -229,85 +231,73 @@ FRAMED = (
     Framed(
         "aws-secret-key",
         ("secretaccesskey", "secret_access_key", "secret_accesskey", "secretaccess_key"),
-        re.compile(r"(?i:secret_?access_?key)[\"']?\s*[=:]\s*\\?[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"),
+        r"(?i:secret_?access_?key)[\"']?\s*[=:]\s*\\?[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
     ),
     Framed(
         "aws-session-token",
         ("sessiontoken", "session_token", "security-token", "securitytoken"),
-        re.compile(
-            r"(?i:session_?token|security[-_]?token)(?:\\?[\"'])?(?:\s*[=:>]\s*)\\?[\"']?([A-Za-z0-9/+=%]{100,})"
-        ),
+        r"(?i:session_?token|security[-_]?token)(?:\\?[\"'])?(?:\s*[=:>]\s*)\\?[\"']?([A-Za-z0-9/+=%]{100,})",
     ),
-    Framed("azure-key", ("accountkey=",), re.compile(r"AccountKey=([A-Za-z0-9+/]{86}==)")),
-    Framed("azure-key", ("sharedaccesskey=",), re.compile(r"SharedAccessKey=([A-Za-z0-9+/]{43}=)")),
-    Framed("azure-signature", ("sig=",), re.compile(r"[?&;]sig=([A-Za-z0-9%+/]{43,60}(?:%3[dD]|=))")),
-    Framed("signature", ("x-amz-signature=",), re.compile(r"X-Amz-Signature=([0-9a-f]{64})")),
-    Framed("signature", ("x-goog-signature=",), re.compile(r"X-Goog-Signature=([0-9a-f]{256,512})")),
+    Framed("azure-key", ("accountkey=",), r"AccountKey=([A-Za-z0-9+/]{86}==)"),
+    Framed("azure-key", ("sharedaccesskey=",), r"SharedAccessKey=([A-Za-z0-9+/]{43}=)"),
+    Framed("azure-signature", ("sig=",), r"[?&;]sig=([A-Za-z0-9%+/]{43,60}(?:%3[dD]|=))"),
+    Framed("signature", ("x-amz-signature=",), r"X-Amz-Signature=([0-9a-f]{64})"),
+    Framed("signature", ("x-goog-signature=",), r"X-Goog-Signature=([0-9a-f]{256,512})"),
     Framed(
         "private-key",
         ("private key",),
-        re.compile(
-            r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"
-            r"((?:\s|\\n|\\r)(?:[A-Za-z0-9+/=\s:,.()@-]|\\[nr]){64,}?)"
-            r"(?=-----END (?:[A-Z]+ )*PRIVATE KEY|\Z|[^A-Za-z0-9+/=\s:,.()@\\-])"
-        ),
+        r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"
+        r"((?:\s|\\n|\\r)(?:[A-Za-z0-9+/=\s:,.()@-]|\\[nr]){64,}?)"
+        r"(?=-----END (?:[A-Z]+ )*PRIVATE KEY|\Z|[^A-Za-z0-9+/=\s:,.()@\\-])",
     ),
     Framed(
         "password",
         ("://",),
-        re.compile(
-            rf"://([^\s:/@\"'<>`\\]{{0,100}}):(?!\1@){_PASSWORD}"
-            r"(?P<key>[^\s/@\"'<>`\\]{5,200})@[A-Za-z0-9_.\[-]"
-        ),
+        rf"://(?P<user>[^\s:/@\"'<>`\\]{{0,100}}):(?!(?P=user)@){_PASSWORD}"
+        r"([^\s/@\"'<>`\\]{5,200})@[A-Za-z0-9_.\[-]",
     ),
     Framed(
         "password",
         ("password=", "pwd="),
-        re.compile(rf"(?i:[;\"](?:password|pwd)=){_PASSWORD}{_MADE}([^;\s\"'<>]{{8,100}})(?=[;\"'])"),
+        rf"(?i:[;\"](?:password|pwd)=){_PASSWORD}{_MADE}([^;\s\"'<>]{{8,100}})(?=[;\"'])",
     ),
     Framed(
         "password",
         ("login",),
-        re.compile(rf"(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+{_PASSWORD}(\S{{5,200}})"),
+        rf"(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+{_PASSWORD}(\S{{5,200}})",
     ),
     Framed(
         "password",
         ("curl",),
-        re.compile(rf"curl\b[^\n|;]*?\s(?:-u|--user)[\s=]*[\"']?[^\s:\"']+:{_PASSWORD}([^\s\"']{{5,100}})"),
+        rf"curl\b[^\n|;]*?\s(?:-u|--user)[\s=]*[\"']?[^\s:\"']+:{_PASSWORD}([^\s\"']{{5,100}})",
     ),
     Framed(
         "authorization",
         ("authorization",),
-        re.compile(
-            rf"(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?i:basic|bearer|token|apikey)\s+{_MADE}"
-            r"([A-Za-z0-9+/_.~-]{16,2000}={0,2})(?![A-Za-z0-9_.(\[])"
-        ),
+        rf"(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?i:basic|bearer|token|apikey)\s+{_MADE}"
+        r"([A-Za-z0-9+/_.~-]{16,2000}={0,2})(?![A-Za-z0-9_.(\[])",
     ),
     Framed(
         "authorization",
         ("api-key", "api_key", "apikey", "auth-token", "private-token", "access-token"),
-        re.compile(
-            r"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*:\s*"
-            rf"[\"']?{_MADE}"
-            r"([A-Za-z0-9+/_.~-]{20,500}={0,2})(?![A-Za-z0-9_.(\[])"
-        ),
+        r"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*:\s*"
+        rf"[\"']?{_MADE}"
+        r"([A-Za-z0-9+/_.~-]{20,500}={0,2})(?![A-Za-z0-9_.(\[])",
     ),
     Framed(
         "authorization",
         ('"auth"',),
-        re.compile(rf"\"auth\"\s*:\s*\"{_MADE}([A-Za-z0-9+/]{{20,500}}={{0,2}})\""),
+        rf"\"auth\"\s*:\s*\"{_MADE}([A-Za-z0-9+/]{{20,500}}={{0,2}})\"",
     ),
     Framed(
         "authorization",
         ("_authtoken", "_auth"),
-        re.compile(rf":_auth(?:Token)?\s*=\s*[\"']?{_MADE}([^\s\"'$]{{16,500}})"),
+        rf":_auth(?:Token)?\s*=\s*[\"']?{_MADE}([^\s\"'$]{{16,500}})",
     ),
     Framed(
         "named-secret",
         ("key=", "token=", "secret=", "passwd=", "password="),
-        re.compile(
-            r"(?:API_?KEY|SECRET(?:_KEY)?|ACCESS_KEY|AUTH_KEY|TOKEN|PASSW(?:OR)?D)"
-            rf"=\\?[\"']?{_MADE}([A-Za-z0-9+/_~-]{{24,200}}={{0,2}})(?![A-Za-z0-9_.(\[$])"
-        ),
+        r"(?:API_?KEY|SECRET(?:_KEY)?|ACCESS_KEY|AUTH_KEY|TOKEN|PASSW(?:OR)?D)"
+        rf"=\\?[\"']?{_MADE}([A-Za-z0-9+/_~-]{{24,200}}={{0,2}})(?![A-Za-z0-9_.(\[$])",
     ),
 )

@@ -143,7 +143,7 @@ class _Places:
 
 
 def _framed(name: str, match: re.Match[str]) -> str:
-    group = "key" if "key" in match.re.groupindex else 1
+    group = match.lastindex or 0
     begin, end = match.start(group) - match.start(), match.end(group) - match.start()
     return f"{match[0][:begin]}{_mask(name, match[group])}{match[0][end:]}"
 

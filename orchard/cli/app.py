@@ -108,6 +108,10 @@ def options(
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
     plugins.configure(loaded.plugins, configuration.place(config).absolute().parent)
+    if secrets := configuration.secrets(loaded, os.environ):
+        from orchard.workers.masking import learn
+
+        learn(secrets)
     context.obj = Session(loaded)
 
 

@@ -14,10 +14,15 @@ from typer.testing import CliRunner
 
 from orchard.cli.app import options
 from orchard.cli.processes import replaced
-from orchard.config import Config, ConfigError, checked, load
+from orchard.config import Config, ConfigError, checked, load, secrets
 from orchard.config_toml import as_toml
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
+from orchard.up import Supervisor
+from orchard.workers.failures import InfrastructureError
 
 
 @pytest.fixture
@@ -403,3 +408,44 @@ def test_the_file_that_a_command_names_is_its_childrens_too(
 def test_the_embedded_server_listens_on_the_port_of_the_configuration(tmp_path: Path) -> None:
     assert embedded(tmp_path, NatsSettings(port=4444), port=5555).port == 4444
     assert embedded(tmp_path, NatsSettings(), port=5555).port == 5555
+
+
+def test_the_operators_secrets_are_what_the_configuration_names() -> None:
+    config = checked(
+        {
+            "nats": {"url": "nats://u:hunter2!@h:4222,tls://h2", "user": "u", "password_env": "NATS_PW"},
+            "endpoints": {"a": {"base_url": "http://h/v1", "api_key_env": "A_KEY"}},
+        }
+    )
+    environment = {
+        "A_KEY": "a",
+        "NATS_PW": "b",
+        "SANDBOX_API_KEY": "c",
+        "OTHER": "d",
+        "AWS_SESSION_TOKEN": "e",
+    }
+    assert secrets(config, environment) == {
+        "A_KEY": "a",
+        "NATS_PW": "b",
+        "SANDBOX_API_KEY": "c",
+        "AWS_SESSION_TOKEN": "e",
+        "nats.url 0": "hunter2!",
+    }
+
+
+def test_a_detail_of_a_failure_does_not_repeat_a_key() -> None:
+    error = InfrastructureError(
+        AbortCause.LLM_UNAVAILABLE, f"401: Incorrect API key provided: {KEY}AA{'x' * 40}"
+    )
+    assert KEY not in error.detail and "[masked anthropic-key" in error.detail and KEY not in str(error)
+
+
+def test_a_second_up_with_a_state_of_its_own_names_who_works_on_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    supervisor = Supervisor(Config(store=str(store), state=str(tmp_path / "other")), announce=print)
+    supervisor._check_stream_is_here()
+    with writer_lock(Location.parse(store)):
+        with pytest.raises(ConfigError, match=rf"\(process {os.getpid()}\) works on the store .*its --state"):
+            supervisor._check_stream_is_here()
+        (tmp_path / "other" / "nats").mkdir(parents=True)
+        supervisor._check_stream_is_here()

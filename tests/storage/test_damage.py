@@ -106,7 +106,7 @@ def _damaged(filled: Path, number: int) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("number", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [5, pytest.param(200, marks=pytest.mark.slow)])
 async def test_a_reading_check_finds_every_damage_that_matters(filled: Path, number: int) -> None:
     before = _told(filled)
     for copy, path in _damaged(filled, number):
