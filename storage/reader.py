@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard.storage.delta import EVOLVED, DataFile, list_files, verify_file, watermark_of
-from orchard.storage.errors import StorageError, store_errors
+from orchard.storage.errors import StorageError, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.pins import Pin, pinned
 from orchard.storage.table_log import opened
@@ -279,11 +279,15 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
     if not watermark or not files:
         return None
     key = location.key("tables", EVENTS, files[-1].path)
-    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-        parquet = pq.ParquetFile(source)
-        last = parquet.num_row_groups - 1
-        rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
-    at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    try:
+        with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+            parquet = pq.ParquetFile(source)
+            last = parquet.num_row_groups - 1
+            rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
+        at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    except (StoreUnreachable, ValueError):
+        verify_file(location, EVENTS, files[-1])  # says so where it is the file's fault
+        raise
     found: str | None = rows.column("id")[at].as_py()
     return found
 
