@@ -7,6 +7,7 @@ with the rows that the events lead to.
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import duckdb
@@ -19,12 +20,15 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import DataFile, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events, read_rows
-from orchard.storage.errors import BlobCorrupt, StorageError, StoreDamaged, store_errors
+from orchard.storage.errors import BlobCorrupt, BlobMissing, StoreDamaged, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.log import FACT_COLUMNS, facts
 from orchard.storage.reader import Snapshot, Stored, existing, held_snapshot, open_snapshot
 from orchard.storage.table_log import file_damaged, mending, opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
+
+
+_PIECE = 1024 * 1024
 
 
 @dataclass
@@ -62,13 +66,15 @@ def examine(store_url: str, *, read: bool = False) -> Checked:
 
 
 def _damaged_logs(location: Location) -> list[str]:
-    found = []
-    for table in (PROGRESS, *TABLES):
+    def look(table: str) -> str:
         try:
             opened(location, table)
         except StoreDamaged as error:
-            found.append(str(error))
-    return found
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(4) as threads:
+        return [finding for finding in threads.map(look, (PROGRESS, *TABLES)) if finding]
 
 
 def _damaged_blobs(location: Location) -> Iterator[str]:
@@ -83,8 +89,8 @@ def _damaged_blobs(location: Location) -> Iterator[str]:
                 blobs.read(info.base_name)
             except BlobCorrupt as error:
                 yield str(error)
-            except StorageError:
-                yield f"blobs: {info.path} is no blob: move it away"
+            except BlobMissing:
+                yield f"blobs: {info.path} has not the name of a blob: move it away"
 
 
 def _damaged_files(location: Location, table: str, stored: Stored, *, read: bool) -> Iterator[str]:
@@ -93,26 +99,29 @@ def _damaged_files(location: Location, table: str, stored: Stored, *, read: bool
         infos = location.filesystem.get_file_info(keys)
     for file, info in zip(stored.files, infos, strict=True):
         if info.type != pafs.FileType.File or info.size != file.size:
-            yield f"{table}: the file {file.path} is missing or has another size: restore it, or " + mending(
-                table
-            )
+            what = f"{table}: the file {file.path} is missing or has another size"
+            yield f"{what}: restore it, or {mending(table)}"
         elif read:
             yield from _damage(location, table, file)
 
 
 def _damage(location: Location, table: str, file: DataFile) -> Iterator[str]:
-    """A file whose bytes, or what the log says of it, are not what was written."""
+    """A file whose bytes, or what the log says of it, are not what was written. Raises StoreUnreachable."""
+    key = location.key("tables", table, file.path)
     try:
         if not verify_file(location, table, file):
             for _ in read_rows(location, table, file):
                 pass
-        with location.filesystem.open_input_file(location.key("tables", table, file.path)) as source:
+        with store_errors(location.url), location.filesystem.open_input_file(key) as source:
             sequences = pq.read_table(source, columns=["sequence"], use_threads=False).column("sequence")
     except StoreDamaged as error:
         yield str(error)
         return
-    except (StorageError, pa.ArrowException, OSError):
-        yield str(file_damaged(table, file.path))
+    except (StoreUnreachable, pa.ArrowException):
+        with store_errors(location.url), location.filesystem.open_input_stream(key) as source:
+            while source.read(_PIECE):
+                pass
+        yield str(file_damaged(table, file.path))  # every byte can be read, and they are no such table
         return
     first, last = (pc.min_max(sequences)[end].as_py() for end in ("min", "max"))
     if (len(sequences), first, last) != (file.rows, file.first, file.last):

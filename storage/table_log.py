@@ -15,7 +15,10 @@ from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
 _LOG = "_delta_log"
+_SERVICE = "Generic S3 error"
+"""What Delta says of a service that did not answer, which may answer the next request."""
 _REASON = 200
+"""Characters of Delta's own words."""
 
 
 def mending(table: str) -> str:
@@ -39,7 +42,7 @@ def opened(location: Location, table: str) -> DeltaTable | None:
                 raise _damaged(table, error) from error
             return None
         except DeltaError as error:
-            if is_full(error) or not _readable(location, table):
+            if is_full(error) or _SERVICE in str(error) or not _readable(location, table):
                 raise
             raise _damaged(table, error) from error
 
