@@ -1,17 +1,20 @@
-"""The end of a cancelled campaign's rollouts: who has no worker gets an outcome here, and leaves the queue.
+"""The end of a cancelled campaign's rollouts: those without a worker get their outcome here.
 
 Outcomes are published under the fence of the rollout's opening, so whoever ends one twice, or beside a worker
 that does so itself, harms nothing.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
+from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.entries import place_in
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import queued, queued_by_shard, remove
+from orchard.streams.queued import queued_by_shard, remove
+from orchard.streams.reading import subjects
 from orchard.workers.openings import cancelled, open_at
 
 
@@ -28,35 +31,25 @@ async def abort(publisher: Publisher, requests: Sequence[RolloutRequest], source
     return sum(stored is not None for stored in await publisher.guarded(events))
 
 
-async def clear(
-    connection: Connection, publisher: Publisher, campaign: str, held: Collection[str] = ()
-) -> None:
-    """Take what has an outcome off the queues: what waits there, and of what was delivered, `held`."""
+async def clear(connection: Connection, publisher: Publisher, campaign: str) -> None:
+    """Take what waits in a queue and has an outcome off it."""
     async for shard, part in queued_by_shard(connection, campaign):
-        rollouts = sorted(part.waiting | part.delayed | (part.running & set(held)))
+        rollouts = sorted(part.waiting | part.delayed)
         await remove(connection, campaign, shard, await _over(publisher, rollouts))
 
 
 async def open_in_queues(connection: Connection, publisher: Publisher, campaign: str) -> set[str]:
-    """Rollouts that stand in a queue and have no outcome."""
-    rollouts = (await queued(connection, campaign)).everything
-    return rollouts - set(await _over(publisher, sorted(rollouts)))
+    """Rollouts that stand in a queue and have no outcome. Lists subjects alone, which every role may."""
+    pattern = f"orchard.*.rollout.*.*.{campaign}.>"
+    held = {
+        spot.key
+        for stream in (names.WORK, names.LATER)
+        for subject in await subjects(connection, stream, pattern)
+        if (spot := place_in(subject))
+    }
+    return held - set(await _over(publisher, sorted(held)))
 
 
 async def _over(publisher: Publisher, rollouts: Sequence[str]) -> list[str]:
     newest = await publisher.outcomes(rollouts)
     return [one for one, last in zip(rollouts, newest, strict=True) if open_at(last) is None]
-
-
-async def end_held(
-    connection: Connection,
-    publisher: Publisher,
-    campaign: str,
-    plan: Iterable[RolloutRequest],
-    held: Collection[str],
-    source: str,
-) -> int:
-    """End those of a cancelled campaign that a worker held and has not ended itself; how many."""
-    ended = await abort(publisher, [one for one in plan if one.rollout_id in held], source)
-    await clear(connection, publisher, campaign, held)
-    return ended

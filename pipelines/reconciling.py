@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from orchard.pipelines.ending import end_held, open_in_queues
+from orchard.pipelines.ending import abort, open_in_queues
 from orchard.schemas.campaigns import (
     CampaignRecord,
     CampaignSpec,
@@ -171,7 +171,7 @@ class Reconciler:
 
     async def _end(self, name: str, record: CampaignRecord) -> None:
         """End those rollouts of a cancelled campaign that were open and in a queue in the last pass already:
-        a living worker has ended what it held by now."""
+        a living worker has ended what it held by now. Who gets such a request later lets it go."""
         before, now = (
             self._held.pop(name, set()),
             await open_in_queues(self._connection, self._publisher, name),
@@ -180,7 +180,7 @@ class Reconciler:
             self._held[name] = now
         if held := before & now:
             plan = rollout_requests(await self._spec(record))
-            ended = await end_held(self._connection, self._publisher, name, plan, held, SOURCE)
+            ended = await abort(self._publisher, [one for one in plan if one.rollout_id in held], SOURCE)
             log.warning("%d rollouts of the cancelled campaign %s had no worker: ended", ended, name)
 
     async def _forget_requeued(self) -> None:

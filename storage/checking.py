@@ -27,7 +27,6 @@ from orchard.storage.reader import Snapshot, Stored, existing, held_snapshot, op
 from orchard.storage.table_log import file_damaged, mending, opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 
-
 _PIECE = 1024 * 1024
 
 

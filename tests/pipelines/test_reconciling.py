@@ -222,7 +222,7 @@ async def test_what_a_dead_worker_held_of_a_cancelled_campaign_ends_and_is_not_a
     assert outcome is not None and outcome.event is not None
     data = payload(outcome.event)
     assert isinstance(data, RolloutAborted) and data.cause is AbortCause.CANCELLED
-    assert (await bounds(connection, names.WORK)).messages == 0
+    assert not await open_in_queues(connection, publisher, "demo")
     assert await archiving._open_because(progress, known[0]) == ""
 
 
