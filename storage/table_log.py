@@ -29,7 +29,7 @@ def mending(table: str) -> str:
 
 def file_damaged(table: str, file: str) -> StoreDamaged:
     """A file of a table is gone, shorter, or has other bytes than it was written with."""
-    return StoreDamaged(f"{table}: the file {file} is damaged: restore it, or {mending(table)}")
+    return StoreDamaged(f"{table}: the Parquet file {file} is damaged: restore it, or {mending(table)}")
 
 
 def opened(location: Location, table: str) -> DeltaTable | None:

@@ -191,7 +191,6 @@ async def test_a_flipped_byte_is_neither_derived_from_nor_merged_nor_built_into_
         open_tables(str(filled), verify=DERIVED)
     with pytest.raises(StoreDamaged, match="--from-stream"):
         rebuild_derived(str(filled))
-    assert check(str(filled)) == [], "sizes are all that a plain look sees of it"
     assert {finding.split(":")[0] for finding in check(str(filled), read=True)} == {"messages_all", EVENTS}
 
 
