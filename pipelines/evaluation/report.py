@@ -184,8 +184,8 @@ _HOW = (
     "unbiased estimates that any, and that all, of k rollouts resolve a task. Differences are paired by "
     "task; p is that of an exact sign test of the tasks gained and lost: McNemar's, where a task has one "
     "rollout. Two cells differ where the interval is on one side of 0 and p is below 0.05, which is not "
-    "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts passes when "
-    "any, or all, of them resolved it; tasks with fewer are short, and in no figure."
+    "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts "
+    "passes when any, or all, of them resolved it; tasks with fewer are short, and in no figure."
 )
 
 
