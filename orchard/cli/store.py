@@ -58,9 +58,12 @@ def check(
         console.print(Text(str(finding), style="red"), soft_wrap=True)
     if findings:
         raise typer.Exit(1)
-    console.print(f"[bold green]sound[/] {session.config.store}" + ("" if read else ", by sizes and rows"))
     if read and checked.unknown:
+        console.print(f"no damage was found in {session.config.store}")
         console.print(_not_known(checked.unknown), soft_wrap=True)
+    else:
+        how = "" if read else ", by sizes and rows"
+        console.print(f"[bold green]sound[/] {session.config.store}{how}")
     if not runs:
         console.print("nothing runs on this store, so the queues were not looked at")
 
