@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from orchard.schemas.addresses import check_variable
 from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, Weight, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
@@ -64,6 +65,7 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         parse_bytes(self.max_memory)  # raises InvalidQuantity
+        check_variable(self.api_key_env, "sandbox.api_key_env")
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
