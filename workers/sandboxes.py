@@ -31,6 +31,7 @@ from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.networks import SHUT, Network
 from orchard.workers.settings import SandboxSettings as SandboxSettings
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -225,7 +226,7 @@ class SandboxFactory:
         memory: str,
         timeout: float,
         layers: Sequence[str] = (),
-        block_network: bool = True,
+        network: Network = SHUT,
         standby: Callable[[], AsyncSandbox | None] = lambda: None,
     ) -> AsyncIterator[SandboxMachine]:
         """A ready machine, deleted on the way out.
@@ -240,7 +241,8 @@ class SandboxFactory:
                 return ready
             return await self._client.create_sandbox(
                 image,
-                block_network=block_network,
+                block_network=network.blocked,
+                egress=network.hosts,
                 cpu=cpu,
                 memory=memory,
                 timeout=left,

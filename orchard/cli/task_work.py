@@ -32,6 +32,7 @@ from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
 from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
+from orchard.workers.networks import refusal
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""
@@ -127,7 +128,12 @@ async def validate_tasks(
     chosen = await asyncio.to_thread(_to_validate, session, ids)
     valid = rejected = 0
     async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
+        validator = Validator(
+            client,
+            session.blobs,
+            ValidationSettings(runs=runs, concurrency=concurrency),
+            task_network=session.config.sandbox.task_network,
+        )
         with _bar() as bar:
             row = bar.add_task("validating", total=len(chosen))
             async for verdict in validator.many(chosen):
@@ -226,6 +232,11 @@ async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, 
 def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
     store = session.config.store
     every = read_tasks(store, ids=ids)
+    refused = {
+        task.task_id: why for task in every if (why := refusal(task, session.config.sandbox.task_network))
+    }
+    if ids and refused:
+        raise ConfigError(next(iter(refused.values())))
     left_out = [task for task in every if not provable(task)]
     if left_out and ids:
         raise ConfigError(
@@ -234,7 +245,14 @@ def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
     if ids:
         return every
     unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    return [task for task in every if task_hash(task) in unproven and provable(task)]
+    found = [task for task in every if task_hash(task) in unproven and provable(task)]
+    if waiting := [task for task in found if task.task_id in refused]:
+        console.print(
+            f"[yellow]left out:[/] {len(waiting)} tasks that ask for a network, of which nothing is shown "
+            f"without it. {escape(refused[waiting[0].task_id])}",
+            highlight=False,
+        )
+    return [task for task in found if task.task_id not in refused]
 
 
 def _bar() -> Progress:

@@ -175,6 +175,8 @@ def plan_hash(plan: RunPlan) -> str:
         del built["harness_version"]
     if plan.frugal is None:
         del built["frugal"]
+    if not plan.budget.wall_for_all:
+        del built["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)
 
 

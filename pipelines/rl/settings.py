@@ -260,6 +260,8 @@ def settings_hash(settings: RlSettings) -> str:
             del told["tasks"][name]
     if settings.lora is None:
         del told["lora"]
+    if not settings.budget.wall_for_all:
+        del told["budget"]["wall_for_all"]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]
