@@ -112,3 +112,46 @@ async def test_of_a_file_with_a_bad_line_nothing_is_imported(
     assert done.returncode == 1
     assert "line 2: give either `check`" in done.stderr
     assert not [each for each in stored_tasks(running.store) if each.ref.task_id.startswith("half-")]
+
+
+ONLINE = {
+    "task.toml": "[verifier]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 900\n[environment]\nworkdir = '/tmp'\n",
+    "instruction.md": "Fetch the page.\n",
+    "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+    "solution/solve.sh": "true\n",
+}
+SUITE = """
+name = "terminal"
+harnesses = ["orchard-task"]
+task_sets = [{ source = "terminal", unproven = true }]
+models = [{ name = "oracle", endpoint = "oracle", kind = "oracle" }]
+"""
+
+
+async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_them_without(
+    running: Running, command_line: Command, tmp_path: Path
+) -> None:
+    for name, text in ONLINE.items():
+        (tmp_path / "fetch" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetch" / name).write_text(text)
+    (tmp_path / "suite.toml").write_text(SUITE)
+
+    async def done(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, *words, store=running.store, COLUMNS="200", **variables)
+
+    imported = ("tasks", "from-harbor", str(tmp_path / "fetch"), "--image", "host", "--source", "terminal")
+    assert (await done(*imported)).returncode == 0
+    submit = ("submit", "online", "--model", "oracle/resolves", "--source", "terminal", "--unproven")
+    for words in (submit, ("eval", str(tmp_path / "suite.toml")), ("tasks", "validate", "fetch")):
+        refused = await done(*words)
+        assert refused.returncode == 1, words
+        assert "task_network" in refused.stderr
+        assert "asks for a network" in refused.stderr or "1 of 1 tasks ask for a network" in refused.stderr
+    planned = await done("eval", str(tmp_path / "suite.toml"), "--plan")
+    assert "this suite is refused: 1 of 1 tasks ask for a network (fetch)" in planned.stdout
+
+    asked = await done(*submit, ORCHARD_SANDBOX__TASK_NETWORK="as_asked")
+    assert "1 of 1 tasks have a network, for agent and check: any public address" in asked.stdout
+    await until(lambda: bool(running.outcomes("online")), "the outcome where the workers say never")
+    ended = "select harness, cause, turns from rollouts where campaign = 'online'"
+    assert running.sql(ended) == [("orchard-task", "invalid_request", 0)]
