@@ -15,6 +15,7 @@ from orchard.workers.networks import PORTS, Network
 
 PUBLIC = Network(blocked=False)
 _ALLOWLIST = "allowlist"
+_NEEDS_MODE = f'allowed_hosts needs network_mode = "{_ALLOWLIST}"'
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -31,7 +32,10 @@ def asked_for(environment: Policy, agent: Policy, verifier: Policy) -> Network:
     Orchard does not have: another network for the check than for the agent, hosts by pattern."""
     baseline = _network(environment)
     if baseline is None:
-        baseline = Network() if environment.allow_internet is False else PUBLIC
+        shut = environment.allow_internet is False and environment.allowed_hosts is None
+        baseline = Network() if shut else PUBLIC
+    if any(phase.network_mode is None and phase.allowed_hosts is not None for phase in (agent, verifier)):
+        raise ValueError(_NEEDS_MODE)
     phases = [_network(phase) or baseline for phase in (agent, verifier)]
     if phases[0] != phases[1]:
         raise ValueError(
@@ -45,7 +49,7 @@ def _network(policy: Policy) -> Network | None:
     """None where the policy says nothing."""
     hosts = policy.allowed_hosts or ()
     if hosts and policy.network_mode != _ALLOWLIST:
-        raise ValueError(f'allowed_hosts needs network_mode = "{_ALLOWLIST}"')
+        raise ValueError(_NEEDS_MODE)
     match policy.network_mode:
         case None:
             return None

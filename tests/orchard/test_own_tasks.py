@@ -115,7 +115,7 @@ async def test_of_a_file_with_a_bad_line_nothing_is_imported(
 
 
 ONLINE = {
-    "task.toml": "[verifier]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 900\n[environment]\nworkdir = '/tmp'\n",
+    "task.toml": "[verifier]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 900\n[environment]\nworkdir = '/tmp'",
     "instruction.md": "Fetch the page.\n",
     "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
     "solution/solve.sh": "true\n",
