@@ -1,4 +1,4 @@
-"""The words of `orchard-task` are true of a task that is judged by its state, and the oracle plays in them."""
+"""The words of `orchard-task` are true of a task judged by its state, and the oracle plays in them."""
 
 import pytest
 
