@@ -32,6 +32,7 @@ from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
 from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.networks import refusal
 
 RECENT_PAIRS = 30
@@ -123,10 +124,10 @@ async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pa
 
 async def validate_tasks(
     session: Session, *, ids: Sequence[str], runs: int, concurrency: int
-) -> tuple[int, int]:
-    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected)."""
+) -> tuple[int, int, int]:
+    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected, not judged now)."""
     chosen = await asyncio.to_thread(_to_validate, session, ids)
-    valid = rejected = 0
+    valid = rejected = undecided = 0
     async with registry(session) as tasks, session.sandboxes() as client:
         validator = Validator(
             client,
@@ -136,7 +137,15 @@ async def validate_tasks(
         )
         with _bar() as bar:
             row = bar.add_task("validating", total=len(chosen))
-            async for verdict in validator.many(chosen):
+
+            def left(task: Task, error: InfrastructureError) -> None:
+                nonlocal undecided
+                undecided += 1
+                line = escape(f"  {task.task_id} is not judged: {error}"[:300])
+                bar.console.print(line, style="yellow", highlight=False)
+                bar.advance(row)
+
+            async for verdict in validator.many(chosen, left=left):
                 await tasks.record(verdict)
                 bar.advance(row)
                 event = verdict.event
@@ -149,7 +158,7 @@ async def validate_tasks(
                 if said:
                     line = escape(f"  {event.task_id}: {said[:200]}")
                     bar.console.print(line, style="dim", highlight=False)
-    return valid, rejected
+    return valid, rejected, undecided
 
 
 async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: int) -> None:
@@ -232,27 +241,24 @@ async def impossible_tasks(session: Session, *, ids: Sequence[str], limit: int, 
 def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
     store = session.config.store
     every = read_tasks(store, ids=ids)
-    refused = {
-        task.task_id: why for task in every if (why := refusal(task, session.config.sandbox.task_network))
-    }
-    if ids and refused:
-        raise ConfigError(next(iter(refused.values())))
     left_out = [task for task in every if not provable(task)]
     if left_out and ids:
         raise ConfigError(
             f"{left_out[0].task_id} has a world that only a rollout can judge: submit it with --unproven"
         )
-    if ids:
-        return every
-    unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    found = [task for task in every if task_hash(task) in unproven and provable(task)]
-    if waiting := [task for task in found if task.task_id in refused]:
+    if not ids:
+        unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
+        every = [task for task in every if task_hash(task) in unproven and provable(task)]
+    refused = [why for task in every if (why := refusal(task, session.config.sandbox.task_network))]
+    if refused and len(refused) == len(every):
+        raise ConfigError(refused[0])
+    if refused:
         console.print(
-            f"[yellow]left out:[/] {len(waiting)} tasks that ask for a network, of which nothing is shown "
-            f"without it. {escape(refused[waiting[0].task_id])}",
+            f"[yellow]left out:[/] {len(refused)} tasks that ask for a network: without it nothing is shown "
+            f"of them. {escape(refused[0])}",
             highlight=False,
         )
-    return [task for task in found if task.task_id not in refused]
+    return [task for task in every if not refusal(task, session.config.sandbox.task_network)]
 
 
 def _bar() -> Progress:
