@@ -1,12 +1,15 @@
 """The words of `orchard-task` are true of a task judged by its state, and the oracle plays in them."""
 
+import msgspec
 import pytest
 
-from orchard.schemas.tasks import Asked, StateCheck, Task
+from orchard.schemas.tasks import Asked, StateCheck, SWETests, Task
 from orchard.workers.harnesses import DEFAULT, TASK, get_harness, orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE, BashLoop, submitted
 from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.own_words import OwnWords, parse
+from orchard.workers.harnesses.programs.catalog import PROGRAMS
+from orchard.workers.harnesses.programs.runner import prompt_of
 from orchard.workers.llm.oracle.behaviours import Behaviour
 from orchard.workers.llm.oracle.script import play
 from orchard.workers.llm.oracle.statements import StatementIndex
@@ -72,3 +75,14 @@ def test_the_oracle_finds_the_task_in_its_words_and_hands_in_by_the_same_mark() 
     assert any("echo 42 > sum.txt" in command for command in commands)
     assert submitted(CommandOutcome(output=f"{SUBMIT_LINE}\n", returncode=0, seconds=0.0)) == ""
     assert commands[-1] == f"echo {SUBMIT_LINE}"
+
+
+def test_programs_are_not_told_of_a_repository_either() -> None:
+    for program in PROGRAMS:
+        told = prompt_of(program, task())
+        assert "$statement" in told
+        assert "repository" not in told
+    patch = msgspec.structs.replace(
+        task(), grading=SWETests(test_patch="", test_command="", fail_to_pass=("t",))
+    )
+    assert all(prompt_of(program, patch) == program.prompt for program in PROGRAMS)
