@@ -66,7 +66,7 @@ def cause_of(error: SandboxError) -> AbortCause:
             | SandboxFailed(reason="image_unavailable" | "image_denied")
         ):
             return AbortCause.IMAGE_UNAVAILABLE
-        case SandboxFailed(reason="image_invalid"):
+        case SandboxFailed(reason="image_invalid" | "egress_refused"):
             return AbortCause.INVALID_REQUEST
         case SandboxUnavailable() | SandboxWaitTimeout():
             return AbortCause.SANDBOX_UNAVAILABLE
@@ -258,18 +258,23 @@ class SandboxFactory:
         async def create(left: float, key: str) -> AsyncSandbox:
             if (ready := standby()) is not None:
                 return ready
-            return await self._client.create_sandbox(
-                image,
-                block_network=network.blocked,
-                egress=network.hosts,
-                cpu=cpu,
-                memory=memory,
-                timeout=left,
-                labels={**self._labels, "purpose": purpose},
-                ttl_seconds=self._settings.ttl_seconds,
-                layers=layers,
-                idempotency_key=key,
-            )
+            try:
+                return await self._client.create_sandbox(
+                    image,
+                    block_network=network.blocked,
+                    egress=network.hosts,
+                    cpu=cpu,
+                    memory=memory,
+                    timeout=left,
+                    labels={**self._labels, "purpose": purpose},
+                    ttl_seconds=self._settings.ttl_seconds,
+                    layers=layers,
+                    idempotency_key=key,
+                )
+            except SandboxUnsupported as error:  # as a network where there is no program for it
+                raise InfrastructureError(
+                    AbortCause.INVALID_REQUEST, f"the sandbox service cannot make it: {error}"
+                ) from None
 
         async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
             yield machine

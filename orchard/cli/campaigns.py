@@ -138,10 +138,7 @@ def register(app: typer.Typer) -> None:
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
         from orchard.pipelines.tasks.impossible import mixed
-        from orchard.pipelines.tasks.registry import (
-            needs_of,
-            read_task_refs,
-        )  # what a status need not wait for
+        from orchard.pipelines.tasks.registry import needs_of, read_task_refs  # a status need not wait for it
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj

@@ -155,3 +155,8 @@ async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_th
     await until(lambda: bool(running.outcomes("online")), "the outcome where the workers say never")
     ended = "select harness, cause, turns from rollouts where campaign = 'online'"
     assert running.sql(ended) == [("orchard-task", "invalid_request", 0)]
+
+    begun, granted = [*submit], {"ORCHARD_SANDBOX__TASK_NETWORK": "as_asked"}
+    begun[1] = "begun"
+    assert (await done(*begun, "--harness", "orchard-bash", **granted)).returncode == 0
+    assert (await done(*begun, **granted)).returncode == 0, "a campaign goes on with the harness that it has"
