@@ -248,7 +248,7 @@ class World:
 
     async def left(self, rollout: str, answers: int) -> None:
         """Wait until the rollout's trail leads to so many messages and calls of `answers` turns."""
-        events = 2 + 3 * answers - 1  # system, task; of each turn message, call, result, but for the last
+        events = 2 + 3 * answers - 2  # system, task; of each turn call, message, result, of the last its call
         async with asyncio.timeout(SECONDS):
             while True:
                 trail = await Publisher(self.connection).trails.find(rollout)

@@ -216,7 +216,7 @@ async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_ask
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
     late = author.rollout(1, ["ls", "submit"], resolved=True, exit_status=ExitStatus.UNANSWERED)
-    store = await keep(author.rollout(0, ["ls", "submit"], resolved=True), late)
+    store = await keep(author.rollout(0, ["ls", "submit"], resolved=True) + late)
     made = build(store, settings(tokenizer), tmp_path / "without")
     assert (made.rows, made.counts["dropped_unanswered"]) == (1, 1)
     told = settings(tokenizer, source=Source(unanswered=True))
