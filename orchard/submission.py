@@ -15,17 +15,6 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.settings import EndpointSettings, uncut
 
 
-def needed_plugins(store: str, spec: CampaignSpec) -> dict[Kind, set[str]]:
-    """Plug-ins that the campaign's rollouts need. Raises PluginError for one that is not here."""
-    from orchard.pipelines.tasks.registry import needed_graders
-    from orchard.workers.harnesses import HARNESS_NAMES
-
-    graders = needed_graders(store, spec.tasks)
-    for name in graders:
-        plugins.need(Kind.GRADER, name)
-    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
-
-
 async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
     """Raise InfrastructureError for a harness that is a program and not installed, where the sandbox service
     can be asked from here: workers may have another."""

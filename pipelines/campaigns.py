@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from orchard.pipelines.ending import abort, clear
 from orchard.pipelines.spending import reached
 from orchard.schemas.campaigns import (
     CAMPAIGN_MOVES,
@@ -34,10 +35,10 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
+from orchard.streams.queued import running_now, unplaced
 from orchard.streams.settings import Queue
 from orchard.workers.harnesses import HARNESS_NAMES, get_harness, version_of
-from orchard.workers.openings import cancelled, open_at, opened
+from orchard.workers.openings import open_at, opened
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -165,35 +166,18 @@ class Campaigns:
 
     async def cancel(self, name: str) -> AsyncIterator[Progress]:
         """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort here
-        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on."""
+        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on. What a
+        dead worker held the steward ends (`reconciling`)."""
         record = await self._move(name, CampaignState.CANCELLED)
         spec = await self._spec(record)
         running = await running_now(self._connection, name)
         done = ended = 0
         for batch in _batches(itertools.islice(rollout_requests(spec), record.offered)):
             waiting = [request for request in batch if request.rollout_id not in running]
-            ended += await self._abort(waiting)
+            ended += await abort(self._publisher, waiting, SOURCE)
             done += len(batch)
             yield Progress(done, record.offered, ended)
-        async for shard, part in queued_by_shard(self._connection, name):
-            over = await self._ended(sorted(part.waiting | part.delayed))
-            await remove(self._connection, name, shard, over)
-
-    async def _abort(self, requests: list[RolloutRequest]) -> int:
-        """End those that are open; how many."""
-        rollouts = [request.rollout_id for request in requests]
-        newest = await self._publisher.outcomes(rollouts)
-        starts = await self._publisher.starts(rollouts)
-        events = [
-            (cancelled(msgspec.structs.replace(request, fence=fence), started, SOURCE), fence)
-            for request, last, started in zip(requests, newest, starts, strict=True)
-            if (fence := open_at(last)) is not None
-        ]
-        return sum(stored is not None for stored in await self._publisher.guarded(events))
-
-    async def _ended(self, rollout_ids: list[str]) -> list[str]:
-        newest = await self._publisher.outcomes(rollout_ids)
-        return [one for one, last in zip(rollout_ids, newest, strict=True) if open_at(last) is None]
+        await clear(self._connection, self._publisher, name)
 
     async def resume(
         self, name: str, *, aborted: bool = True, max_cost_usd: float | None = None

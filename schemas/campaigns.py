@@ -27,7 +27,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: int = 0
     """Prompt and completion tokens, summed over the calls."""
     wall_seconds: _Time = 3600.0
-    """Seconds from the first question to the model."""
+    """Seconds from the first question to the model, for tasks that publish no time-out of their own."""
+    wall_for_all: bool = False
+    """Whether `wall_seconds` holds in place of such time-outs, too."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -277,4 +279,6 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["harness_versions"]
     if spec.max_cost_usd is None:
         del plan["max_cost_usd"]
+    if not spec.budget.wall_for_all:
+        del plan["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

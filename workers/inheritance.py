@@ -13,7 +13,7 @@ import msgspec
 
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.trails import Trail
+from orchard.schemas.trails import SEGMENT, Trail
 from orchard.storage.blobs import BlobStore
 from orchard.streams.trails import Trails
 from orchard.workers.records import Record, read_record
@@ -32,6 +32,8 @@ class Inheritance:
         self._attempt = attempt
         self._replay_key = replay_key
         self._events: list[int] = []
+        self._segments = 0
+        """How many of them, SEGMENT by SEGMENT, are sealed."""
         self._complete: list[int] = []
         """Events before the newest answer."""
         self._unacted = False
@@ -100,6 +102,12 @@ class Inheritance:
                 await self._trails.leave(self._rollout_id, self._replayed)
 
     async def _leave(self, died_at: str = "") -> None:
+        """The newest SEGMENT events at the least stay out of segments: the last answer may be taken back."""
+        while len(self._events) >= (self._segments + 2) * SEGMENT:
+            start = self._segments * SEGMENT
+            sealed = self._events[start : start + SEGMENT]
+            await self._trails.seal(self._rollout_id, self._attempt, self._segments, sealed)
+            self._segments += 1
         await self._trails.leave(
             self._rollout_id,
             Trail(
@@ -108,5 +116,6 @@ class Inheritance:
                 events=tuple(self._events),
                 replays=self._replays if self._answers < PROVEN_ANSWERS else 0,
                 died_at=died_at,
+                segments=self._segments,
             ),
         )

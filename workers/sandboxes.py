@@ -36,6 +36,7 @@ from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.networks import SHUT, Network
 from orchard.workers.settings import SandboxSettings as SandboxSettings
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -65,7 +66,7 @@ def cause_of(error: SandboxError) -> AbortCause:
             | SandboxFailed(reason="image_unavailable" | "image_denied")
         ):
             return AbortCause.IMAGE_UNAVAILABLE
-        case SandboxFailed(reason="image_invalid"):
+        case SandboxFailed(reason="image_invalid" | "egress_refused"):
             return AbortCause.INVALID_REQUEST
         case SandboxUnavailable() | SandboxWaitTimeout():
             return AbortCause.SANDBOX_UNAVAILABLE
@@ -259,7 +260,7 @@ class SandboxFactory:
         memory: str,
         timeout: float,
         layers: Sequence[str] = (),
-        block_network: bool = True,
+        network: Network = SHUT,
         standby: Callable[[], AsyncSandbox | None] = lambda: None,
     ) -> AsyncIterator[SandboxMachine]:
         """A ready machine, deleted on the way out.
@@ -272,17 +273,23 @@ class SandboxFactory:
         async def create(left: float, key: str) -> AsyncSandbox:
             if (ready := standby()) is not None:
                 return ready
-            return await self._client.create_sandbox(
-                image,
-                block_network=block_network,
-                cpu=cpu,
-                memory=memory,
-                timeout=left,
-                labels={**self._labels, "purpose": purpose},
-                ttl_seconds=self._settings.ttl_seconds,
-                layers=layers,
-                idempotency_key=key,
-            )
+            try:
+                return await self._client.create_sandbox(
+                    image,
+                    block_network=network.blocked,
+                    egress=network.hosts,
+                    cpu=cpu,
+                    memory=memory,
+                    timeout=left,
+                    labels={**self._labels, "purpose": purpose},
+                    ttl_seconds=self._settings.ttl_seconds,
+                    layers=layers,
+                    idempotency_key=key,
+                )
+            except SandboxUnsupported as error:  # as a network where there is no program for it
+                raise InfrastructureError(
+                    AbortCause.INVALID_REQUEST, f"the sandbox service cannot make it: {error}"
+                ) from None
 
         async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
             yield machine

@@ -7,15 +7,19 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from orchard.cli.campaigns import campaign_spec, resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.listed import DefaultRun
 from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.needs import check_network
 from orchard.pipelines.evaluation.plan import Plan, Planned, gone_on, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import tables_of, write_report
 from orchard.pipelines.evaluation.results import Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
+from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import spec_hash
 from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.events import make_event
@@ -26,7 +30,7 @@ from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
-from orchard.submission import needed_plugins, unpriced
+from orchard.submission import unpriced
 from orchard.terminal import console
 from orchard.workers.harnesses import get_harness
 
@@ -73,6 +77,7 @@ def run(
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
         show_plan(planned, unpriced(planned.spec, session.endpoints()))
+        _show_network(session, planned)
         return
     whole = asyncio.run(_run(session, planned))
     report(context, planned.suite.name, out)
@@ -129,7 +134,7 @@ async def _run(session: Session, plan: Plan) -> bool:
     if cap is not None:
         await resume_campaign(session, name, max_cost_usd=cap)
     if not over:
-        await submit_campaign(session, spec, needed_plugins(session.config.store, spec))
+        await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks))
     async with session.connection("eval") as connection:
         blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
         data = EvaluationPlanned(
@@ -176,6 +181,18 @@ def show_plan(plan: Plan, without_price: Sequence[str]) -> None:
         f"{plan.spec.size:,} rollouts, {plan.done:,} of them done; cost {most}, expected {expected}{capped}",
         soft_wrap=True,
     )
+
+
+def _show_network(session: Session, plan: Plan) -> None:
+    """What the tasks have of the network, or why the suite would not be submitted."""
+    try:
+        notes = check_network(
+            needs_of(session.config.store, plan.spec.tasks), session.config.sandbox.task_network
+        )
+    except ConfigError as error:
+        notes = [f"this suite is refused: {error}"]
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _row(cell: Planned) -> tuple[object, ...]:

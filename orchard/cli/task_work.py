@@ -35,6 +35,7 @@ from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.networks import refusal
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""
@@ -154,7 +155,12 @@ async def validate_tasks(
     chosen = await asyncio.to_thread(_to_validate, session, ids)
     valid = rejected = undecided = 0
     async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
+        validator = Validator(
+            client,
+            session.blobs,
+            ValidationSettings(runs=runs, concurrency=concurrency),
+            task_network=session.config.sandbox.task_network,
+        )
         with _bar() as bar:
             row = bar.add_task("validating", total=len(chosen))
 
@@ -270,10 +276,19 @@ def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
         raise ConfigError(
             f"{left_out[0].task_id} has a world that only a rollout can judge: submit it with --unproven"
         )
-    if ids:
-        return every
-    unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    return [task for task in every if task_hash(task) in unproven and provable(task)]
+    if not ids:
+        unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
+        every = [task for task in every if task_hash(task) in unproven and provable(task)]
+    refused = [why for task in every if (why := refusal(task, session.config.sandbox.task_network))]
+    if refused and len(refused) == len(every):
+        raise ConfigError(refused[0])
+    if refused:
+        console.print(
+            f"[yellow]left out:[/] {len(refused)} tasks that ask for a network: without it nothing is shown "
+            f"of them. {escape(refused[0])}",
+            highlight=False,
+        )
+    return [task for task in every if not refusal(task, session.config.sandbox.task_network)]
 
 
 def _bar() -> Progress:

@@ -179,6 +179,8 @@ def plan_hash(plan: RunPlan) -> str:
         del built["frugal"]
     if not plan.unanswered:
         del built["unanswered"]
+    if not plan.budget.wall_for_all:
+        del built["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)
 
 

@@ -136,3 +136,51 @@ async def test_a_bad_item_costs_itself_and_the_exit_status_says_so(
     assert done.stdout.count("the task needs GPUs") == 20 and "and 5 more" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if "all of them: " in line]
     assert len(Path(line.rpartition(": ")[2]).read_text().splitlines()) == 25
+
+
+ONLINE = {
+    "task.toml": "[verifier]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 900\n[environment]\nworkdir = '/tmp'",
+    "instruction.md": "Fetch the page.\n",
+    "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+    "solution/solve.sh": "true\n",
+}
+SUITE = """
+name = "terminal"
+harnesses = ["orchard-task"]
+task_sets = [{ source = "terminal", unproven = true }]
+models = [{ name = "oracle", endpoint = "oracle", kind = "oracle" }]
+"""
+
+
+async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_them_without(
+    running: Running, command_line: Command, tmp_path: Path
+) -> None:
+    for name, text in ONLINE.items():
+        (tmp_path / "fetch" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetch" / name).write_text(text)
+    (tmp_path / "suite.toml").write_text(SUITE)
+
+    async def done(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, *words, store=running.store, COLUMNS="200", **variables)
+
+    imported = ("tasks", "from-harbor", str(tmp_path / "fetch"), "--image", "host", "--source", "terminal")
+    assert (await done(*imported)).returncode == 0
+    submit = ("submit", "online", "--model", "oracle/resolves", "--source", "terminal", "--unproven")
+    for words in (submit, ("eval", str(tmp_path / "suite.toml")), ("tasks", "validate", "fetch")):
+        refused = await done(*words)
+        assert refused.returncode == 1, words
+        assert "task_network" in refused.stderr
+        assert "asks for a network" in refused.stderr or "1 of 1 tasks ask for a network" in refused.stderr
+    planned = await done("eval", str(tmp_path / "suite.toml"), "--plan")
+    assert "this suite is refused: 1 of 1 tasks ask for a network (fetch)" in planned.stdout
+
+    asked = await done(*submit, ORCHARD_SANDBOX__TASK_NETWORK="as_asked")
+    assert "1 of 1 tasks have a network, for agent and check: any public address" in asked.stdout
+    await until(lambda: bool(running.outcomes("online")), "the outcome where the workers say never")
+    ended = "select harness, cause, turns from rollouts where campaign = 'online'"
+    assert running.sql(ended) == [("orchard-task", "invalid_request", 0)]
+
+    begun, granted = [*submit], {"ORCHARD_SANDBOX__TASK_NETWORK": "as_asked"}
+    begun[1] = "begun"
+    assert (await done(*begun, "--harness", "orchard-bash", **granted)).returncode == 0
+    assert (await done(*begun, **granted)).returncode == 0, "a campaign goes on with the harness that it has"

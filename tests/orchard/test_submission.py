@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from orchard.config import ConfigError
+from orchard.needs import check_network, default_harness
+from orchard.pipelines.tasks.registry import Needs
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.health import ProcessReport
@@ -88,3 +90,33 @@ def test_models_have_one_endpoint_or_one_each_in_their_order() -> None:
     assert endpoints_of(["m", "claude@20260101"], ["fast", "vendor"]) == ["fast", "vendor"]
     with pytest.raises(ConfigError, match="--endpoint is given 2 times for 3 models"):
         endpoints_of(["m", "n", "o"], ["fast", "vendor"])
+
+
+PATCH = Needs(grader=None, network=None, patch=True, repo="six")
+CHECK = Needs(grader=None, network=None, patch=False, repo="prompts")
+ONLINE = Needs(grader=None, network="any public address", patch=False, repo="harbor")
+OFFLINE = Needs(grader=None, network="nothing", patch=False, repo="harbor")
+UNREAD = Needs(grader=None, network=None, patch=False, repo="terminal-bench")
+
+
+def test_tasks_that_ask_for_a_network_are_refused_with_their_count_and_the_setting() -> None:
+    needs = {"a": ONLINE, "b": ONLINE, "c": OFFLINE, "d": PATCH}
+    with pytest.raises(ConfigError, match=r"2 of 4 tasks ask for a network \(a, b\)") as refused:
+        check_network(needs, "never")
+    assert all(word in str(refused.value) for word in ("sandbox.task_network", '"as_asked"', "no-network"))
+    assert check_network({"c": OFFLINE, "d": PATCH}, "never") == []
+    [note] = check_network(needs, "as_asked")
+    assert note == "2 of 4 tasks have a network, for agent and check: any public address"
+
+
+def test_directories_that_were_imported_before_are_told_of_and_run() -> None:
+    [note] = check_network({"a": UNREAD, "b": CHECK}, "never")
+    assert "1 tasks (a) were imported before" in note
+
+
+def test_the_default_harness_is_that_of_the_tasks_kind() -> None:
+    assert default_harness("swe", {"a": PATCH}) == "orchard-bash"
+    assert default_harness("swe", {"a": CHECK, "b": ONLINE}) == "orchard-task"
+    assert default_harness("claw", {"a": CHECK}) == "claw-react"
+    with pytest.raises(ConfigError, match="1 tasks are judged by a patch and 2 by what is left"):
+        default_harness("swe", {"a": PATCH, "b": CHECK, "c": ONLINE})

@@ -148,7 +148,7 @@ class SubprocessMachine:
         returncode = await process.wait()
         return CommandOutcome(
             output=collected.decode(errors="replace"),
-            returncode=-1 if timed_out else returncode,
+            returncode=-1 if timed_out else returncode if returncode >= 0 else 128 - returncode,
             seconds=time.monotonic() - started if self.takes is None else self.takes,
             timed_out=timed_out,
         )

@@ -196,6 +196,8 @@ async def test_what_only_has_to_be_waited_for_takes_no_try(
         (422, "sandbox_refused", AbortCause.SANDBOX_REFUSED, 60.0),
         (410, "image_missing", AbortCause.IMAGE_MISSING, 0.0),
         (410, "image_invalid", AbortCause.INVALID_REQUEST, 0.0),
+        (410, "egress_refused", AbortCause.INVALID_REQUEST, 0.0),
+        (501, "unsupported", AbortCause.INVALID_REQUEST, 0.0),
     ],
 )
 async def test_what_would_be_answered_alike_is_asked_once(

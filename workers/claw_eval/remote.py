@@ -62,7 +62,8 @@ def healthy(service: dict[str, Any]) -> bool:
 
 
 def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) -> dict[str, Any]:
-    """Start the services, wait until each is ready, and reset them."""
+    """Start the services, wait until each is ready, and reset them. An error is the service's own (`broken`)
+    where it ended by itself, other than by a signal, could not be executed, or refuses its reset."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     for service in services:
         line = shlex.split(service["command"])
@@ -72,15 +73,18 @@ def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) 
         named = "".join(c if c.isalnum() else "_" for c in service["name"]).upper() + "_PORT"
         log = f"/tmp/{service['name']}.log".replace("/", "_").replace("_tmp_", "/tmp/", 1)
         with open(log, "wb") as output:
-            process = subprocess.Popen(
-                line,
-                cwd=root,
-                env={**kept, "PORT": port, named: port, **variables, **service["env"]},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    line,
+                    cwd=root,
+                    env={**kept, "PORT": port, named: port, **variables, **service["env"]},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return {"error": f"the service {service['name']} cannot be executed: {error}", "broken": True}
         deadline = time.monotonic() + max(service["ready_timeout"], READY_SECONDS)
         while not healthy(service):
             ended = process.poll() is not None
@@ -88,13 +92,15 @@ def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) 
                 with open(log, "rb") as output:
                     said = output.read()[-500:].decode(errors="replace")
                 how = f"ended with {process.returncode}" if ended else "was not ready in time"
-                return {"error": f"the service {service['name']} {how}: {said}"}
+                broken = ended and process.returncode >= 0
+                return {"error": f"the service {service['name']} {how}: {said}", "broken": broken}
             time.sleep(0.05)
     for service in services:
         if service["reset_endpoint"]:
             status, _ = asked(service["reset_endpoint"], "POST", {}, CALL_SECONDS)
             if status >= 400:
-                return {"error": f"the reset of the service {service['name']} answered {status}"}
+                said = f"the reset of the service {service['name']} answered {status}"
+                return {"error": said, "broken": True}
     return {}
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.schemas.addresses import check_base_url, check_variable
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.quantities import Count, Unit, Weight
@@ -53,6 +54,14 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     reasoning_field: str | None = None
     """Field of assistant messages in which earlier reasoning is sent; None: the one that the endpoint's own
     answers have it in, empty: none, so that the model does not see its earlier reasoning again."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an address that is none, and a key where its variable's name is wanted."""
+        if self.base_url:  # empty where no call is made
+            check_base_url(self.base_url, "base_url")
+        for replica in self.replicas:
+            check_base_url(replica, "replicas")
+        check_variable(self.api_key_env, "api_key_env")
 
 
 _UNCUT: Mapping[str, Any] = MappingProxyType(
