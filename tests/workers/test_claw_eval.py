@@ -241,7 +241,7 @@ async def test_pictures_of_a_tool_are_shown_and_those_that_are_none_are_counted(
 
 async def test_an_agent_that_ends_the_server_of_its_tools_fails_and_aborts_nothing(episode, tasks):
     """An abort would buy another attempt."""
-    for end in ("kill -9 $PPID", "rm -rf /opt/orchard; kill -9 $PPID"):
+    for end in ("kill -9 $PPID", "rm -rf /opt/orchard; rm $(which -a python3); kill -9 $PPID"):
         episode.shown.clear()
         reward = await episode.play(
             tasks["T06_fallback"], ("Bash", {"command": end}), ("Bash", {"command": "true"})

@@ -31,6 +31,8 @@ _SERVER = "/opt/orchard/workspace.py"
 _URL = "http://localhost:8080"
 _SHOWN = 2 * 1024 * 1024
 """Characters of an answer that the model is shown: Claw-Eval's runner cuts none, and more fits no model."""
+_AGENTS_DOING = (AbortCause.SANDBOX_UNAVAILABLE, AbortCause.TASK_BROKEN)
+"""Of a call: once the server has started, only the agent can have ended it, or removed its interpreter."""
 _MOST_PICTURES = 64
 """Of one result that are shown, as under Claw-Eval's runner."""
 _PATHS = MappingProxyType(
@@ -187,7 +189,7 @@ class Workspace:
         try:
             found = await ask(self._machine, self._checkout.python, PLACE, "call", asked)
         except InfrastructureError as error:
-            if error.cause is not AbortCause.SANDBOX_UNAVAILABLE:
+            if error.cause not in _AGENTS_DOING:
                 raise
             return Answer(url=url, status=remote.FAILED, body={"error": error.detail})
         body, pictures = shown(found["body"])
