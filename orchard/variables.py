@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
-_OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK"}
+_OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES"}
 """Variables that Orchard reads and that are no keys of the configuration."""
 _KUBERNETES = re.compile(
     r"ORCHARD(_\w+)?_("

@@ -186,8 +186,8 @@ class Campaigns:
         aborted. Rollouts with an outcome are never touched, queued and running ones are left alone. A resume
         that was killed goes on where it was.
 
-        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Raises CampaignError where the
-        campaign has cost as much already, and StorageError.
+        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Calls so far whose cost is not
+        known are let pass. Raises CampaignError where the campaign has cost as much already, StorageError.
         """
         record, revision = await self._begin_resume(name, max_cost_usd)
         spec = await self._spec(record)
@@ -221,15 +221,17 @@ class Campaigns:
             check_cap(cap)
         except ValueError as error:
             raise CampaignError(str(error)) from error
-        capped = msgspec.structs.replace(record, max_cost_usd=cap)
-        if cap is not None and (over := reached(capped, await self._spent(name))):
+        spent = await self._spent(name) if cap is not None else Spent()
+        unpriced = max(spent.unpriced, record.unpriced or 0) or None
+        capped = msgspec.structs.replace(record, max_cost_usd=cap, unpriced=unpriced)
+        if over := reached(capped, spent):
             raise CampaignError(
                 f"campaign {name!r} stays as it is, because {over}: `orchard resume {name} --max-cost USD` "
                 "goes on with a higher cap"
             )
         if capped == record and record.state is CampaignState.RUNNING and record.resumed is not None:
             return record, revision
-        await self._move(name, CampaignState.RUNNING, resumed=0, max_cost_usd=cap)
+        await self._move(name, CampaignState.RUNNING, resumed=0, max_cost_usd=cap, unpriced=unpriced)
         return await self._find(name)
 
     async def _spent(self, name: str) -> Spent:
@@ -261,7 +263,7 @@ class Campaigns:
         return known
 
     async def _move(
-        self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | None
+        self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | int | None
     ) -> CampaignRecord:
         """Change the state and these fields by compare-and-set; a move that CAMPAIGN_MOVES does not permit
         raises. With `resumed` a new round begins."""

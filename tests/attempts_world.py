@@ -41,6 +41,7 @@ from orchard.workers.worlds import Shared
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
+SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 SECONDS = 200.0
@@ -159,6 +160,7 @@ class World:
         slots: int = 1,
         judge: JudgeSettings | None = None,
         spare_browsers: int = 0,
+        sandbox: SandboxSettings = SANDBOX,
         **endpoint: Any,
     ) -> AsyncIterator[Browsers]:
         """A worker and a steward in this process; a worker that fails fails the test. Its browsers."""
@@ -178,7 +180,7 @@ class World:
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
                 sandboxes=self.sandboxes,
-                sandbox_settings=SandboxSettings(),
+                sandbox_settings=sandbox,
                 models=models,
                 judge=judge or JudgeSettings(),
             )

@@ -38,6 +38,8 @@ class Inheritance:
         """Events before the newest answer."""
         self._unacted = False
         """Whether nothing has followed the newest answer yet."""
+        self._answer = ""
+        """Node of the newest answer."""
         self._answers = 0
         self._replayed: Trail | None = None
         self._replays = 0
@@ -63,14 +65,15 @@ class Inheritance:
     async def note(self, data: msgspec.Struct, sequence: int) -> None:
         """Take notice of an event of this attempt that is stored under `sequence`."""
         if isinstance(data, LLMCall):
-            self._complete = self._events[:-1]
+            self._complete = list(self._events)
+            self._answer = data.node
             self._events.append(sequence)
             self._unacted = True
             self._answers += 1
             await self._leave()
         elif isinstance(data, MessageNode):
             self._events.append(sequence)
-            self._unacted = False
+            self._unacted = self._unacted and data.node_id == self._answer
             if (call := self._calls.get(data.node_id)) is not None:
                 self._events.append(call)
 

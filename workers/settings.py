@@ -1,6 +1,6 @@
 """Configuration of workers and of the sandboxes they use."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -8,6 +8,9 @@ from orchard.schemas.addresses import check_variable
 from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, Weight, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
+
+TaskNetwork = Literal["never", "as_asked"]
+"""Whether tasks whose definition asks for a network are refused, or given what they ask for."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +65,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where doubling after an out-of-memory kill ends."""
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
+    task_network: TaskNetwork = "never"
+    """Whether tasks whose published definition asks for a network, as most of Harbor's do, are refused, or
+    given what they ask for."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.max_memory)  # raises InvalidQuantity

@@ -19,6 +19,7 @@ _MISTAKES = (
     ("orchard.pipelines.campaigns", "CampaignError"),
     ("orchard.pipelines.datasets.errors", "DatasetError"),
     ("orchard.pipelines.evaluation.suite", "EvaluationError"),
+    ("orchard.pipelines.left_out", "NotImported"),
     ("orchard.pipelines.models.errors", "ModelError"),
     ("orchard.pipelines.rl.coordinator", "RunError"),
     ("orchard.pipelines.rl.engines", "Refused"),

@@ -75,6 +75,7 @@ def test_unknown_keys_are_named(elsewhere: Path) -> None:
         "ORCHARD_SANDBOX_SERVICE_PORT=8080",
         "ORCHARD_HOME=/opt/orchard",
         "ORCHARD_SANDBOX_DISK=5Gi",
+        "ORCHARD_SANDBOX_FILES=1Mi",
     ],
 )
 def test_variables_of_others_are_passed_over(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
