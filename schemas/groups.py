@@ -49,6 +49,8 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     status: RolloutStatus
     tokens: int | None
     """Of the response; None where an endpoint did not say."""
+    untrained: bool = False
+    """Nobody learns of how it ended: it is left out of the batch."""
 
 
 class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     """None where those of a rollout are not known."""
     cost_usd: float | None
+    """None where that of a rollout is not known."""
     seconds: float
 
     @property
@@ -189,7 +190,8 @@ def cells_of(rows: Iterable[TaskResult]) -> list[Cell]:
 
 
 def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
-    costs = [row.cost_usd for row in rows if row.cost_usd is not None]
+    costs = [row.cost_usd for row in rows if row.graded + row.aborted + row.blocked]
+    known = [cost for cost in costs if cost is not None]
     tokens = [row.tokens for row in rows]
     return Cell(
         task_set=key[0],
@@ -202,7 +204,7 @@ def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
         malformed=sum(row.malformed for row in rows),
         turns=sum(row.turns for row in rows),
         tokens=None if None in tokens else sum(known for known in tokens if known is not None),
-        cost_usd=sum(costs) if costs else None,
+        cost_usd=sum(known) if len(known) == len(costs) and known else None,
         seconds=sum(row.seconds for row in rows),
     )
 

@@ -77,6 +77,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
     cause: str = ""
     """Why it was aborted."""
+    untrained: bool = False
+    """Nobody learns of how it ended: the last to come into a group, and left out of its batch."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status is RolloutStatus.ABORTED):
@@ -208,11 +210,12 @@ def is_positive(rollout: Rollout) -> bool:
 
 
 def ranked(graded: dict[int, Rollout]) -> list[int]:
-    """Slots from best to worst: completed before truncated, short before long and of unknown length, early
-    before late."""
+    """Slots from best to worst: those that train first, completed before truncated, short before long and of
+    unknown length, early before late."""
 
-    def rank(at: int) -> tuple[bool, float, int]:
-        tokens = graded[at].tokens
-        return graded[at].status is not RolloutStatus.COMPLETED, inf if tokens is None else tokens, at
+    def rank(at: int) -> tuple[bool, bool, float, int]:
+        one = graded[at]
+        length = inf if one.tokens is None else one.tokens
+        return one.untrained, one.status is not RolloutStatus.COMPLETED, length, at
 
     return sorted(graded, key=rank)
