@@ -97,14 +97,14 @@ async def test_a_long_trail_is_written_in_pieces_that_come_back_whole_and_go_wit
     inheritance = Inheritance(trails, ROLLOUT, 2, "k")
     before = connection.nats.stats["out_bytes"]
     for answer in range(1600):
-        await inheritance.note(_message(), 10_000_000 + 2 * answer)
-        await inheritance.note(_call(), 10_000_001 + 2 * answer)
+        await inheritance.note(_call(), 10_000_000 + 2 * answer)
+        await inheritance.note(_message(), 10_000_001 + 2 * answer)
     assert connection.nats.stats["out_bytes"] - before < 1600 * 1000
     whole = tuple(range(10_000_000, 10_003_200))
 
     async def found() -> bool:
         trail = await Publisher(connection).trails.find(ROLLOUT)
-        return trail is not None and trail.events == whole
+        return trail is not None and trail.events == whole[:-1]  # as of the newest answer
 
     await eventually(found)
     await inheritance.distrust_last_answer()
