@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,8 @@ import msgspec
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.decoding import TooDeep
 from orchard.schemas.outcomes import AbortCause
-from orchard.workers.failures import InfrastructureError
+from orchard.schemas.rests import Rest
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.answers import (
     REASONING_FIELDS,
     Completion,
@@ -34,9 +36,12 @@ from orchard.workers.llm.answers import (
     read_completion,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
+from orchard.workers.llm.patience import Patience, Trouble
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
+from orchard.workers.llm.resting import HELD_SECONDS, QUESTION_SECONDS, is_held, rest_key, servers
+from orchard.workers.llm.rests import NoAnswer, Rests
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 from orchard.workers.llm.streamed import assembled
 
@@ -57,6 +62,7 @@ _STREAM = "text/event-stream"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_HELLO: Mapping[str, Any] = MappingProxyType({"role": "user", "content": "Say yes."})
 _UNCUT: Mapping[str, Any] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
@@ -76,23 +82,36 @@ class RequestRefused(InfrastructureError):
 
 
 class _Refusal(Exception):
-    """One try that brought no completion; `asked` is the pause the endpoint wants, in seconds."""
+    """One try that brought no completion: what was `said`, and the pause that the endpoint wants, in seconds."""
 
-    def __init__(self, kind: Meaning, detail: str, asked: float | None, *, request: bool = False) -> None:
-        super().__init__(detail)
+    def __init__(
+        self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, reached: bool
+    ) -> None:
+        self.detail = f"endpoint {endpoint!r} {said}"
+        super().__init__(self.detail)
         self.meaning = kind
-        self.detail = detail
-        self.asked = asked
+        self.trouble = Trouble(said, asked, certain=kind is Meaning.THROTTLED or not reached)
         self.request = request
         """Whether it is about what was asked, and not about the key, the model or the load."""
 
 
 class ModelClient:
-    """Calls models at the endpoints that the configuration names; used and closed in one event loop."""
+    """Calls models at the endpoints that the configuration names; used and closed in one event loop.
 
-    def __init__(self, endpoints: Mapping[str, EndpointSettings]) -> None:
+    With `rests` an endpoint that fails or says wait rests for the whole fleet, and calls to it raise
+    EndpointRests or, if this client `waits`, go on after the rest.
+    """
+
+    def __init__(
+        self, endpoints: Mapping[str, EndpointSettings], rests: Rests | None = None, *, waits: bool = False
+    ) -> None:
         self._settings = dict(endpoints)
         self._open: dict[str, _Endpoint] = {}
+        self._rests = rests
+        self._waits = waits
+        if rests is not None:
+            for name, settings in self._settings.items():
+                rests.attend(rest_key(settings), partial(self._question, name), len(servers(settings)))
 
     async def complete(
         self,
@@ -109,8 +128,8 @@ class ModelClient:
         `fields` are further ones of the request; what `spec` and the configuration set wins over them.
         `timeout`, in seconds, bounds all tries and the pauses between them, from the moment the call has its
         place at the endpoint. Raises ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no
-        answer in the tries or the time there were) or LLM_REFUSED (the request would be refused again: a
-        RequestRefused where it is for what it asks).
+        answer in the tries or the time there were; an EndpointRests where the endpoint gives nobody any) or
+        LLM_REFUSED (the request would be refused again: a RequestRefused where it is for what it asks).
         """
         endpoint = self._endpoint(spec.endpoint)
         return await endpoint.complete(spec, messages, tools, seed=seed, timeout=timeout, fields=fields)
@@ -120,6 +139,28 @@ class ModelClient:
         it has answered this process."""
         if answer.reasoning_field:
             self._endpoint(spec.endpoint).learn(answer)
+
+    async def resting(self, endpoint: str) -> EndpointRests | None:
+        """The rest of an endpoint that no call waits for, as the whole fleet knows it."""
+        settings, rests = self._settings.get(endpoint), self._rests
+        if settings is None or rests is None:
+            return None
+        key = rest_key(settings)
+        if rests.of(key) is not None:
+            await rests.look(fresh=True)
+        while (rest := rests.of(key)) is not None:
+            if not is_held(age=rest.age, left=rest.left):
+                return EndpointRests(key, endpoint, rest.left, rest.rest.reason)
+            await rests.change(HELD_SECONDS)
+        return None
+
+    async def rest_over(self, rest: EndpointRests) -> None:
+        """Wait for the end of a rest."""
+        while self._rests is not None and self._rests.of(rest.key) is not None:
+            await self._rests.change(HELD_SECONDS)
+
+    async def _question(self, endpoint: str, rest: Rest) -> NoAnswer | None:
+        return await self._endpoint(endpoint).question(rest.model, rest.probes)
 
     def asked(self, endpoint: str) -> dict[str, Any]:
         """What the configuration decides of every request to an endpoint: who is asked, and with what. Of its
@@ -156,14 +197,14 @@ class ModelClient:
                     f"no endpoint is named {name!r} in the configuration (there is: {known}): "
                     f"add a section [endpoints.{name}] with its base_url",
                 )
-            self._open[name] = _Endpoint(name, settings)
+            self._open[name] = _Endpoint(name, settings, self._rests, waits=self._waits)
         return self._open[name]
 
 
 class _Endpoint:
     """One endpoint: its connections, its window of calls, its secret."""
 
-    def __init__(self, name: str, settings: EndpointSettings) -> None:
+    def __init__(self, name: str, settings: EndpointSettings, rests: Rests | None, *, waits: bool) -> None:
         self.name = name
         self.settings = settings
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -172,10 +213,14 @@ class _Endpoint:
                 AbortCause.LLM_REFUSED,
                 f"endpoint {name!r} needs its key in the environment variable {settings.api_key_env}: set it",
             )
-        urls = dict.fromkeys(url.rstrip("/") for url in (settings.base_url, *settings.replicas))
-        self._replicas = [Replica(url) for url in urls]
+        self._replicas = [Replica(url) for url in servers(settings)]
         self._session: aiohttp.ClientSession | None = None
         self._limit = ConcurrencyLimit(settings.concurrency)
+        self._patience = Patience(
+            name, rest_key(settings), rests, self.question, waits=waits, restored=self._limit.restored
+        )
+        self._proven: dict[str, bytes] = {}
+        """By model, the shortest request that was answered."""
         self._reasoning_field = REASONING_FIELDS[0]
         """Where the newest answer had its reasoning."""
 
@@ -224,14 +269,18 @@ class _Endpoint:
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
             while True:
+                deadline += await self._patience.ready()
                 tries += 1
-                started = time.monotonic()
                 try:
-                    answer = await self._try(request, spec.name, deadline, session=str(seed))
+                    with self._patience.asking() as started:
+                        answer = await self._try(request, spec.name, deadline, session=str(seed))
                 except _Refusal as error:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
-                    if failures >= self.settings.max_tries or time.monotonic() + wait >= deadline:
+                    spent = failures >= self.settings.max_tries or time.monotonic() + wait >= deadline
+                    if await self._patience.rests(error.trouble, spec.name, started=started, spent=spent):
+                        continue
+                    if spent:
                         raise InfrastructureError(
                             AbortCause.LLM_UNAVAILABLE,
                             f"no completion in {tries} tries within {timeout:g} s; the last: {error.detail}",
@@ -239,7 +288,7 @@ class _Endpoint:
                     log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
                     await asyncio.sleep(wait)
                     continue
-                self._limit.answered()
+                self._answered(spec.name, request)
                 self.learn(answer)
                 return msgspec.structs.replace(
                     answer,
@@ -250,6 +299,28 @@ class _Endpoint:
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
                 )
 
+    def _answered(self, model: str, request: bytes) -> None:
+        self._limit.answered()
+        self._patience.answered()
+        if len(request) < len(self._proven.get(model, b"")) or model not in self._proven:
+            self._proven[model] = request
+
+    async def question(self, model: str, number: int = 0) -> NoAnswer | None:
+        """Ask for one token, with the shortest request that was answered before: whatever the endpoint says of
+        that is an answer, unless it is one that may pass. `number` chooses among its servers."""
+        request = self._proven.get(model)
+        if request is None:
+            request = msgspec.json.encode(self._body(ModelSpec(name=model), [dict(_HELLO)], [], 0))
+        body = msgspec.json.decode(request)
+        body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 1
+        url = self._replicas[number % len(self._replicas)].url
+        try:
+            await self._ask(url, msgspec.json.encode(body), model, time.monotonic() + QUESTION_SECONDS)
+        except _Refusal as error:
+            if error.meaning in (Meaning.TRANSIENT, Meaning.THROTTLED):
+                return NoAnswer(error.trouble.said, error.trouble.asked)
+        return None
+
     def _pause_after(self, refusal: _Refusal, tries: int, started: float) -> float:
         """Seconds until the next try; raises for a refusal that would be repeated."""
         if refusal.meaning is Meaning.CONTEXT_EXCEEDED:
@@ -259,7 +330,7 @@ class _Endpoint:
             raise refused(AbortCause.LLM_REFUSED, refusal.detail) from None
         if refusal.meaning is Meaning.THROTTLED:
             self._limit.throttled(started=started, now=time.monotonic())
-        return pause(tries, refusal.asked, random.random())
+        return pause(tries, refusal.trouble.asked, random.random())
 
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
@@ -332,7 +403,7 @@ class _Endpoint:
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
-            raise self._refusal(Meaning.TRANSIENT, detail) from None
+            raise self._refusal(Meaning.TRANSIENT, detail, reached=False) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
             if re.fullmatch("[45][0-9]{2}", inside.code):
@@ -362,7 +433,13 @@ class _Endpoint:
         return self._refusal(meaning(status, body), detail, asked, request=status in (400, 422))
 
     def _refusal(
-        self, kind: Meaning, detail: str, asked: float | None = None, *, request: bool = False
+        self,
+        kind: Meaning,
+        detail: str,
+        asked: float | None = None,
+        *,
+        request: bool = False,
+        reached: bool = True,
     ) -> _Refusal:
         """A refusal whose words name neither the key nor the URL."""
         for secret in (self._key, self.settings.base_url, *(replica.url for replica in self._replicas)):
@@ -370,7 +447,7 @@ class _Endpoint:
                 detail = detail.replace(secret, "***")
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
-        return _Refusal(kind, f"endpoint {self.name!r} {detail}", asked, request=request)
+        return _Refusal(kind, self.name, detail, asked, request=request, reached=reached)
 
 
 def _trusted() -> ssl.SSLContext:
