@@ -47,9 +47,9 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     return Group(line, bar, counts, *(Text(fact, style="dim") for fact in facts), *notes)
 
 
-def campaign_line(view: CampaignView) -> str:
+def campaign_line(view: CampaignView, pipeline: PipelineView) -> str:
     """The same in one line, for a log."""
-    facts = [*_works(view), *_cap(view)]
+    facts = [*_works(view), *_cap(view), *pipeline.rests]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
@@ -126,7 +126,7 @@ def pipeline_line(pipeline: PipelineView) -> RenderableType:
 
 def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     """What somebody should do, a sentence each."""
-    found = [*pipeline.sick]
+    found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
     if view.aborted and view.over and view.state is not State.CANCELLED:
@@ -141,8 +141,8 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
         )
     if view.state is State.PAUSED and view.reason:
         found.append(
-            f"{view.name} is paused, because {view.reason}: `orchard resume {view.name} --max-cost USD` goes "
-            "on with a higher cap"
+            f"{view.name} is paused, because {view.reason}: `orchard resume {view.name}` goes on when that is "
+            "mended, `--max-cost USD` with a higher cap"
         )
     elif view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")

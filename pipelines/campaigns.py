@@ -124,7 +124,7 @@ class Campaigns:
         if record.reason:
             raise CampaignError(
                 f"campaign {spec.name!r} is {record.state}, because {record.reason}: `orchard resume "
-                f"{spec.name} --max-cost USD` goes on with a higher cap"
+                f"{spec.name}` goes on when that is mended, `--max-cost USD` with a higher cap"
             )
         if record.state is not CampaignState.RUNNING:
             raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")

@@ -33,6 +33,7 @@ from orchard.streams.topology import declare
 from orchard.workers.browser.pool import Browsers, browsers
 from orchard.workers.keeper import keep
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from orchard.workers.settings import JudgeSettings
@@ -59,12 +60,24 @@ class Script:
     """By turn: awaited with the seed before each answer of that turn."""
     seconds: float = 0.0
     """Of thinking, for each answer."""
+    refuses: Callable[[], web.Response] | None = None
+    """What it answers while it is out of order."""
+    refused: int = 0
+    """Requests that it has answered so."""
+    questions: int = 0
+    """That were answered, and asked whether it answers."""
 
     async def chat(self, request: web.Request) -> web.Response:
         """One completion."""
         raw = await request.read()
         body = msgspec.json.decode(raw)
         turn = 1 + sum(message["role"] == "assistant" for message in body["messages"])
+        if self.refuses is not None:
+            self.refused += 1
+            return self.refuses()
+        if body.get("max_tokens") == 1:
+            self.questions += 1
+            return web.json_response({"choices": [{"message": {"content": "y"}, "finish_reason": "length"}]})
         self.asked[body["seed"], turn] += 1
         if (hook := self.hooks.get(turn)) is not None:
             await hook(body["seed"])
@@ -167,7 +180,11 @@ class World:
                 **{"base_url": self.model.url, "prices": {"script": PRICE}, "concurrency": slots, **endpoint}
             )
         }
-        async with ModelClient(settings) as models, Claims(self.connection, QUEUE) as claims:
+        async with (
+            Rests(self.connection, "test") as rests,
+            ModelClient(settings, rests) as models,
+            Claims(self.connection, QUEUE) as claims,
+        ):
             shared = Shared()
             standby = await shared.of(browsers)
             standby.keep(self.sandboxes, SandboxSettings(), spare_browsers)

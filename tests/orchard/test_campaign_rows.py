@@ -44,10 +44,10 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     rows = read(store, ids, [CAMPAIGN])
     capped = msgspec.structs.replace(RECORD, max_cost_usd=2.0)
     view = _view(CAMPAIGN, capped, rows, InQueues(running=frozenset(ids[1:])), "", [])
-    assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view)
+    assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view, PipelineView())
     assert view.live == Work(turns=2, tokens=220, cost_usd=0.5)
     assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
-    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view, PipelineView())
 
 
 async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:

@@ -71,7 +71,7 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
     paused, unseen = hints(view, PipelineView())
     assert "because its calls have cost much: `orchard resume c --max-cost USD`" in paused
     assert "3 model calls have no known price" in unseen
-    assert "cap: 5.25 USD of 5.00 USD are spent" in campaign_line(view)
+    assert "cap: 5.25 USD of 5.00 USD are spent" in campaign_line(view, PipelineView())
     screen = Console(width=200, file=StringIO())
     screen.print(status_table([view], PipelineView()), campaign_table(view, PipelineView()))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]

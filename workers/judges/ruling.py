@@ -9,7 +9,7 @@ from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import BadVerdict, Evidence, Messages, Protocol
 from orchard.workers.llm.client import ContextLengthExceeded, ModelClient
@@ -97,6 +97,8 @@ class _Judgement:
             verdict = msgspec.convert(msgspec.to_builtins(verdict), Verdict)  # of a plug-in, perhaps
             if not 0 <= verdict.score <= 1:
                 raise BadVerdict(f"the score is {verdict.score}")
+        except EndpointRests:
+            raise  # it is judged when the endpoint answers again
         except InfrastructureError as error:
             await self._ended(None, error.detail)
             cause = error.cause

@@ -37,10 +37,19 @@ from orchard.workers.llm.answers import (
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.patience import Patience, Trouble
+from orchard.workers.llm.phases import Phase, Reached, phases
+from orchard.workers.llm.quoting import without_key
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
-from orchard.workers.llm.resting import HELD_SECONDS, QUESTION_SECONDS, is_held, rest_key, servers
+from orchard.workers.llm.resting import (
+    HELD_SECONDS,
+    QUESTION_SECONDS,
+    host_of,
+    is_held,
+    rest_key,
+    servers,
+)
 from orchard.workers.llm.rests import NoAnswer, Rests
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 from orchard.workers.llm.streamed import assembled
@@ -246,6 +255,7 @@ class _Endpoint:
                 auto_decompress=False,
                 max_line_size=_LONGEST_HEADER,
                 max_field_size=_LONGEST_HEADER,
+                trace_configs=[phases()],
                 trust_env=not all(url.hostname in _LOOPBACK for url in urls),
             )
         return self._session
@@ -371,6 +381,7 @@ class _Endpoint:
         try:
             answer = await self._ask(replica.url, request, model, deadline)
         except _Refusal as error:
+            log.debug("endpoint %r at %s: %s", self.name, host_of(replica.url), error.trouble.said)
             if error.meaning is Meaning.TRANSIENT:
                 replica.failed(time.monotonic())
             else:
@@ -381,13 +392,16 @@ class _Endpoint:
 
     async def _ask(self, url: str, request: bytes, model: str, deadline: float) -> Completion:
         left = max(deadline - time.monotonic(), 0.001)
-        limits = aiohttp.ClientTimeout(total=None, connect=min(left, CONNECT_SECONDS))
-        post = self._opened().post
+        limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+        post, reached = self._opened().post, Reached()
         try:
             async with (
                 asyncio.timeout(left),
-                post(f"{url}/chat/completions", data=request, timeout=limits) as reply,
+                post(
+                    f"{url}/chat/completions", data=request, timeout=limits, trace_request_ctx=reached
+                ) as reply,
             ):
+                reached.phase = Phase.ANSWERING
                 said = await body(reply, self.settings.max_reply_bytes)
             if not 200 <= reply.status < 300:
                 asked = retry_after(reply.headers, datetime.now(UTC))
@@ -396,7 +410,10 @@ class _Endpoint:
         except TooDeep:
             return cut_short()
         except TimeoutError as error:
-            raise self._refusal(Meaning.TRANSIENT, f"did not answer within {left:.0f} s") from error
+            connected = reached.phase is not Phase.CONNECTING
+            seconds = left if connected else min(left, CONNECT_SECONDS)
+            said_of_it = f"{reached.phase} within {seconds:.0f} s"
+            raise self._refusal(Meaning.TRANSIENT, said_of_it, reached=connected) from error
         except ReplyTooLarge as error:
             return self._endless(error, model)
         except WrongEncoding as error:
@@ -423,10 +440,11 @@ class _Endpoint:
 
     def _status_refusal(self, status: int, body: ErrorBody, model: str, asked: float | None) -> _Refusal:
         if status in (401, 403):
-            # The reply is not quoted: some endpoints repeat parts of the key in it.
             source = self.settings.api_key_env
             fix = f"check the key in {source}" if source else "name the key's variable in api_key_env"
-            return self._refusal(Meaning.REFUSED, f"refused the key ({status}): {fix}")
+            said = without_key(body.message or body.type or "no message", self._key)
+            behind = "; a proxy may say so of a key of its own for the server behind it"
+            return self._refusal(Meaning.REFUSED, f"answered {status}: {said}: {fix}{behind}")
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:
             detail += f" (check base_url and the model name {model!r})"

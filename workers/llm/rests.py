@@ -209,21 +209,28 @@ class Rests:
         mine = msgspec.structs.replace(rest, prober=self._name, seconds=lease, asking=True)
         if not await self._book.put_rest(known.key, mine, known.revision):
             return  # somebody else asks
-        refusal = await attended.ask(rest)
-        taken = await self._book.rest(known.key)
-        if taken is None or taken.rest.prober != self._name:
-            return
+        try:
+            refusal = await attended.ask(rest)
+        except asyncio.CancelledError:
+            await self._write_over(
+                known.key, msgspec.structs.replace(rest, seconds=0.0)
+            )  # others may at once
+            raise
         if refusal is not None:
             longer = prolonged(mine, reason=refusal.reason, asked=refusal.asked, servers=attended.servers)
-            await self._book.put_rest(known.key, longer, taken.revision)
-            return
-        if await self._book.put_rest(
-            known.key, msgspec.structs.replace(mine, over=True, asking=False), taken.revision
-        ):
+            await self._write_over(known.key, longer)
+        elif await self._write_over(known.key, msgspec.structs.replace(mine, over=True, asking=False)):
             again = EndpointRested(
                 endpoint=rest.endpoint, resting=False, reason=rest.reason, seconds=known.age
             )
             await self._say(known.key, again)
+
+    async def _write_over(self, key: str, rest: Rest) -> bool:
+        """Replace the record by which this process asks, unless it took too long."""
+        taken = await self._book.rest(key)
+        if taken is None or taken.rest.prober != self._name or not taken.rest.asking:
+            return False
+        return await self._book.put_rest(key, rest, taken.revision)
 
     async def _say(self, key: str, event: EndpointRested) -> None:
         identity = f"{key}.{uuid4().hex[:12]}"
