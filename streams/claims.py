@@ -120,7 +120,7 @@ class Claim:
 
     async def await_rest(self, entry: QueueEntry, key: str, seconds: float, reason: str) -> None:
         """As `retry_later`, until the endpoint of this key answers again, which is not asked for `seconds`."""
-        log.info("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
+        log.debug("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
         await put_off(self._connection, entry, seconds, awaits=key)
         await self._settle(ACK)
 

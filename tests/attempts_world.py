@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,13 +172,15 @@ class World:
         slots: int = 1,
         judge: JudgeSettings | None = None,
         spare_browsers: int = 0,
+        others: Mapping[str, EndpointSettings] | None = None,
         **endpoint: Any,
     ) -> AsyncIterator[Browsers]:
         """A worker and a steward in this process; a worker that fails fails the test. Its browsers."""
         settings = {
             "default": EndpointSettings(
                 **{"base_url": self.model.url, "prices": {"script": PRICE}, "concurrency": slots, **endpoint}
-            )
+            ),
+            **(others or {}),
         }
         async with (
             Rests(self.connection, "test") as rests,

@@ -126,15 +126,15 @@ class Rests:
             self._read_at = at
             if stored is None:
                 return
-            before, self._known = self._known, {}
-            for key, one in stored.items():
-                if not one.rest.over:
-                    self._known[key] = self._at(one, before.get(key), at)
+            before = self._known
+            self._known = {
+                key: self._at(one, before.get(key), at) for key, one in stored.items() if not one.rest.over
+            }
             for key in before.keys() - self._known.keys():
                 log.warning("endpoint %r rests no more", before[key].rest.endpoint)
             for key in self._known.keys() - before.keys():
-                one = self._known[key]
-                log.warning("endpoint %r rests, for %.0f s: %s", one.rest.endpoint, one.left, one.rest.reason)
+                new = self._known[key]
+                log.warning("endpoint %r rests, for %.0f s: %s", new.rest.endpoint, new.left, new.rest.reason)
             self._tell()
 
     def _at(self, stored: StoredRest, before: Known | None, at: float) -> Known:
