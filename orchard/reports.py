@@ -140,10 +140,9 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
             f"`orchard resume {view.name}` tries them again"
         )
     if view.state is State.PAUSED and view.reason:
-        found.append(
-            f"{view.name} is paused, because {view.reason}: `orchard resume {view.name}` goes on when that is "
-            "mended, `--max-cost USD` with a higher cap"
-        )
+        capped = view.cap_usd is not None and view.spent.usd >= view.cap_usd
+        then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
+        found.append(f"{view.name} is paused, because {view.reason}: `orchard resume {view.name}{then}")
     elif view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
     if view.cap_usd is not None and view.spent.unpriced:

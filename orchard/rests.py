@@ -12,7 +12,8 @@ MOMENT_SECONDS = 60.0
 
 
 async def rest_sentences(connection: Connection) -> Sequence[str]:
-    """One for each endpoint that rests now; none where a process of an older version has declared the streams."""
+    """One for each endpoint that rests now; none where a process of an older version has declared the
+    streams."""
     try:
         stored = await EndpointBook(connection).rests()
     except TopologyError:

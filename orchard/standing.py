@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import duckdb
 
+from orchard.rests import rest_sentences
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
-from orchard.rests import rest_sentences
 from orchard.session import Session
 from orchard.storage.reader import open_tables, position
 from orchard.storage.spending import Spent, spent_in

@@ -316,8 +316,8 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt ended without an outcome and the request went back to the queue."""
 
     reason: str
-    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while), or
-    `newer`: a later version can carry it out."""
+    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while),
+    or `newer`: a later version can carry it out."""
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0

@@ -1,4 +1,5 @@
-"""What the fleet knows of a model endpoint: whether it rests, and whether it refuses a campaign. Stored records."""
+"""What the fleet knows of a model endpoint: whether it rests, and whether it refuses a campaign. Stored
+records."""
 
 from datetime import datetime
 from typing import Annotated

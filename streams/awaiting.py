@@ -22,9 +22,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two looks at the book."""
+SILENT_SECONDS = 60.0
+"""After which an endpoint that nobody asks again keeps nobody waiting: the one server of a worker that is
+gone."""
 _PASSES = (0.0, 2.0, 5.0, 15.0, 60.0)
-"""Seconds after the end of a rest at which those who wait for it are released: some are put off just then by a
-worker that has not heard of it, and some find the work queue full."""
+"""Seconds after the end of a rest at which those who wait for it are released: some are put off just then by
+a worker that has not heard of it, and some find the work queue full."""
 _AT_ONCE = 64
 
 
@@ -52,7 +55,7 @@ class Releases:
         except TopologyError as error:
             log.debug("%s", error)
             return 0  # an older process has declared the topology
-        resting = {key for key, one in rests.items() if not one.rest.over}
+        resting = {key for key, one in rests.items() if not one.rest.over and one.left > -SILENT_SECONDS}
         now = self._clock()
         if self._resting - resting:
             self._due += [now + seconds for seconds in _PASSES]

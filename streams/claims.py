@@ -119,7 +119,8 @@ class Claim:
         await self._settle(ACK)
 
     async def await_rest(self, entry: QueueEntry, key: str, seconds: float, reason: str) -> None:
-        """As `retry_later`, until the endpoint of this key answers again, which is not asked for `seconds`."""
+        """As `retry_later`, until the endpoint of this key answers again, which is not asked for
+        `seconds`."""
         log.debug("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
         await put_off(self._connection, entry, seconds, awaits=key)
         await self._settle(ACK)

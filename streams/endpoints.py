@@ -58,7 +58,8 @@ class EndpointBook:
         self._connection = connection
 
     async def rests(self) -> dict[str, StoredRest]:
-        """Every rest by key, and those that are over since a moment; in a cluster the newest may be missing."""
+        """Every rest by key, and those that are over since a moment; in a cluster the newest may be
+        missing."""
         found = [(message, rest) async for message, rest in self._read(f"{_RESTS}*", Rest)]
         if not found:
             return {}
@@ -76,7 +77,8 @@ class EndpointBook:
         return _stored(found, rest, now.timestamp())
 
     async def put_rest(self, key: str, rest: Rest, revision: int) -> bool:
-        """Write over the record of `revision`, 0 where there was none; False when it was changed meanwhile."""
+        """Write over the record of `revision`, 0 where there was none; False when it was changed
+        meanwhile."""
         seconds = OVER_SECONDS if rest.over else ceil(rest.seconds) + KEPT_SECONDS
         return await self._put(_RESTS + key, rest, revision, seconds)
 

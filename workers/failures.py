@@ -44,8 +44,8 @@ class InfrastructureError(Exception):
 
 
 class EndpointRests(InfrastructureError):
-    """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after the
-    rest, and no try is used up."""
+    """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
+    the rest, and no try is used up."""
 
     def __init__(self, key: str, endpoint: str, seconds: float, reason: str) -> None:
         super().__init__(AbortCause.LLM_UNAVAILABLE, f"endpoint {endpoint!r} rests: {reason}")

@@ -1,5 +1,5 @@
-"""The housekeeping of the queues: dead letters are buried, and delayed requests forwarded when due or when the
-endpoint that they wait for answers again."""
+"""The housekeeping of the queues: dead letters are buried, and delayed requests forwarded when due or when
+the endpoint that they wait for answers again."""
 
 import asyncio
 

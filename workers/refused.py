@@ -1,7 +1,8 @@
-"""Rollouts of a campaign that a model refuses, one after the other: counted in the endpoint book for the fleet.
+"""Rollouts of a campaign that a model refuses, one after the other: counted in the endpoint book for the
+fleet.
 
-A wrong key or an unknown model ends a whole campaign in seconds, each rollout for the same reason. The breaker
-(`pipelines.breaking`) reads the counts and pauses it. An endpoint that rests refuses nobody.
+A wrong key or an unknown model ends a whole campaign in seconds, each rollout for the same reason. The
+breaker (`pipelines.breaking`) reads the counts and pauses it. An endpoint that rests refuses nobody.
 """
 
 import re

@@ -151,7 +151,8 @@ class Worker:
         self, claim: Claim, request: RolloutRequest, interrupted: asyncio.Future[Interruption]
     ) -> None:
         """What this delivery asks for, where it is not a leftover: its rollout has an outcome, or was
-        reopened since. Only an attempt is work: a worker that finds none may end, while an endpoint rests too."""
+        reopened since. Only an attempt is work: a worker that finds none may end, while an endpoint rests
+        too."""
         publisher = self._dependencies.publisher
         outcome, started, known = await asyncio.gather(
             publisher.outcome(request.rollout_id),

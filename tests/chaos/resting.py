@@ -1,9 +1,8 @@
 """An endpoint that refuses for long while many rollouts are queued: what it costs, and how soon all goes on.
 
-`python -m tests.chaos.resting --rollouts 5000 --throttled 1200 --down 600`: a real queue, real sandboxes, workers in
-processes of their own, and a model that answers at once until it answers 429 and then 503. A worker is killed
-in the rest. Afterwards it looks for `--after` seconds how fast the rollouts go.
-"""
+`python -m tests.chaos.resting --rollouts 5000 --throttled 1200 --down 600`: a real queue, real sandboxes,
+workers in processes of their own, and a model that answers at once until it answers 429 and then 503. A
+worker is killed in the rest. Afterwards it looks for `--after` seconds how fast the rollouts go."""
 
 import argparse
 import asyncio

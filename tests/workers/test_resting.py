@@ -113,10 +113,12 @@ def test_an_endpoint_is_known_by_its_servers_and_the_name_of_its_key() -> None:
     same = EndpointSettings(
         base_url="http://b/v1/", replicas=("http://a/v1", "http://b/v1"), api_key_env="KEY"
     )
-    assert rest_key(one) == rest_key(same)
+    assert rest_key(one, "h1") == rest_key(same, "h2")
     others = [
         EndpointSettings(base_url="http://a/v1", replicas=("http://b/v1",), api_key_env="OTHER"),
         EndpointSettings(base_url="http://a/v1", replicas=("http://b/v1",)),
         EndpointSettings(base_url="http://a/v1", api_key_env="KEY"),
     ]
-    assert len({rest_key(each) for each in (one, *others)}) == 4
+    own = EndpointSettings(base_url="http://127.0.0.1:8000/v1")  # each host has another server there
+    assert rest_key(own, "h1") != rest_key(own, "h2")
+    assert len({rest_key(each, "h1") for each in (one, *others)}) == 4

@@ -1,4 +1,5 @@
-"""Rollouts whose endpoint rests: real queues and sandboxes, a scripted model over HTTP, workers that are killed."""
+"""Rollouts whose endpoint rests: real queues and sandboxes, a scripted model over HTTP, workers that are
+killed."""
 
 import asyncio
 import signal

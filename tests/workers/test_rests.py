@@ -1,6 +1,7 @@
 """Resting endpoints over a real queue: several processes' clients, an endpoint over real HTTP."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -216,7 +217,7 @@ async def test_the_book_has_no_key_and_no_address(
     endpoint.answer({"error": {"message": said}}, 429, {"Retry-After": "60"})
     with pytest.raises(EndpointRests):
         await ask(client)
-    key = rest_key(EndpointSettings(base_url=endpoint.url, api_key_env="MY_KEY"))
+    key = rest_key(EndpointSettings(base_url=endpoint.url, api_key_env="MY_KEY"), socket.gethostname())
     (stored,) = (await EndpointBook(connection).rests()).values()
     assert stored.key == key
     assert stored.rest.reason == "answered 429: key *** at *** has no quota left"

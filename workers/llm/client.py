@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import re
+import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -36,14 +37,14 @@ from orchard.workers.llm.answers import (
     read_completion,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
-from orchard.workers.llm.patience import Patience, Trouble
+from orchard.workers.llm.patience import LOOK_SECONDS, Patience, Trouble
 from orchard.workers.llm.phases import Phase, Reached, phases
 from orchard.workers.llm.quoting import without_key
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
 from orchard.workers.llm.resting import (
-    HELD_SECONDS,
+    LOOPBACK,
     QUESTION_SECONDS,
     host_of,
     is_held,
@@ -68,7 +69,6 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 15.0
 _LONGEST_HEADER = 64 * 1024
 _STREAM = "text/event-stream"
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _HELLO: Mapping[str, Any] = MappingProxyType({"role": "user", "content": "Say yes."})
@@ -91,7 +91,8 @@ class RequestRefused(InfrastructureError):
 
 
 class _Refusal(Exception):
-    """One try that brought no completion: what was `said`, and the pause that the endpoint wants, in seconds."""
+    """One try that brought no completion: what was `said`, and the pause that the endpoint wants, in
+    seconds."""
 
     def __init__(
         self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, reached: bool
@@ -120,7 +121,9 @@ class ModelClient:
         self._waits = waits
         if rests is not None:
             for name, settings in self._settings.items():
-                rests.attend(rest_key(settings), partial(self._question, name), len(servers(settings)))
+                if settings.api_key_env is None or settings.api_key_env in os.environ:
+                    ask = partial(self._question, name)
+                    rests.attend(_key_of(settings), ask, len(servers(settings)))
 
     async def complete(
         self,
@@ -154,19 +157,19 @@ class ModelClient:
         settings, rests = self._settings.get(endpoint), self._rests
         if settings is None or rests is None:
             return None
-        key = rest_key(settings)
+        key = _key_of(settings)
         if rests.of(key) is not None:
             await rests.look(fresh=True)
         while (rest := rests.of(key)) is not None:
             if not is_held(age=rest.age, left=rest.left):
                 return EndpointRests(key, endpoint, rest.left, rest.rest.reason)
-            await rests.change(HELD_SECONDS)
+            await rests.change(LOOK_SECONDS)
         return None
 
     async def rest_over(self, rest: EndpointRests) -> None:
         """Wait for the end of a rest."""
         while self._rests is not None and self._rests.of(rest.key) is not None:
-            await self._rests.change(HELD_SECONDS)
+            await self._rests.change(LOOK_SECONDS)
 
     async def _question(self, endpoint: str, rest: Rest) -> NoAnswer | None:
         return await self._endpoint(endpoint).question(rest.model, rest.probes)
@@ -226,7 +229,7 @@ class _Endpoint:
         self._session: aiohttp.ClientSession | None = None
         self._limit = ConcurrencyLimit(settings.concurrency)
         self._patience = Patience(
-            name, rest_key(settings), rests, self.question, waits=waits, restored=self._limit.restored
+            name, _key_of(settings), rests, self.question, waits=waits, restored=self._limit.restored
         )
         self._proven: dict[str, bytes] = {}
         """By model, the shortest request that was answered."""
@@ -256,7 +259,7 @@ class _Endpoint:
                 max_line_size=_LONGEST_HEADER,
                 max_field_size=_LONGEST_HEADER,
                 trace_configs=[phases()],
-                trust_env=not all(url.hostname in _LOOPBACK for url in urls),
+                trust_env=not all(url.hostname in LOOPBACK for url in urls),
             )
         return self._session
 
@@ -316,8 +319,8 @@ class _Endpoint:
             self._proven[model] = request
 
     async def question(self, model: str, number: int = 0) -> NoAnswer | None:
-        """Ask for one token, with the shortest request that was answered before: whatever the endpoint says of
-        that is an answer, unless it is one that may pass. `number` chooses among its servers."""
+        """Ask for one token, with the shortest request that was answered before: whatever the endpoint says
+        of that is an answer, unless it is one that may pass. `number` chooses among its servers."""
         request = self._proven.get(model)
         if request is None:
             request = msgspec.json.encode(self._body(ModelSpec(name=model), [dict(_HELLO)], [], 0))
@@ -466,6 +469,10 @@ class _Endpoint:
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
         return _Refusal(kind, self.name, detail, asked, request=request, reached=reached)
+
+
+def _key_of(settings: EndpointSettings) -> str:
+    return rest_key(settings, socket.gethostname())
 
 
 def _trusted() -> ssl.SSLContext:

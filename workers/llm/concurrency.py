@@ -72,7 +72,8 @@ class ConcurrencyLimit:
         self.window = shrunk(self.window, busy=self.busy, started=started, now=now)
 
     def restored(self) -> None:
-        """The endpoint has rested and answers again: what it refused before says nothing of what it takes now."""
+        """The endpoint has rested and answers again: what it refused before says nothing of what it takes
+        now."""
         self.window = Window(limit=float(self.window.ceiling), ceiling=self.window.ceiling)
         self._wake()
 

@@ -10,7 +10,8 @@ from orchard.workers.failures import EndpointRests
 from orchard.workers.llm.resting import Row, begins, is_held, refused
 from orchard.workers.llm.rests import Known, NoAnswer, Rests
 
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+"""Between two looks at whether a rest is one that nobody waits for in its place."""
 
 
 class Trouble(NamedTuple):
@@ -25,8 +26,8 @@ class Trouble(NamedTuple):
 
 
 class Patience:
-    """Of one endpoint. Without `rests` nothing ever rests; with `waits` calls wait for the end of each rest in
-    their places, where nobody could take them up again."""
+    """Of one endpoint. Without `rests` nothing ever rests; with `waits` calls wait for the end of each rest
+    in their places, where nobody could take them up again."""
 
     def __init__(
         self,
@@ -48,18 +49,19 @@ class Patience:
         self._under_way: dict[object, float] = {}
         self._deciding = asyncio.Lock()
         self._has_rested = False
-        self._has_answered = True
+        """Whether calls have met a rest since `restored` was called."""
+        self._has_answered = False
 
     async def ready(self) -> float:
-        """Wait until the endpoint does not rest; the seconds that it took. Raises EndpointRests for a rest that
-        no call waits for in its place."""
+        """Wait until the endpoint does not rest; the seconds that it took. Raises EndpointRests for a rest
+        that no call waits for in its place."""
         began = time.monotonic()
         while (rest := self._rest()) is not None:
             self._has_rested, self._has_answered = True, False
             if not self._waits and not is_held(age=rest.age, left=rest.left):
                 raise self._error(rest)
             assert self._rests is not None
-            await self._rests.change(_LOOK_SECONDS)
+            await self._rests.change(LOOK_SECONDS)
         if self._has_rested:
             self._has_rested, self._row = False, Row()
             self._restored()

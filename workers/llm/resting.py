@@ -1,8 +1,8 @@
 """When an endpoint rests, for how long, and who asks it again: pure functions of what was seen.
 
-One refusal is no rest: a call tries again by itself. A rest stops the whole fleet, so it takes an endpoint that
-says to wait for long, or one that refuses call after call while none of an earlier time is still under way. An
-endpoint that is busy answers some and refuses others; that is what `concurrency` is for.
+One refusal is no rest: a call tries again by itself. A rest stops the whole fleet, so it takes an endpoint
+that says to wait for long, or one that refuses call after call while none of an earlier time is still under
+way. An endpoint that is busy answers some and refuses others; that is what `concurrency` is for.
 """
 
 from urllib.parse import urlsplit
@@ -14,13 +14,14 @@ from orchard.schemas.rests import Rest
 from orchard.workers.llm.settings import EndpointSettings
 
 HELD_SECONDS = 10.0
-"""That a call waits in its place for the end of a rest; for a longer one its rollout lets go of its sandbox."""
+"""That a call waits in its place for the end of a rest; for a longer one its rollout lets go of its
+sandbox."""
 IN_A_ROW = 2
 """Refusals without an answer in between, each of a call that set off after the one before."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 5.0
-"""Seconds between two questions to one server that does not say how long to wait: doubled from the first up to
-this. So its return is noticed within this time."""
+"""Seconds between two questions to one server that does not say how long to wait: doubled from the first up
+to this. So its return is noticed within this time."""
 LEAST_PAUSE = 1.25
 """The same with many servers, of which one is asked at a time: the fleet asks less than once a second."""
 LONGEST_RELAPSE = 60.0
@@ -33,19 +34,25 @@ GRACE_SECONDS = 3.0
 """That others leave to the prober of a rest before one of them takes its place."""
 
 
-def rest_key(settings: EndpointSettings) -> str:
-    """Names an endpoint for the whole fleet: by its servers and by the variable of its key, never by the key."""
-    urls = {url.rstrip("/") for url in (settings.base_url, *settings.replicas)}
-    return digest([sorted(urls), settings.api_key_env or ""])
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def rest_key(settings: EndpointSettings, host: str) -> str:
+    """Names an endpoint for the whole fleet: by its servers and by the variable of its key, never by the key.
+    What is served on the loopback of `host` is that host's alone."""
+    urls = servers(settings)
+    own = host if any(urlsplit(url).hostname in LOOPBACK for url in urls) else ""
+    return digest([sorted(urls), settings.api_key_env or "", own])
 
 
 def servers(settings: EndpointSettings) -> tuple[str, ...]:
-    """Its base URLs, each once."""
+    """The base URLs of an endpoint, each once."""
     return tuple(dict.fromkeys(url.rstrip("/") for url in (settings.base_url, *settings.replicas)))
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Refusals that one process has met since the endpoint last answered it. Times are readings of its clock."""
+    """Refusals that one process has met since the endpoint last answered it. Times are readings of its
+    clock."""
 
     count: int = 0
     since: float = 0.0
@@ -61,8 +68,8 @@ def refused(row: Row, *, started: float, now: float) -> Row:
 
 
 def begins(row: Row, *, asked: float | None, spent: bool, earliest: float) -> bool:
-    """Whether the endpoint is to rest. `asked` is the pause it wants, `spent` whether the call has no tries or
-    time left, and `earliest` when the oldest of the calls under way set off (infinity without any)."""
+    """Whether the endpoint is to rest. `asked` is the pause it wants, `spent` whether the call has no tries
+    or time left, and `earliest` when the oldest of the calls under way set off (infinity without any)."""
     long_wait = asked is not None and asked >= HELD_SECONDS
     return long_wait or spent or (row.count >= IN_A_ROW and earliest >= row.since)
 

@@ -1,8 +1,8 @@
 """What one process knows of resting endpoints, and its part in asking them again.
 
 Each process reads the book every POLL_SECONDS and tells those who wait. One process asks for all: the prober
-that the record names, or another one when that is silent. A question goes to the endpoint only after the right
-to it was taken in the book by compare-and-set.
+that the record names, or another one when that is silent. A question goes to the endpoint only after the
+right to it was taken in the book by compare-and-set.
 """
 
 import asyncio
