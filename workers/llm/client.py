@@ -39,6 +39,7 @@ from orchard.workers.llm.answers import (
 from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.patience import LOOK_SECONDS, Patience, Trouble
 from orchard.workers.llm.phases import Phase, Reached, phases
+from orchard.workers.llm.questions import HELLO, Questions
 from orchard.workers.llm.quoting import without_key
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
@@ -71,7 +72,8 @@ _LONGEST_HEADER = 64 * 1024
 _STREAM = "text/event-stream"
 _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_HELLO: Mapping[str, Any] = MappingProxyType({"role": "user", "content": "Say yes."})
+_AWAY = frozenset({502, 503, 504, 529})
+"""Statuses of a server that is not there, is loading or has too much to do."""
 _UNCUT: Mapping[str, Any] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
@@ -95,12 +97,12 @@ class _Refusal(Exception):
     seconds."""
 
     def __init__(
-        self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, reached: bool
+        self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, certain: bool
     ) -> None:
         self.detail = f"endpoint {endpoint!r} {said}"
         super().__init__(self.detail)
         self.meaning = kind
-        self.trouble = Trouble(said, asked, certain=kind is Meaning.THROTTLED or not reached)
+        self.trouble = Trouble(said, asked, certain)
         self.request = request
         """Whether it is about what was asked, and not about the key, the model or the load."""
 
@@ -231,8 +233,7 @@ class _Endpoint:
         self._patience = Patience(
             name, _key_of(settings), rests, self.question, waits=waits, restored=self._limit.restored
         )
-        self._proven: dict[str, bytes] = {}
-        """By model, the shortest request that was answered."""
+        self._questions = Questions()
         self._reasoning_field = REASONING_FIELDS[0]
         """Where the newest answer had its reasoning."""
 
@@ -291,6 +292,7 @@ class _Endpoint:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
                     spent = failures >= self.settings.max_tries or time.monotonic() + wait >= deadline
+                    self._questions.refused(spec.name, request)
                     if await self._patience.rests(error.trouble, spec.name, started=started, spent=spent):
                         continue
                     if spent:
@@ -301,7 +303,9 @@ class _Endpoint:
                     log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
                     await asyncio.sleep(wait)
                     continue
-                self._answered(spec.name, request)
+                self._limit.answered()
+                self._patience.answered()
+                self._questions.answered(spec.name, request)
                 self.learn(answer)
                 return msgspec.structs.replace(
                     answer,
@@ -312,27 +316,24 @@ class _Endpoint:
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
                 )
 
-    def _answered(self, model: str, request: bytes) -> None:
-        self._limit.answered()
-        self._patience.answered()
-        if len(request) < len(self._proven.get(model, b"")) or model not in self._proven:
-            self._proven[model] = request
-
     async def question(self, model: str, number: int = 0) -> NoAnswer | None:
-        """Ask for one token, with the shortest request that was answered before: whatever the endpoint says
-        of that is an answer, unless it is one that may pass. `number` chooses among its servers."""
-        request = self._proven.get(model)
-        if request is None:
-            request = msgspec.json.encode(self._body(ModelSpec(name=model), [dict(_HELLO)], [], 0))
-        body = msgspec.json.decode(request)
-        body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 1
+        """Ask for one token: whatever the endpoint says of that is an answer, unless it is one that may pass.
+        `number` counts the questions of a rest, and chooses among the endpoint's servers."""
+        few_words = self._body(ModelSpec(name=model, max_tokens=1), [dict(HELLO)], [], 0)
         url = self._replicas[number % len(self._replicas)].url
-        try:
-            await self._ask(url, msgspec.json.encode(body), model, time.monotonic() + QUESTION_SECONDS)
-        except _Refusal as error:
-            if error.meaning in (Meaning.TRANSIENT, Meaning.THROTTLED):
-                return NoAnswer(error.trouble.said, error.trouble.asked)
-        return None
+        none: NoAnswer | None = None
+        for request in self._questions.of(model, msgspec.json.encode(few_words)):
+            try:
+                await self._ask(url, request, model, time.monotonic() + QUESTION_SECONDS)
+            except _Refusal as error:
+                if error.meaning not in (Meaning.TRANSIENT, Meaning.THROTTLED):
+                    return None
+                none = NoAnswer(error.trouble.said, error.trouble.asked)
+                if error.trouble.certain:
+                    return none
+            else:
+                return None
+        return none if self._questions.believed(model, number) else None
 
     def _pause_after(self, refusal: _Refusal, tries: int, started: float) -> float:
         """Seconds until the next try; raises for a refusal that would be repeated."""
@@ -416,14 +417,14 @@ class _Endpoint:
             connected = reached.phase is not Phase.CONNECTING
             seconds = left if connected else min(left, CONNECT_SECONDS)
             said_of_it = f"{reached.phase} within {seconds:.0f} s"
-            raise self._refusal(Meaning.TRANSIENT, said_of_it, reached=connected) from error
+            raise self._refusal(Meaning.TRANSIENT, said_of_it, certain=not connected) from error
         except ReplyTooLarge as error:
             return self._endless(error, model)
         except WrongEncoding as error:
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
-            raise self._refusal(Meaning.TRANSIENT, detail, reached=False) from None
+            raise self._refusal(Meaning.TRANSIENT, detail, certain=True) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
             if re.fullmatch("[45][0-9]{2}", inside.code):
@@ -451,7 +452,10 @@ class _Endpoint:
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:
             detail += f" (check base_url and the model name {model!r})"
-        return self._refusal(meaning(status, body), detail, asked, request=status in (400, 422))
+        certain = status == 429 or status in _AWAY
+        return self._refusal(
+            meaning(status, body), detail, asked, request=status in (400, 422), certain=certain
+        )
 
     def _refusal(
         self,
@@ -460,7 +464,7 @@ class _Endpoint:
         asked: float | None = None,
         *,
         request: bool = False,
-        reached: bool = True,
+        certain: bool = False,
     ) -> _Refusal:
         """A refusal whose words name neither the key nor the URL."""
         for secret in (self._key, self.settings.base_url, *(replica.url for replica in self._replicas)):
@@ -468,7 +472,7 @@ class _Endpoint:
                 detail = detail.replace(secret, "***")
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
-        return _Refusal(kind, self.name, detail, asked, request=request, reached=reached)
+        return _Refusal(kind, self.name, detail, asked, request=request, certain=certain)
 
 
 def _key_of(settings: EndpointSettings) -> str:

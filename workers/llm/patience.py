@@ -22,7 +22,7 @@ class Trouble(NamedTuple):
     asked: float | None
     """Seconds that it wants to be left alone."""
     certain: bool
-    """Whether it is the endpoint's, whatever was asked: it could not be reached, or has too much to do."""
+    """Whether it is the endpoint's, whatever was asked: it cannot be reached, or has too much to do."""
 
 
 class Patience:

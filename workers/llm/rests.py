@@ -207,14 +207,12 @@ class Rests:
         attended, rest = self._attended[known.key], known.rest
         lease = QUESTION_SECONDS + GRACE_SECONDS
         mine = msgspec.structs.replace(rest, prober=self._name, seconds=lease, asking=True)
-        if not await self._book.put_rest(known.key, mine, known.revision):
-            return  # somebody else asks
         try:
+            if not await self._book.put_rest(known.key, mine, known.revision):
+                return  # somebody else asks
             refusal = await attended.ask(rest)
         except asyncio.CancelledError:
-            await self._write_over(
-                known.key, msgspec.structs.replace(rest, seconds=0.0)
-            )  # others may at once
+            await self._write_over(known.key, msgspec.structs.replace(rest, seconds=0.0))  # others may at once
             raise
         if refusal is not None:
             longer = prolonged(mine, reason=refusal.reason, asked=refusal.asked, servers=attended.servers)
