@@ -18,7 +18,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts, rollout_requests
-from orchard.schemas.events import TERMINAL_TYPES, Event
+from orchard.schemas.events import TERMINAL_TYPES, AttemptReleased, Event, payload
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -262,6 +262,12 @@ class World:
                     if len(found) == len(rollouts):
                         break
         return found
+
+    async def released(self, campaign: str = "demo") -> list[AttemptReleased]:
+        """Attempts of a campaign that ended without an outcome so far."""
+        subjects = f"orchard.events.{campaign}.*.attempt.released"
+        found = [payload(one.event) async for one in replay(self.connection, subjects=subjects) if one.event]
+        return [one for one in found if isinstance(one, AttemptReleased)]
 
     async def left(self, rollout: str, answers: int) -> None:
         """Wait until the rollout's trail leads to so many messages and calls of `answers` turns."""

@@ -12,13 +12,12 @@ from aiohttp import web
 
 from orchard.pipelines.breaking import BREAKS_AT, Breaker
 from orchard.schemas.campaigns import CampaignState, ModelSpec
-from orchard.schemas.events import AttemptReleased, RolloutFinished, payload
+from orchard.schemas.events import RolloutFinished, payload
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.endpoints import EndpointBook
 from orchard.streams.queued import queued
 from orchard.streams.reading import bounds
-from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.llm import resting, rests
 from orchard.workers.llm.client import EndpointSettings
@@ -73,12 +72,6 @@ async def asleep(place: World, campaign: str, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def released(place: World, campaign: str = "demo") -> list[AttemptReleased]:
-    subjects = f"orchard.events.{campaign}.*.attempt.released"
-    found = [payload(one.event) async for one in replay(place.connection, subjects=subjects) if one.event]
-    return [one for one in found if isinstance(one, AttemptReleased)]
-
-
 @pytest.mark.usefixtures("quick")
 async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> None:
     """Refused with 429, then with 503, in the middle of some rollouts and before others begin."""
@@ -101,7 +94,7 @@ async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> 
         outcomes = await place.outcomes(*rollouts)
     ended = [payload(event) for event in outcomes.values()]
     assert all(isinstance(one, RolloutFinished) and one.resolved for one in ended)
-    assert {(one.reason, one.cause) for one in await released(place)} <= {("resting", "llm_unavailable")}
+    assert {(one.reason, one.cause) for one in await place.released()} <= {("resting", "llm_unavailable")}
     # What was answered before is not asked again: the hook let that answer through.
     assert {turn: count for turn, count in place.model.turns().items() if count != 6} == {}
     assert place.model.questions == 1
@@ -119,7 +112,7 @@ async def test_requests_of_other_endpoints_pass_those_that_wait(place: World) ->
             await asleep(place, "waits", 20)
             assert down.refused == 1
     assert {event.type for event in outcomes.values()} == {"rollout.finished"}
-    assert [one.reason for one in await released(place, "waits")] == ["resting"]
+    assert [one.reason for one in await place.released("waits")] == ["resting"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -212,7 +212,9 @@ class Rests:
                 return  # somebody else asks
             refusal = await attended.ask(rest)
         except asyncio.CancelledError:
-            await self._write_over(known.key, msgspec.structs.replace(rest, seconds=0.0))  # others may at once
+            await self._write_over(
+                known.key, msgspec.structs.replace(rest, seconds=0.0)
+            )  # others may at once
             raise
         if refusal is not None:
             longer = prolonged(mine, reason=refusal.reason, asked=refusal.asked, servers=attended.servers)
