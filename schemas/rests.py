@@ -51,6 +51,7 @@ class EndpointRested(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str
     resting: bool
+    """Whether it rests from now on."""
     reason: str = ""
     """What it said."""
     seconds: _Time = 0.0
