@@ -140,9 +140,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
             f"`orchard resume {view.name}` tries them again"
         )
     if view.state is State.PAUSED and view.reason:
-        capped = view.cap_usd is not None and view.spent.usd >= view.cap_usd
-        then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
-        found.append(f"{view.name} is paused, because {view.reason}: `orchard resume {view.name}{then}")
+        found.append(f"{view.name} is paused, because {view.reason}: {_how_to_go_on(view)}")
     elif view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
     if view.cap_usd is not None and view.spent.unpriced:
@@ -165,6 +163,13 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     if pipeline.lag_seconds > LAG_SECONDS:
         found.append("the writer is late: `orchard doctor` and its log say why; nothing is lost meanwhile")
     return found
+
+
+def _how_to_go_on(view: CampaignView) -> str:
+    """After a pause that nobody asked for."""
+    if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
+        return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
+    return f"`orchard resume {view.name}` goes on when that is mended"
 
 
 def _once(sentences: Sequence[str]) -> list[str]:

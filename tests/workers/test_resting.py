@@ -2,8 +2,12 @@
 
 from math import inf
 
+import msgspec
 import pytest
 
+from orchard.pipelines.breaking import BREAKS_AT, broken
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.rests import Rest
 from orchard.workers.llm.resting import (
     GRACE_SECONDS,
@@ -21,6 +25,7 @@ from orchard.workers.llm.resting import (
     rest_key,
 )
 from orchard.workers.llm.settings import EndpointSettings
+from orchard.workers.refused import counted
 
 REST = Rest(endpoint="e", model="m", reason="answered 429: slow down", seconds=1.0, prober="one")
 
@@ -106,6 +111,21 @@ def test_a_call_waits_in_its_place_for_a_short_rest_only() -> None:
     assert is_held(age=0.0, left=1.0)
     assert not is_held(age=0.0, left=3600.0)
     assert not is_held(age=HELD_SECONDS, left=1.0)
+
+
+def test_equal_refusals_in_a_row_are_counted_up_to_the_breaker() -> None:
+    model = ModelSpec(name="m")
+    task = TaskRef(task_id="t", source="s", repo="r", blob=BlobRef(sha256="0" * 64, size=1))
+    request = RolloutRequest(rollout_id="0" * 24, campaign="c", task=task, harness="h", model=model, sample=0)
+    record = None
+    for number in range(1, BREAKS_AT + 1):
+        assert record is None or broken(record) == ""
+        record = counted(record, request, f"answered 404: no model m (request req-{number}f7, 1.{number} s)")
+        assert record.count == number
+    assert record is not None and "refused by model 'm': answered 404" in broken(record)
+    assert counted(record, request, "answered 401: no").count == 1
+    served = msgspec.structs.replace(record, count=0)
+    assert counted(served, request, record.reason).count == 1
 
 
 def test_an_endpoint_is_known_by_its_servers_and_the_name_of_its_key() -> None:
