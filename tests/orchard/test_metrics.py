@@ -156,7 +156,7 @@ async def test_outcomes_tokens_costs_and_sandbox_times_are_served(
             ("orchard_sandbox_seconds", "0.95", "commands"): 4.0,
             ("orchard_rollouts_reconciled", "demo"): 1.0,
             ("orchard_inherited_tokens", "demo"): 66.0,
-            ("orchard_log_position",): 11.0,
+            ("orchard_log_position",): 13.0,
         }.items()
     )
 
