@@ -123,7 +123,7 @@ class ModelClient:
         self._waits = waits
         if rests is not None:
             for name, settings in self._settings.items():
-                if settings.api_key_env is None or settings.api_key_env in os.environ:
+                if settings.api_key_env is None or os.environ.get(settings.api_key_env):
                     ask = partial(self._question, name)
                     rests.attend(_key_of(settings), ask, len(servers(settings)))
 
@@ -424,7 +424,8 @@ class _Endpoint:
             raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
-            raise self._refusal(Meaning.TRANSIENT, detail, certain=True) from None
+            away = reached.phase is Phase.CONNECTING  # or this request has ended the server
+            raise self._refusal(Meaning.TRANSIENT, detail, certain=away) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
             if re.fullmatch("[45][0-9]{2}", inside.code):
