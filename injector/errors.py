@@ -28,6 +28,10 @@ class SandboxUnavailable(SandboxError):
     """Seconds after which the service wants to be asked again, where it said so."""
 
 
+PASSING = frozenset({"quota_exceeded", "registry_resting", "image_unavailable"})
+"""Reasons of failures that pass without the caller's doing: what to do is to wait, however often it takes."""
+
+
 class SandboxOverLimit(SandboxUnavailable):
     """This key asks for more than it may, of requests or of sandboxes. It may be let in later."""
 
@@ -45,7 +49,8 @@ class SandboxNotFound(SandboxError):
 class SandboxFailed(SandboxError):
     """The sandbox did not start, or it died, and will not come back.
 
-    Reasons: `image_missing`, `start_failed`, `start_timeout`, `out_of_memory`, `died`, `agent_died`, ...
+    Reasons: `image_missing`, `image_denied`, `image_unavailable`, `image_invalid`, `start_failed`,
+    `start_timeout`, `out_of_memory`, `died`, `agent_died`, ...
     """
 
     default_status = 410
@@ -64,6 +69,13 @@ class SandboxRequestInvalid(SandboxError):
 
     default_status = 422
     default_reason = "request_invalid"
+
+
+class SandboxRefused(SandboxRequestInvalid):
+    """The cluster's policies do not admit such a sandbox; the sentence has their words. The same request is
+    refused for a minute without asking them."""
+
+    default_reason = "sandbox_refused"
 
 
 class SandboxUnsupported(SandboxRequestInvalid):
@@ -113,6 +125,8 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
         return SandboxFileMissing(detail)
     if reason == SandboxFileTooLarge.default_reason:
         return SandboxFileTooLarge(detail)
+    if reason == SandboxRefused.default_reason:
+        return SandboxRefused(detail)
     kind = _BY_STATUS.get(status, SandboxRequestInvalid if 400 <= status < 500 else SandboxError)
     return kind(detail, status=status, reason=reason)
 

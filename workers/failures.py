@@ -9,6 +9,8 @@ from orchard.schemas.outcomes import AbortCause
 RETRYABLE = frozenset(
     {
         AbortCause.SANDBOX_UNAVAILABLE,
+        AbortCause.IMAGE_UNAVAILABLE,
+        AbortCause.SANDBOX_REFUSED,
         AbortCause.SANDBOX_DIED,
         AbortCause.SANDBOX_OUT_OF_MEMORY,
         AbortCause.LLM_UNAVAILABLE,
@@ -22,6 +24,8 @@ RETRYABLE = frozenset(
     }
 )
 """Causes worth another attempt; the others would fail the same way again."""
+REST = {AbortCause.SANDBOX_REFUSED: 60.0}
+"""Seconds, at least, before another attempt, for what the service does not ask the cluster again sooner."""
 
 
 _DETAIL_LIMIT = 4000
@@ -41,6 +45,11 @@ class InfrastructureError(Exception):
     def retryable(self) -> bool:
         """Whether another attempt may succeed."""
         return self.cause in RETRYABLE
+
+    @property
+    def rest(self) -> float:
+        """Seconds before another attempt, at least; where there are any, this attempt tries nothing more."""
+        return REST.get(self.cause, 0.0)
 
 
 class EndpointRests(InfrastructureError):

@@ -38,7 +38,7 @@ def after_failure(
 
     `failures` counts the failed attempts with this one. `memory` is what the sandbox had (a Kubernetes
     quantity) and `override` what the request had asked for. An out-of-memory kill doubles the memory at
-    once, up to `max_memory`; anything else waits, twice as long each time.
+    once, up to `max_memory`; anything else waits, twice as long each time, and for its cause's `rest`.
     """
     if not error.retryable or failures >= max_tries:
         return Abort(error.cause)
@@ -47,4 +47,4 @@ def after_failure(
         if had >= most:
             return Abort(error.cause)
         return Retry(0.0, format_bytes(min(2 * had, most)))
-    return Retry(min(FIRST_DELAY * 2 ** (failures - 1), LONGEST_DELAY), override)
+    return Retry(max(error.rest, min(FIRST_DELAY * 2 ** (failures - 1), LONGEST_DELAY)), override)

@@ -4,6 +4,7 @@ This is the boundary where the sandbox service's errors become typed infrastruct
 """
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -14,11 +15,13 @@ import msgspec
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import (
+    PASSING,
     SandboxError,
     SandboxFailed,
     SandboxFileMissing,
     SandboxFileTooLarge,
     SandboxNotFound,
+    SandboxRefused,
     SandboxRequestInvalid,
     SandboxUnavailable,
     SandboxUnsupported,
@@ -38,6 +41,8 @@ Create = Callable[[float, str], Awaitable[AsyncSandbox]]
 """One try to make a sandbox, from the seconds left and the idempotency key."""
 
 CLEAN_UP_SECONDS = 30.0
+LONGEST_PAUSE = 16.0
+"""Seconds between two tries to create a sandbox, at most."""
 SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
 """Error of a job whose sandbox ended under it."""
 _NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
@@ -53,6 +58,15 @@ NOT_STARTED = 127
 def cause_of(error: SandboxError) -> AbortCause:
     """The typed cause of a service error."""
     match error:
+        case SandboxRefused():
+            return AbortCause.SANDBOX_REFUSED
+        case (
+            SandboxUnavailable(reason="registry_resting")
+            | SandboxFailed(reason="image_unavailable" | "image_denied")
+        ):
+            return AbortCause.IMAGE_UNAVAILABLE
+        case SandboxFailed(reason="image_invalid"):
+            return AbortCause.INVALID_REQUEST
         case SandboxUnavailable() | SandboxWaitTimeout():
             return AbortCause.SANDBOX_UNAVAILABLE
         case SandboxNotFound():
@@ -63,6 +77,11 @@ def cause_of(error: SandboxError) -> AbortCause:
             return AbortCause.SANDBOX_DIED
         case _:
             return AbortCause.INTERNAL_ERROR
+
+
+def passes(error: InfrastructureError) -> bool:
+    """Whether the service said that the failure passes by itself."""
+    return isinstance(error.__cause__, SandboxError) and error.__cause__.reason in PASSING
 
 
 @contextmanager
@@ -292,7 +311,8 @@ class SandboxFactory:
         """And what is to be said of it."""
         started = time.monotonic()
         await asyncio.sleep(random.uniform(0, self._settings.creation_jitter))
-        for number in range(1, self._settings.creation_tries + 1):
+        tries = 0
+        for number in itertools.count(1):
             left = timeout - (time.monotonic() - started)
             try:
                 with classified():
@@ -302,7 +322,9 @@ class SandboxFactory:
             except InfrastructureError as error:
                 if isinstance(error.__cause__, SandboxUnsupported):
                     raise error.__cause__ from None
-                again = error.retryable and number < self._settings.creation_tries and left > 1
+                tries += not passes(error)  # what only has to be waited for takes nothing but time
+                last = tries >= self._settings.creation_tries or error.rest > 0
+                again = error.retryable and not last and left > 1
                 await self._publish(
                     SandboxFailure(
                         cause=error.cause,
@@ -314,7 +336,8 @@ class SandboxFactory:
                 )
                 if not again:
                     raise
-                await asyncio.sleep(min(0.5 * 2**number, left) * random.uniform(0.5, 1))
+                pause = min(0.5 * 2**number, LONGEST_PAUSE, left)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
             else:
                 seconds = time.monotonic() - started
                 self.seconds_creating += seconds
@@ -326,7 +349,7 @@ class SandboxFactory:
                     tries=number,
                     memory=memory,
                 )
-        raise AssertionError("unreachable: the last try returns or raises")
+        raise AssertionError("unreachable: each try returns, raises or is followed by another")
 
     async def _created(self, creating: Awaitable[AsyncSandbox], purpose: str) -> AsyncSandbox:
         """The sandbox. Cancelled while the service makes it, wait for it and delete it: it is nobody's."""

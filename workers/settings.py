@@ -73,7 +73,7 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """As its endpoint knows it; None: no task that needs a judge can be graded."""
     endpoint: str = "default"
     """Name of the endpoint, with its key and prices."""
-    protocol: str = "rubric-1"
+    protocol: str = "rubric-2"
     """Name and version of the protocol, where the task names none."""
     temperature: Weight | None = 0.0
     """Null: the default of the endpoint."""

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -23,8 +23,9 @@ import kubernetes_asyncio.config
 import msgspec
 from kubernetes_asyncio.config.config_exception import ConfigException
 
-from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable
+from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes.objects import Manifest, Status
+from orchard.injector.kubernetes.refusals import RETRIED, ApiRefused, error_of
 
 REQUEST_TIMEOUT = 15.0
 """Seconds for one request; a watch has its own."""
@@ -32,22 +33,10 @@ PATIENCE = 30.0
 """Seconds over which a request is repeated before SandboxUnavailable is raised."""
 WEIGHT = 0.1
 """Of the newest answer in the average of how long they take."""
-RETRIED = frozenset({429, 500, 502, 503, 504})
 MERGE_PATCH = "application/merge-patch+json"
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-class ApiRefused(SandboxError):
-    """The server's answer was an error that repeating will not change; `code` is its HTTP status."""
-
-    default_reason = "api_refused"
-
-    def __init__(self, code: int, refusal: Status) -> None:
-        super().__init__(f"the API server answers {code}: {refusal.message or refusal.reason}")
-        self.code = code
-        self.refusal = refusal
 
 
 @contextmanager
@@ -150,9 +139,19 @@ class ClusterApi:
         """Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
         return await self._repeated(kind, "GET", path, params=params, patience=patience)
 
-    async def create(self, kind: type[T], path: str, body: Manifest, *, urgent: bool = False) -> T:
-        """Raises ApiRefused (409: it exists, maybe by an earlier try of ours) and SandboxUnavailable."""
+    async def create(
+        self,
+        kind: type[T],
+        path: str,
+        body: Manifest,
+        *,
+        urgent: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Raises ApiRefused (409: it exists, maybe by an earlier try of ours), SandboxRefused and
+        SandboxUnavailable, and what `check` raises when its turn has come."""
         async with self._writes.through(urgent):
+            check()
             return await self._repeated(kind, "POST", path, body=body)
 
     async def replace(self, kind: type[T], path: str, body: Manifest, *, patience: float = PATIENCE) -> T:
@@ -276,15 +275,7 @@ def _refusal(code: int, data: bytes) -> SandboxError:
         refusal = msgspec.json.decode(data, type=Status)
     except msgspec.DecodeError:
         refusal = Status(code=code, message=data.decode(errors="replace")[:500])
-    if code in (401, 403) and "exceeded quota" not in refusal.message:
-        return SandboxUnavailable(
-            f"the cluster does not let the orchestrator do this: {refusal.message}", reason="api_forbidden"
-        )
-    if code == 403:
-        return SandboxUnavailable(f"the cluster is full: {refusal.message}", reason="quota_exceeded")
-    if code in (400, 422):
-        return SandboxRequestInvalid(f"the cluster refuses this sandbox: {refusal.message}")
-    return ApiRefused(code, refusal)
+    return error_of(code, refusal)
 
 
 def _seconds(text: str | None) -> float:

@@ -15,9 +15,10 @@ import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import PATIENCE, ApiRefused, ClusterApi, passing_over, selector
+from orchard.injector.kubernetes.api import PATIENCE, ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
+from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
 
 PAGE = 500

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks, policies, reconcile, warm
+from orchard.injector.kubernetes.admission import Admission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.failures import mark_failed
@@ -15,6 +16,7 @@ from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
 """Seconds between searches for what was left behind."""
@@ -40,6 +42,7 @@ class Caretaker(Going):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
+        self._admission = Admission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
         cache.listen(self._changed)
@@ -88,11 +91,16 @@ class Caretaker(Going):
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
                 await mark_failed(self._api, self._cache, pod, failure)
+            case reconcile.Note(pod, look):
+                body = {"metadata": {"uid": pod.uid, "annotations": {marks.LOOK: marks.encoded(look)}}}
+                with passing_over(404, 409):  # gone, or another Pod of the same name
+                    self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
             case reconcile.MakeWarm(image, pool, count):
                 log.info("starting %d warm Pods of %s", count, image)
+                request = CreateSandbox(image=image, cpu=pool.cpu, memory=pool.memory)
                 for _ in range(count):
                     body = warm.manifest(image, pool, self._settings, self._fingerprint)
-                    self._cache.learn(await self._api.create(Pod, self._cache.path, body))
+                    self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
         """Policies and reservations without a sandbox."""

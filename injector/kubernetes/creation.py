@@ -13,9 +13,11 @@ import uuid
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes import grants, marks, pods, warm
+from orchard.injector.kubernetes.admission import Admission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.registries import Brake
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
@@ -48,10 +50,14 @@ class Creation:
         self._identity = identity
         self._fingerprint = fingerprint
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
+        self._brake = Brake(cache, time.time)
+        self._admission = Admission(api, cache.path)
         self._under_way = 0
 
     async def create(self, request: CreateSandbox, key: str | None) -> Pod:
-        """A new Pod, or the one that the same `key` made. Raises SandboxConflict when the id is taken."""
+        """A new Pod, or the one that the same `key` made. Raises SandboxConflict when the id is taken,
+        SandboxRefused where a policy does not admit it, and SandboxUnavailable, also for as long as the
+        registry of its image rests."""
         self._under_way += 1
         try:
             # Only a herd is spread: one that comes alone is let through at once.
@@ -72,6 +78,11 @@ class Creation:
             self._under_way -= 1
 
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
+        there = self._cache.named(marks.pod_name(sandbox_id))
+        if there is None and warm.pool_for(request, self._settings) is None:
+            layers = (self._settings.layers.get(name, request.image) for name in request.layers)
+            for image in (request.image, self._settings.agent_image, *layers):
+                self._brake.check(image)
         born = marks.Birth(
             request=request,
             key=marks.key_digest(key),
@@ -110,7 +121,7 @@ class Creation:
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
             with passing_over(409):
-                pod = await self._api.create(Pod, self._cache.path, body)
+                pod = await self._admission.create(request, body)
                 self._cache.learn(pod)
                 return pod
             present = await self._cache.refresh(marks.pod_name(sandbox_id))

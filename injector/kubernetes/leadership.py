@@ -13,9 +13,10 @@ from enum import StrEnum
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi, passing_over
+from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
+from orchard.injector.kubernetes.refusals import ApiRefused
 
 NAME = "orchard-orchestrator"
 RENEWALS = 3

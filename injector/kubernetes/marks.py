@@ -31,6 +31,8 @@ INTRODUCED = "orchard/introduced"
 """When the agent had its key, and a fingerprint of what its key was made from. Commands run only after it."""
 FAILED = "orchard/failed"
 """Why it failed, when the Pod itself does not say so or will not go on saying so (`Failure`)."""
+LOOK = "orchard/image"
+"""What its last look for an image found, while that could not be had (`Look`)."""
 
 EGRESS = "orchard/egress"
 """What it may reach, as it was when the Pod was made (`grants.Place`s)."""
@@ -66,6 +68,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a Pod could not have."""
+
+    image: str
+    trouble: str
+    """An `image_pulls.Trouble`."""
+    since: float
+    """When it was first found, in epoch seconds; looks that found something else are before that."""
+    words: str
+    waited: bool = False
+    """The kubelet has waited since: what it finds now is another look."""
+
+
 def pod_name(sandbox_id: str) -> str:
     """Of a sandbox whose Pod was made for it."""
     return f"sandbox-{sandbox_id}"
@@ -93,6 +108,20 @@ def failure(pod: Pod) -> Failure | None:
     """What it was marked with, if it was."""
     text = pod.annotations.get(FAILED)
     return None if text is None else msgspec.json.decode(text, type=Failure)
+
+
+def look(pod: Pod) -> Look | None:
+    """What its last look for an image found, if it could not have one."""
+    text = pod.annotations.get(LOOK)
+    return None if text is None else _look(text)
+
+
+@lru_cache(maxsize=16384)
+def _look(text: str) -> Look | None:
+    try:
+        return msgspec.json.decode(text, type=Look)
+    except msgspec.DecodeError:
+        return None
 
 
 def sandbox_id(pod: Pod) -> str | None:

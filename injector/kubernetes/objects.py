@@ -45,6 +45,8 @@ class ContainerState(_Read, frozen=True):
 
 class ContainerStatus(_Read, frozen=True):
     name: str = ""
+    image: str = ""
+    image_i_d: str = msgspec.field(default="", name="imageID")
     started: bool | None = None
     state: ContainerState = ContainerState()
 
@@ -61,12 +63,14 @@ class ContainerResources(_Read, frozen=True):
 
 
 class Container(_Read, frozen=True):
+    name: str = ""
     image: str = ""
     resources: ContainerResources = ContainerResources()
 
 
 class PodSpec(_Read, frozen=True):
     containers: list[Container] = []
+    init_containers: list[Container] = []
     node_name: str = ""
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchard.injector.kubernetes import marks, warm
+from orchard.injector.kubernetes import image_pulls, marks, registries, warm
 from orchard.injector.kubernetes.activity import DUE
 from orchard.injector.kubernetes.objects import Lease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
-from orchard.injector.kubernetes.status import judge
+from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
 
 RETENTION = 3600.0
 """Seconds that a sandbox which reached its greatest age can still be asked why it ended."""
@@ -42,7 +42,12 @@ class MakeWarm(msgspec.Struct, frozen=True):
     count: int
 
 
-Action = Delete | Fail | MakeWarm
+class Note(msgspec.Struct, frozen=True):
+    pod: Pod
+    look: marks.Look
+
+
+Action = Delete | Fail | MakeWarm | Note
 
 
 def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
@@ -50,10 +55,12 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
-        if marks.claimed(pod):
-            action = _for_sandbox(pod, settings, now)
-            if action is not None:
-                done.append(action)
+        action = _for_sandbox(pod, settings, now) if marks.claimed(pod) else None
+        if action is not None:
+            done.append(action)
+        elif (look := image_pulls.noticed(pod, now)) is not None:
+            done.append(Note(pod, look))
+    done += _for_crowds(present, {action.pod.name for action in done if isinstance(action, Delete | Fail)})
     wanted = {
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
         for image, pool in settings.warm.items()
@@ -77,6 +84,16 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
         # Its kubelet should have ended it, but the node may be lost.
         return Fail(pod, marks.Failure(reason="expired", message="it reached the most that one may live"))
     return None
+
+
+def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
+    """End those that would ask a registry which fails beside enough others. Their callers ask again."""
+    crowded = (one for one in registries.crowd(pods) if marks.claimed(one[0]) and one[0].name not in over)
+    why = "the image {} cannot be had now, and enough other sandboxes ask its registry: {}"
+    return [
+        Fail(pod, marks.Failure(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)))
+        for pod, wait in crowded
+    ]
 
 
 def _for_pools(

@@ -69,6 +69,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     images_by_digest: bool = False
     """Refuse images that are not named by digest, `NAME@sha256:...`; also the agent's, those of layers and
     of warm Pods: what is behind a tag may be exchanged between a rollout and its grading."""
+    missing_after: Positive = 60.0
+    """An image is missing when its registry says so at two looks that are at least this far apart."""
     image_pull_secrets: list[str] = []
     """Names of Secrets for registries."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700

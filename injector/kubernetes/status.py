@@ -2,25 +2,16 @@
 
 import msgspec
 
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import image_pulls, marks
 from orchard.injector.kubernetes.objects import Pod, PodStatus, Terminated
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import SandboxStatus
 
-IMAGE_REASONS = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
-"""Why a container waits when its image cannot be had. Kubernetes goes on trying; we do not wait for it."""
 START_REASONS = frozenset(
     {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
+IMAGE_UNAVAILABLE = "image_unavailable"
+"""Reason of what waits for its image, and of what has waited too long."""
 _NEVER_RAN = ("start_failed", "it could not be started: {}")
 _ENDS = {
     "OOMKilled": ("out_of_memory", "it used more memory than its limit"),
@@ -65,12 +56,23 @@ def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
         return ended
     if marks.INTRODUCED in pod.annotations:
         return Verdict(status=SandboxStatus.READY)
-    hopeless = _hopeless(pod)
+    hopeless = _hopeless(pod) or _without_image(pod, settings, now)
     if hopeless is not None:
         return hopeless
     started, patience = _waiting_since(pod, settings)
+    wait = image_pulls.waiting(pod)
     if now >= started + patience:
+        if wait is not None:
+            late = f"was not had within {patience:g} s: {wait.words}"
+            return _failed(IMAGE_UNAVAILABLE, f"the image {wait.image} {late}")
         return _failed("start_timeout", f"it was not ready within {patience:g} s{_last_word(pod)}")
+    if wait is not None:
+        return Verdict(
+            status=SandboxStatus.PENDING,
+            reason=IMAGE_UNAVAILABLE,
+            message=f"the image {wait.image} cannot be had yet: {wait.words}",
+            until=started + patience,
+        )
     if _agent_started(pod):
         return Verdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
     for condition in pod.status.conditions:
@@ -149,22 +151,27 @@ def _ending(over: Terminated) -> str:
 
 def _hopeless(pod: Pod) -> Verdict | None:
     """Why it will hardly ever start, if so."""
-    for installing, containers in (
-        (True, pod.status.init_container_statuses),
-        (False, pod.status.container_statuses),
-    ):
-        for container in containers:
-            waiting = container.state.waiting
-            if waiting is None:
-                continue
-            words = waiting.message or waiting.reason
-            if waiting.reason in IMAGE_REASONS:
-                if installing:
-                    return _failed("start_failed", f"the {container.name}'s image cannot be had: {words}")
-                return _failed("image_missing", f"the image cannot be had: {words}")
-            if waiting.reason in START_REASONS:
-                return _failed("start_failed", f"it cannot be started: {words}")
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        waiting = container.state.waiting
+        if waiting is None:
+            continue
+        words = waiting.message or waiting.reason
+        if waiting.reason == image_pulls.INVALID_NAME:
+            return _failed("image_invalid", f"`{container.image}` is no name of an image: {words}")
+        if waiting.reason in START_REASONS:
+            return _failed("start_failed", f"it cannot be started: {words}")
     return None
+
+
+def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict | None:
+    """Why its image will not come, if its registry has said so twice."""
+    wait = image_pulls.waiting(pod)
+    if wait is None or not image_pulls.settled(pod, now, settings.missing_after):
+        return None
+    if wait.installing:
+        return _failed("start_failed", f"the {wait.container}'s image cannot be had: {wait.words}")
+    reason = "image_missing" if wait.trouble is image_pulls.Trouble.MISSING else "image_denied"
+    return _failed(reason, f"the image cannot be had: {wait.words}")
 
 
 def _last_word(pod: Pod) -> str:

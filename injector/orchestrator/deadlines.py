@@ -32,7 +32,8 @@ GRACE = web.AppKey("body_grace", float)
 
 
 async def arriving(request: web.Request) -> AsyncIterator[bytes]:
-    """The body in pieces. Raises HTTPRequestTimeout when it comes too slowly; our own delays do not count."""
+    """The body in pieces. Raises HTTPRequestTimeout when it comes too slowly; our own delays do not count.
+    Raises HTTPBadRequest for one that is not what its Content-Encoding or Transfer-Encoding says."""
     loop = asyncio.get_running_loop()
     received, waited = 0, 0.0
     grace = request.app[GRACE]
@@ -41,6 +42,10 @@ async def arriving(request: web.Request) -> AsyncIterator[bytes]:
         try:
             async with asyncio.timeout(grace + received / SLOWEST - waited):
                 piece, ended_chunk = await request.content.readchunk()  # as it lies there, not joined
+        except web.RequestPayloadError as error:
+            raise web.HTTPBadRequest(
+                reason="the body is not encoded as its headers say", headers={"Connection": "close"}
+            ) from error
         except TimeoutError:
             raise web.HTTPRequestTimeout(
                 reason="the body comes too slowly", headers={"Connection": "close"}

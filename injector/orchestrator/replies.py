@@ -35,8 +35,8 @@ CREATIONS = frozenset((one.method, one.path) for one in (operations.CREATE, oper
 METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
 """As a status in logs and figures: nobody was left to be answered."""
-RETRY_AFTER = "1"
-"""Seconds."""
+RETRY_AFTER = 1.0
+"""Seconds, where the error has none."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Of a sandbox or a job: no part of a path that means something else."""
@@ -201,7 +201,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         reply = json_reply({"detail": error.detail}, error.status)
         reply.headers[REASON_HEADER] = error.reason
         if isinstance(error, SandboxUnavailable):
-            reply.headers["Retry-After"] = RETRY_AFTER
+            reply.headers["Retry-After"] = str(math.ceil(error.retry_after or RETRY_AFTER))
         return reply
     except OverLimit:
         raise

@@ -36,6 +36,9 @@ def register(app: typer.Typer) -> None:
         ] = False,
         dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
         threads: Annotated[int, typer.Option(help="CPU threads; 0: torch decides.", min=0)] = 0,
+        allowed_host: Annotated[
+            list[str] | None, typer.Option(help="Another name that it is asked by, as behind a proxy.")
+        ] = None,
         blind: Annotated[
             bool, typer.Option("--blind", help="Answer as if every picture were black, to measure that.")
         ] = False,
@@ -63,6 +66,7 @@ def register(app: typer.Typer) -> None:
             prefix_cache=prefix_cache,
             dtype=dtype,
             threads=threads,
+            allowed_hosts=tuple(allowed_host or ()),
             blind=blind,
         )
         sys.exit(serve(settings))

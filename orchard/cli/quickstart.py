@@ -158,7 +158,7 @@ async def _prepare_tasks(session: Session, wanted: int) -> None:
             console.print(f"{proven} proven tasks")
             return
         made = await synthesize_tasks(session, packages=[], limit=attempted, concurrency=3)
-        valid, rejected = await validate_tasks(session, ids=[], runs=3, concurrency=3)
+        valid, rejected, _ = await validate_tasks(session, ids=[], runs=3, concurrency=3)
         if not made and not valid:
             raise ConfigError(
                 f"the catalogue gives {proven} proven tasks here, not {wanted}: pass --tasks {max(proven, 1)}"

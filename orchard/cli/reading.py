@@ -29,6 +29,7 @@ from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
 from orchard.session import Session
+from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
 from orchard.terminal import console, shown
 
@@ -98,8 +99,14 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Argument(help="Query; without one, an interactive prompt.")
         ] = None,
         output: Annotated[str, typer.Option("--format", help="table, csv or json.")] = "table",
+        read_only: Annotated[
+            bool, typer.Option("--read-only", help="Queries alone, of the store's tables alone.")
+        ] = False,
     ) -> None:
         """DuckDB over all tables, while the pipeline runs.
+
+        A query can do what you can: read and write any of your files, as with `copy ... to` and
+        `read_text`. Give --read-only where the query is of somebody else.
 
         For example:
 
@@ -111,14 +118,29 @@ def register(app: typer.Typer) -> None:
             raise ConfigError(f"--format {output!r} is not known: use table, csv or json")
         session: Session = context.obj
         with open_tables(session.config.store) as tables:
+            if read_only:
+                confine(tables, session.config.store)
             if query is not None:
-                _print_query(tables, query, output)
+                _print_query(tables, query, output, read_only=read_only)
             else:
-                _interact(tables, session.config.store, session.directory / "run" / "sql_history")
+                history = session.directory / "run" / "sql_history"
+                _interact(tables, session.config.store, history, read_only=read_only)
 
 
-def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str) -> None:
+def confine(tables: duckdb.DuckDBPyConnection, store: str) -> None:
+    """Keep a connection from all files but those of the store's tables, for good."""
+    location = Location.parse(store)
+    if not location.is_s3:
+        tables.execute("set allowed_directories = [?]", [f"{location.path / 'tables'}/"])
+    tables.execute("set enable_external_access = false")
+    tables.execute("set lock_configuration = true")
+
+
+def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str, *, read_only: bool) -> None:
     try:
+        kinds = {statement.type for statement in duckdb.extract_statements(query)} if read_only else set()
+        if kinds - {duckdb.StatementType.SELECT}:
+            raise ConfigError("with --read-only nothing but queries runs, such as `select` and `show tables`")
         relation = tables.sql(query)
     except duckdb.Error as error:
         raise ConfigError(f"the query does not run: {error}") from error
@@ -156,9 +178,9 @@ def _cell(value: Any) -> Text:
     return Text(text if len(text) <= 200 else text[:197] + "...")
 
 
-def _interact(tables: duckdb.DuckDBPyConnection, store: str, history: Path) -> None:
+def _interact(tables: duckdb.DuckDBPyConnection, store: str, history: Path, *, read_only: bool) -> None:
     with line_editing(history):
-        _ask(tables, store)
+        _ask(tables, store, read_only=read_only)
 
 
 @contextmanager
@@ -179,7 +201,7 @@ def line_editing(history: Path) -> Iterator[None]:
             readline.write_history_file(history)
 
 
-def _ask(tables: duckdb.DuckDBPyConnection, store: str) -> None:
+def _ask(tables: duckdb.DuckDBPyConnection, store: str, *, read_only: bool) -> None:
     console.print("DuckDB over the store. End a query with ';', leave with Ctrl-D. Try: show tables;")
     lines: list[str] = []
     while True:
@@ -192,7 +214,7 @@ def _ask(tables: duckdb.DuckDBPyConnection, store: str) -> None:
             continue
         try:
             refresh(tables, store)
-            _print_query(tables, "\n".join(lines), "table")
+            _print_query(tables, "\n".join(lines), "table", read_only=read_only)
         except ConfigError as error:
             console.print(Text(str(error), style="red"))
         lines = []

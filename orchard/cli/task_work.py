@@ -32,6 +32,7 @@ from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
 from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
+from orchard.workers.failures import InfrastructureError
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""
@@ -122,15 +123,23 @@ async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pa
 
 async def validate_tasks(
     session: Session, *, ids: Sequence[str], runs: int, concurrency: int
-) -> tuple[int, int]:
-    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected)."""
+) -> tuple[int, int, int]:
+    """Prove the named tasks, or all unproven ones, with a progress bar; (valid, rejected, not judged now)."""
     chosen = await asyncio.to_thread(_to_validate, session, ids)
-    valid = rejected = 0
+    valid = rejected = undecided = 0
     async with registry(session) as tasks, session.sandboxes() as client:
         validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
         with _bar() as bar:
             row = bar.add_task("validating", total=len(chosen))
-            async for verdict in validator.many(chosen):
+
+            def left(task: Task, error: InfrastructureError) -> None:
+                nonlocal undecided
+                undecided += 1
+                line = escape(f"  {task.task_id} is not judged: {error}"[:300])
+                bar.console.print(line, style="yellow", highlight=False)
+                bar.advance(row)
+
+            async for verdict in validator.many(chosen, left=left):
                 await tasks.record(verdict)
                 bar.advance(row)
                 event = verdict.event
@@ -143,7 +152,7 @@ async def validate_tasks(
                 if said:
                     line = escape(f"  {event.task_id}: {said[:200]}")
                     bar.console.print(line, style="dim", highlight=False)
-    return valid, rejected
+    return valid, rejected, undecided
 
 
 async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: int) -> None:

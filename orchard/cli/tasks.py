@@ -242,13 +242,15 @@ def validate(
     """Prove tasks: the known solution must resolve and nothing at all must not, every time.
 
     Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
-    code 1 when a task was rejected.
+    code 1 when a task was rejected, or could not be judged now.
     """
-    valid, rejected = asyncio.run(
+    valid, rejected, undecided = asyncio.run(
         validate_tasks(context.obj, ids=task or [], runs=runs, concurrency=concurrency)
     )
     console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
-    if rejected:
+    if undecided:
+        console.print(f"[yellow]not judged[/] {undecided}: `orchard tasks validate` tries them again")
+    if rejected or undecided:
         raise typer.Exit(1)
 
 

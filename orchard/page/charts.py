@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from orchard.page.figures import short
 from orchard.page.rollouts import Distribution
-from orchard.pipelines.scores import Score
+from orchard.pipelines.evaluation.results import Pair
 
 
 class Part(NamedTuple):
@@ -44,10 +44,14 @@ def bar(parts: Sequence[Part], *, total: float | None = None, height: int = 8) -
     ).format(label, height, height, Markup("").join(pieces))
 
 
-def interval(score: Score, said: str) -> Markup:
-    """A difference between -1 and 1 with its interval, on a line with 0 in the middle."""
+def interval(pair: Pair, said: str) -> Markup:
+    """A difference between -1 and 1 with its interval, on a line with 0 in the middle.
+
+    It is grey where the pair is not shown to differ.
+    """
+    score = pair.difference
     low, value, high = (50 + 50 * max(-1.0, min(each, 1.0)) for each in (score.low, score.value, score.high))
-    kind = "good" if score.low > 0 else "bad" if score.high < 0 else "ink"
+    kind = ("good" if score.value > 0 else "bad") if pair.differs else "ink"
     return Markup(
         '<svg class="bar" role="img" aria-label="{}" width="100%" height="14">'
         '<line class="grid" x1="0" x2="100%" y1="7" y2="7"/>'

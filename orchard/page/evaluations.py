@@ -81,7 +81,6 @@ def evaluated(
 
 
 def shown_of(results: Results, sources: dict[str, list[str]]) -> Evaluation:
-    """Bootstraps the intervals: a tenth of a second for each cell of hundreds of tasks."""
     return Evaluation(
         results.campaign,
         results.cells,

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -11,7 +10,7 @@ from aiohttp import web
 from orchard.page import texts
 from orchard.page.beside import aligned, read_both
 from orchard.page.campaigns import PATIENCE_SECONDS
-from orchard.page.compare import Arm, Comparison, Tallied, compare, examples, matrix, tallied
+from orchard.page.compare import Arm, compare, examples, matrix, tallied
 from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
@@ -34,7 +33,7 @@ class Overviews:
     def __init__(self, site: "Site") -> None:
         self._site = site
         self._evaluations: dict[str, tuple[int, Evaluation]] = {}
-        """By campaign, as they were at a sequence: the bootstrap of many intervals takes seconds."""
+        """By campaign, as they were at a sequence: reading and drawing many cells takes a while."""
 
     def register(self, app: web.Application) -> None:
         """Add the routes."""
@@ -92,7 +91,7 @@ class Overviews:
         result = None
         if len(chosen) == 2:
             both = [await self._site.tables.ask(tallied, arm) for arm in chosen]
-            result = await asyncio.to_thread(_compared, *map(_Key, both))
+            result = await asyncio.to_thread(compare, *both)
         every = arms if campaign is None else [e.arm for e in await self._site.tables.ask(matrix)]
         shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "campaign": campaign}
         return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
@@ -158,26 +157,6 @@ class Overviews:
                 overview = await self._site.watch.newest()
         live = ("version", overview.version)
         return await self._site.page(request, "health.html", found=found, overview=overview, live=live)
-
-
-class _Key:
-    """An arm's tallies as a key: those of two times are equal where they count the same."""
-
-    def __init__(self, arm: Tallied) -> None:
-        self.arm = arm
-        self._key = frozenset((task, t.graded, t.resolved) for task, t in arm.tallies.items())
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
-
-
-@lru_cache(maxsize=16)
-def _compared(first: _Key, second: _Key) -> Comparison | None:
-    """The bootstrap of an interval takes a tenth of a second, and pages are looked at again."""
-    return compare(first.arm, second.arm)
 
 
 def _tests(task: Task) -> list[tuple[str, tuple[str, ...]]]:

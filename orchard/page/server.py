@@ -280,6 +280,8 @@ class Site:
                 known: dict[type[Exception], int] = {BadFilter: 400, CampaignError: 409, TaskError: 404}
                 status = known.get(type(error), 503)
                 return await self._failure(request, status, str(error))
+            except web.RequestPayloadError:
+                return await self._failure(request, 400, "The form is not encoded as its headers say.")
             except duckdb.OutOfMemoryException:
                 log.warning("%s needs more memory than the page may have", request.path_qs)
                 said = "This needs more memory than the page may have: ask for less, such as one campaign."

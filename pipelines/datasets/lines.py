@@ -1,16 +1,21 @@
-"""Tokenizing lines and words apart, where that provably gives the same tokens: they come again and again.
+"""Tokenizing lines and words apart, where that gives the tokenizer's own tokens: they come again and again.
 
-In the byte-level tokenizers of the GPT-2, GPT-4, Qwen and Llama 3 families no word goes over the border
-between a line end and a character that is no white space: every alternative of their patterns that takes a
-line end takes nothing but white space after it. So a text may be cut there. Lines of ASCII alone are cut into
-words here, where the classes of characters leave no doubt. Each token stands for bytes, so decoding is
-joining them. Unicode's form NFC, to which tokenizers of Qwen bring a text first, joins nothing with a line
-end and leaves ASCII as it is, so both rules hold with it.
+A byte-level tokenizer cuts a text into words by a pattern, from left to right, and no token goes over the
+border of a word. So a text may be cut at a place that is a border in every text, if no word before it looks
+past it. Where that is depends on the pattern. In the form of GPT-2 a run of white space is one word up to its
+last character, but wholly one word at the end of a text: a text may be cut only before the run. In the form
+of GPT-4 a run that holds a line end is one word up to the last of them, which punctuation before it may take:
+a text may be cut only behind it. Lines of ASCII alone are cut into words here, where the classes of
+characters leave no doubt. Each token stands for bytes, so decoding is joining them. Unicode's form NFC, to
+which tokenizers of Qwen bring a text first, joins nothing with a line end and leaves ASCII as it is.
+
+`LineCutter.of` compares with the tokenizer itself before it trusts any of this.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
@@ -23,10 +28,37 @@ _GPT4 = (
 OURS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of tokenizers trained here: GPT-2's without its English contractions; digits stand alone. A
 word is the same token after a dot, a slash or a bracket, so a small model learns fewer forms of a name."""
-PATTERNS = frozenset({_GPT2, _GPT4 % "", _GPT4 % "{1,3}", OURS})
-"""Patterns for which the rule was checked."""
+_BEFORE_LINE_ENDS = re.compile(r"(?<=\S)(?=\n)")
+_BEHIND_LINE_ENDS = re.compile(r"(?<=\n)(?=\S)")
+BORDERS = {
+    _GPT2: _BEFORE_LINE_ENDS,
+    OURS: _BEFORE_LINE_ENDS,
+    _GPT4 % "": _BEHIND_LINE_ENDS,
+    _GPT4 % "{1,3}": _BEHIND_LINE_ENDS,
+}
+"""Where a text may be cut, by the pattern of its tokenizer."""
 
-_BORDER = re.compile(r"(?<=\n)(?=\S)")
+_KINDS = (
+    "a",
+    "S",
+    "7",
+    ".",
+    "/",
+    "'s",
+    " ",
+    "\n",
+    "\r",
+    "\t",
+    "\x1c",
+    "\x85",
+    "é",
+    "e\u0301",
+    "\u2028",
+    "漢",
+)
+"""Texts that the patterns tell apart."""
+_LONGEST = 3
+"""Kinds in a text that is tried."""
 
 
 class LineCutter:
@@ -34,11 +66,12 @@ class LineCutter:
 
     def __init__(self, table: list[bytes], pattern: str) -> None:
         self._table = table
+        self._border = BORDERS[pattern]
         self._word = re.compile(ascii_pattern(pattern), re.ASCII)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
-        """For a tokenizer of which the rule holds, else None."""
+        """For a tokenizer with which cutting gives its own tokens, else None."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         pattern = _known_pattern(json.loads(backend.to_str())) if backend is not None else None
         if pattern is None:
@@ -52,11 +85,27 @@ class LineCutter:
             else:
                 token: str = backend.id_to_token(number) or ""
                 table.append(bytes(letters[letter] for letter in token))
-        return cls(table, pattern)
+        cutter = cls(table, pattern)
+        return cutter if cutter._agrees(backend, list(added.values())) else None
+
+    def _agrees(self, backend: Any, added: Sequence[str]) -> bool:
+        """Whether the tokenizer has the tokens of lines and of words for short texts of all kinds."""
+        special = re.compile("|".join(map(re.escape, added)) or "(?!)")
+        kinds = (*_KINDS, *added[:2])
+        trials = [
+            "".join(pieces) for size in range(1, _LONGEST + 1) for pieces in product(kinds, repeat=size)
+        ]
+        apart = [(text, self.cut(text)) for text in trials]
+        for line in {line for _, lines in apart for line in lines if special.search(line) is None}:
+            apart.append((line, self.words(line) or [line]))
+        texts = list({text for whole, pieces in apart for text in (whole, *pieces)})
+        found = backend.encode_batch_fast(texts, add_special_tokens=False)
+        ids = {text: encoding.ids for text, encoding in zip(texts, found, strict=True)}
+        return all([i for piece in pieces for i in ids[piece]] == ids[text] for text, pieces in apart)
 
     def cut(self, text: str) -> list[str]:
         """The lines of a text; joined they are the text."""
-        return _BORDER.split(text)
+        return self._border.split(text)
 
     def words(self, line: str) -> list[str] | None:
         """The words of a line without control tokens, as the tokenizer cuts them; None for non-ASCII text."""
@@ -103,7 +152,7 @@ def _known_pattern(tokenizer: dict[str, Any]) -> str | None:
         return _GPT2 if last.get("use_regex") else None
     isolated = steps[0].get("behavior") == "Isolated" and not steps[0].get("invert")
     pattern = steps[0].get("pattern", {}).get("Regex")
-    known = len(steps) == 2 and isolated and not last.get("use_regex") and pattern in PATTERNS
+    known = len(steps) == 2 and isolated and not last.get("use_regex") and pattern in BORDERS
     return str(pattern) if known else None
 
 

@@ -1,9 +1,10 @@
-"""Conversations as tokens, with the span of each assistant message, checked by decoding.
+"""Conversations as tokens, with the span of each assistant message, checked against the tokenizer itself.
 
 A conversation is rendered once by the chat template and cut where assistant text begins and ends. The parts
 are tokenized apart, as a policy server does it: a prompt ends where generation starts. So the tokens of a
-span are exactly those of the assistant's own text, its end mark included. Control tokens that stand inside
-a message or a tool's description are text: an observation cannot end a turn.
+span are exactly those of the assistant's own text, its end mark included: the tokenizer is given it whole.
+Only context is put together from lines and words that were seen before. Control tokens that stand inside a
+message or a tool's description are text: an observation cannot end a turn.
 """
 
 import hashlib
@@ -33,6 +34,8 @@ _MARKS = dict(zip(map(ord, (START, END)), mark_control_tokens("x", re.compile("x
 _ID_BYTES = 4
 _FRAME = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 """What Qwen's templates write for a picture; the token in the middle is repeated."""
+_PROOF = 64
+"""Of so many conversations one is tokenized whole as well and its ids are compared."""
 _PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
 
 
@@ -69,6 +72,8 @@ class _Part:
     text: str
     marked: bool
     """Holds control tokens that are text, between START and END."""
+    whole: bool
+    """Said by an assistant, so it may train: no short cut is taken for its tokens."""
     pieces: list[str]
     """What is tokenized apart; joined they are the text."""
 
@@ -127,6 +132,8 @@ class ChatTokenizer:
         self._lines = LineCutter.of(tokenizer)
         self._memory = _Memory()
         """Of texts between cuts, and of lines where lines can be tokenized apart."""
+        self._said = _Memory()
+        """Of what assistants said, whose tokens are those that the tokenizer gives for the whole text."""
         self._words = _Memory()
         self._lossy: set[str] = set()
         """Texts that were tokenized at once and whose tokens do not stand for their very bytes."""
@@ -182,6 +189,9 @@ class ChatTokenizer:
         """Tokens of many conversations, or why one has none; equal texts are tokenized once."""
         cut = [self._parts(conversation) for conversation in conversations]
         self._learn([part for parts in cut if not isinstance(parts, ExampleError) for part in parts])
+        for parts in cut[::_PROOF]:
+            if not isinstance(parts, ExampleError):
+                self._prove(parts)
         return [self._joined(one, parts) for one, parts in zip(conversations, cut, strict=True)]
 
     def _parts(self, conversation: Conversation) -> list[_Part] | ExampleError:
@@ -192,14 +202,17 @@ class ChatTokenizer:
             return error
         cuts = [0, *(at for span in spans for at in span), len(text)]
         if not conversation.pictures:
-            return [self._part(text[start:end]) for start, end in pairwise(cuts)]
+            return [
+                self._part(text[start:end], said=bool(number % 2))
+                for number, (start, end) in enumerate(pairwise(cuts))
+            ]
         if None in self._frame:
             return ExampleError(
                 f"example {conversation.name}: tokenizer {self.name} has no token for pictures: choose "
                 "that of a vision-language model"
             )
         parts = [
-            self._part(text[start:end]) if number % 2 else self._pictured(text[start:end])
+            self._part(text[start:end], said=True) if number % 2 else self._pictured(text[start:end])
             for number, (start, end) in enumerate(pairwise(cuts))
         ]
         shown = sum(part.pieces.count(PICTURE) for part in parts[::2])
@@ -212,20 +225,26 @@ class ChatTokenizer:
 
     def _pictured(self, text: str) -> _Part:
         """Context with pictures: the texts between them are tokenized apart."""
-        first, *others = (self._part(piece) for piece in text.split(PICTURE))
+        first, *others = (self._part(piece, said=False) for piece in text.split(PICTURE))
         pieces = [*first.pieces, *(piece for part in others for piece in (PICTURE, *part.pieces))]
-        return _Part(text, START in text or END in text, [piece for piece in pieces if piece])
+        return _Part(text, START in text or END in text, False, [piece for piece in pieces if piece])
 
-    def _part(self, text: str) -> _Part:
+    def _part(self, text: str, *, said: bool) -> _Part:
         marked = START in text or END in text
-        return _Part(text, marked, [text] if marked or self._lines is None else self._lines.cut(text))
+        if marked or said or self._lines is None:
+            return _Part(text, marked, said and not marked, [text])
+        return _Part(text, marked, False, self._lines.cut(text))
 
     def _learn(self, parts: Sequence[_Part]) -> None:
         """Tokenize what is not remembered."""
         memory = self._memory
         memory.begin()
         memory.put(PICTURE, b"")  # its tokens are not those of a text
-        plain = memory.unknown(piece for part in parts if not part.marked for piece in part.pieces)
+        self._said.begin()
+        self._encode(self._said.unknown(part.text for part in parts if part.whole), self._said)
+        plain = memory.unknown(
+            piece for part in parts if not (part.marked or part.whole) for piece in part.pieces
+        )
         if self._lines is not None:
             plain = self._learn_words(self._lines, plain)
         self._encode(plain, memory)
@@ -284,11 +303,11 @@ class ChatTokenizer:
             if part.marked and (reason := next(filter(None, map(self._unsafe.get, part.pieces)), None)):
                 return ExampleError(f"example {conversation.name}: {reason}")
         assistants = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
-        known = self._memory.now
         found, spans, taken = [], [], set()
         position = 0
         pictures = iter(conversation.pictures)
         for number, part in enumerate(parts):
+            known = self._said.now if part.whole else self._memory.now
             if PICTURE in part.pieces:
                 ids = b"".join(
                     self._shown(next(pictures)) if piece == PICTURE else known[piece] for piece in part.pieces
@@ -322,6 +341,18 @@ class ChatTokenizer:
                 f"text with tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
             )
         return Encoded(input_ids, tuple(spans), frozenset(taken))
+
+    def _prove(self, parts: Sequence[_Part]) -> None:
+        """Raise DatasetError for context whose pieces have other ids than the whole text."""
+        context = [part for part in parts if not part.marked and PICTURE not in part.pieces]
+        found = self._backend.encode_batch_fast([part.text for part in context], add_special_tokens=False)
+        for part, encoding in zip(context, found, strict=True):
+            known = self._said.now if part.whole else self._memory.now
+            if b"".join(map(known.__getitem__, part.pieces)) != np.array(encoding.ids, np.int32).tobytes():
+                raise DatasetError(
+                    f"a text that tokenizer {self.name} was given in pieces has other tokens as a whole: "
+                    "this is a defect of Orchard, please report it with the tokenizer's name"
+                )
 
     def _shown(self, tokens: int) -> bytes:
         """The tokens of a picture, between the marks of its begin and end."""

@@ -1,6 +1,6 @@
 """Intervals over replicates: over policies trained with different seeds, or over samples of one model.
 
-A bootstrap over tasks says how a score would move with other tasks. It says nothing about another seed of
+An interval over tasks says how a score would move with other tasks. It says nothing about another seed of
 training; for that the seed is the unit. Here each replicate is one number, and the interval is Student's.
 """
 

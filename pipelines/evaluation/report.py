@@ -54,10 +54,11 @@ def tables_of(results: Results) -> list[Table]:
                 *(pair.task_set, " / ".join(pair.first), " / ".join(pair.second)),
                 points(pair.difference),
                 *(str(pair.difference.tasks), str(pair.gained), str(pair.lost), f"{pair.p:.3f}"),
+                "yes" if pair.differs else "not shown",
             )
             for pair in pairs
         ]
-        columns = ("task set", "first", "second", "second - first", "tasks", "gained", "lost", "p")
+        columns = ("task set", "first", "second", "second - first", "tasks", "gained", "lost", "p", "differ")
         found.append(Table("Paired differences, in points", columns, rows))
     return found
 
@@ -177,13 +178,14 @@ def markdown(results: Results) -> str:
 
 
 _HOW = (
-    "Scores are means over tasks, each task counting once, with 95 % intervals by a bootstrap over tasks. "
+    "Scores are means over tasks, each task counting once, with 95 % intervals over tasks, exact below 30. "
     "Aborted rollouts are failures of infrastructure, blocked ones were kept out by their site (a captcha): "
     "both are in no score. pass@k and pass^k are the "
     "unbiased estimates that any, and that all, of k rollouts resolve a task. Differences are paired by "
     "task; p is that of an exact sign test of the tasks gained and lost: McNemar's, where a task has one "
-    "rollout. As leaderboards count, a task with exactly k graded rollouts passes when any, or all, of them "
-    "resolved it; tasks with fewer are short, and in no figure."
+    "rollout. Two cells differ where the interval is on one side of 0 and p is below 0.05, which is not "
+    "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts "
+    "passes when any, or all, of them resolved it; tasks with fewer are short, and in no figure."
 )
 
 

@@ -132,6 +132,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         tail = sum(comb(n, i) for i in range(min(self.gained, self.lost) + 1)) / 2**n
         return float(min(1.0, 2 * tail))
 
+    @property
+    def differs(self) -> bool:
+        """Whether both say so: the interval of the difference is on one side of 0, and p is below 0.05."""
+        return (self.difference.low > 0 or self.difference.high < 0) and self.p < 0.05
+
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluation as the log has it up to some sequence."""

@@ -1,5 +1,6 @@
 """Low-rank adapters (LoRA) in a model: made by `peft`, trained in place of the weights."""
 
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -37,5 +38,20 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
             model.add_adapter(config)
         except ValueError as error:
             raise ModelError(f"no adapter fits {base}, change `lora.targets`: {first_line(error)}") from error
+    if tied := _tied(model):
+        raise ModelError(
+            f"{base} uses the weights of {' and '.join(tied)} in another place too, which merging "
+            "the adapter into them would change: take them out of `lora.targets`"
+        )
     # `add_adapter` names what the model was loaded from, which may be relative to where this process runs.
     model.peft_config["default"].base_model_name_or_path = str(place.absolute()) if place.is_dir() else base
+
+
+def _tied(model: PreTrainedModel) -> list[str]:
+    """Layers with an adapter whose own weights stand elsewhere in the model, too."""
+    places = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    return [
+        name.removesuffix(".base_layer")
+        for name, module in model.named_modules()
+        if name.endswith(".base_layer") and any(places[id(w)] > 1 for w in module.parameters(recurse=False))
+    ]

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import msgspec
 import torch
 from aiohttp import web
 
+from orchard.injector.operations import JSON
+from orchard.injector.orchestrator.origins import is_loopback, refusal
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.models.errors import ModelError
@@ -56,10 +58,15 @@ class PolicyServer:
         api_key: str | None = None,
         drain_seconds: float = 30.0,
         blind: bool = False,
+        hosts: Collection[str] = (),
     ) -> None:
-        """Loads the weights. Raises ModelError or DatasetError for a directory that cannot be served."""
+        """Loads the weights. `hosts` are names that it is asked by beside its own.
+
+        Raises ModelError or DatasetError for a directory that cannot be served.
+        """
         self.name, self.host, self.port = name, host, port
         self._run = run
+        self._hosts = hosts
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = dtype
         self._api_key = api_key
@@ -234,7 +241,12 @@ class PolicyServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Who may ask, and errors in OpenAI's form."""
+        """Who may ask, and errors in OpenAI's form: what a browser sends for any page is refused."""
+        strange = refusal(request, loopback=is_loopback(self.host), hosts=self._hosts)
+        if strange is not None:
+            return _error(*strange)
+        if request.body_exists and request.content_type != JSON:
+            return _error(415, f"the header Content-Type must be {JSON}")
         if self._api_key is not None and request.path != "/health":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._api_key.encode()):
@@ -243,6 +255,8 @@ class PolicyServer:
             return await handler(request)
         except BadRequest as error:
             return _error(error.status, str(error), error.code)
+        except web.RequestPayloadError:
+            return _error(400, "the body is not encoded as its headers say")
         except Overloaded:
             most = self.engine.settings.waiting
             return _error(503, f"{most} requests wait already: try again", "overloaded")

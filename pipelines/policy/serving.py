@@ -45,6 +45,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads; 0: torch decides."""
     drain_seconds: float = 30.0
     """How long running requests may go on after SIGTERM."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that it is asked by beside those of this machine, as behind a proxy."""
     blind: bool = False
     """Answer as if every picture were black: what the policy reaches so, it does not owe to seeing."""
 
@@ -96,6 +98,7 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
         api_key=key,
         drain_seconds=settings.drain_seconds,
         blind=settings.blind,
+        hosts=settings.allowed_hosts,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -271,8 +271,8 @@ class Learner:
 
     def _packs(self, rows: list[_Row]) -> list[list[_Row]]:
         lengths = [len(row.row.input_ids) for row in rows]
-        context, processes = self.settings.context, self.processes
-        return process_packs(rows, lengths, context, processes.count, processes.rank)
+        capacity, processes = self.settings.pack_tokens or self.settings.context, self.processes
+        return process_packs(rows, lengths, capacity, processes.count, processes.rank)
 
 
 def as_row(sequence: TokenSequence, name: str, *, resolved: bool = False) -> TokenRow:

@@ -258,8 +258,9 @@ def settings_hash(settings: RlSettings) -> str:
     for name, default in msgspec.to_builtins(TaskPool()).items():
         if name in ("exclude", "held_out", "unproven", "per_repo", "seed") and told["tasks"][name] == default:
             del told["tasks"][name]
-    if settings.lora is None:
-        del told["lora"]
+    for name in ("lora", "pack_tokens"):
+        if told[name] is None:
+            del told[name]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]

@@ -37,6 +37,14 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
         dist.all_reduce(tensor)
         return tensor.item()
 
+    def largest(self, value: float) -> float:
+        """The largest of a number in all processes."""
+        if self.count == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.item()
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.count > 1:

@@ -57,14 +57,12 @@ def learning_rate(step: int, *, steps: int, peak: float, floor: float, warmup: f
 def packs(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Indices of `lengths` in packs of at most `capacity` in sum: first-fit decreasing, ties by index.
 
-    Never more than 11/9 of the fewest packs there could be, plus one. Raises ValueError where one is longer.
+    A longer one is a pack of its own. Never more than 11/9 of the fewest packs there could be, plus one.
     """
     room: list[int] = []
     filled: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         length = lengths[index]
-        if length > capacity:
-            raise ValueError(f"example {index} has {length} tokens, a pack has room for {capacity}")
         place = next((at for at, left in enumerate(room) if left >= length), None)
         if place is None:
             room.append(capacity - length)
@@ -78,7 +76,7 @@ def packs(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 def process_packs(
     rows: Sequence[T], lengths: Sequence[int], capacity: int | None, processes: int, rank: int
 ) -> list[list[T]]:
-    """The packs of process `rank`; without a capacity each row is alone. Raises as `packs`.
+    """The packs of process `rank`; without a capacity each row is alone.
 
     All processes have equally many packs; an empty one trains nothing.
     """

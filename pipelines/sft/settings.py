@@ -69,6 +69,9 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context: Tokens = 65_536
     """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune. A
     longer rollout is dropped with a reason."""
+    pack_tokens: Tokens | None = None
+    """Tokens of examples that share one forward and backward pass, at most; a longer example has one of
+    its own. Lower it where memory runs out: the gradients of a step's passes are summed. None: `context`."""
     precision: Precision = Precision.FLOAT32
     """Of the matrix products."""
     seed: int = 0
@@ -213,5 +216,6 @@ _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
 def settings_hash(settings: SftSettings) -> str:
     """Equal for settings that make the same weights: where they are written does not count."""
     fields = msgspec.to_builtins(settings)
-    left_out = (*_RUNTIME, *(("lora",) if settings.lora is None else ()))  # runs of before keep their hash
+    # Settings that are younger than stored runs count only where they are set.
+    left_out = (*_RUNTIME, *(name for name in ("lora", "pack_tokens") if getattr(settings, name) is None))
     return digest({name: value for name, value in fields.items() if name not in left_out})

@@ -15,6 +15,7 @@ from orchard.pipelines.models.directories import load_model, save_model
 from orchard.pipelines.models.tiny import parameters
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
+from orchard.pipelines.sft.interruption import RunInterrupted, StopSignals
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
 from orchard.pipelines.sft.preparation import (
@@ -127,11 +128,12 @@ class Trainer:
         """
         processes, summed = self.processes, 0.0
         lengths = [len(row.input_ids) for row in rows]
-        capacity = self.settings.context if self.settings.packing else None
+        settings = self.settings
+        capacity = (settings.pack_tokens or settings.context) if settings.packing else None
         mine = process_packs(rows, lengths, capacity, processes.count, processes.rank)
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
-            with autocast(processes, self.settings.precision):
+            with autocast(processes, settings.precision):
                 loss = summed_loss(self.model, make_pack(members, processes.device, self._eyes))
             # Sharded gradients are averaged over the processes, but the batch has one mean over all tokens.
             (loss * (processes.count / trained)).backward()  # type: ignore[no-untyped-call]
@@ -147,10 +149,11 @@ def train(
 ) -> Path:
     """Do a run, or what is left of it, and return its model directory, `<out>/model`.
 
-    `sinks` is called once, in the process that reports. Raises TrainingError, ModelError, DatasetError.
+    `sinks` is called once, in the process that reports. Raises TrainingError, of which RunInterrupted is one,
+    ModelError, DatasetError.
     """
     out = Path(settings.out)
-    with joined(settings.threads) as processes:
+    with joined(settings.threads) as processes, StopSignals() as stop:
         manifest = read_manifest(Path(settings.dataset))
         rows = list(read_tokens(Path(settings.dataset)))
         model, tokenizer, processor = starting_point(settings)
@@ -193,8 +196,16 @@ def train(
             position = position.after(fact)
             for sink in reports:
                 sink.put(fact)
-            if settings.checkpoint_every and fact.step % settings.checkpoint_every == 0:
+            # Processes of one run hear of a signal at different steps, and must end after the same one.
+            signal = int(processes.largest(stop.heard)) if fact.step < trainer.plan.steps else 0
+            if signal or (settings.checkpoint_every and fact.step % settings.checkpoint_every == 0):
                 checkpoints.save(model, trainer.optimizers, position)
+            if signal:
+                raise RunInterrupted(
+                    f"the run {settings.run} was interrupted after step {fact.step} of {trainer.plan.steps}: "
+                    f"start the same command again to resume it from {out / CHECKPOINTS}",
+                    signal,
+                )
         state = whole_weights(model, processes)
         if processes.first:
             trainer.check_frozen(state or dict(model.named_parameters()))

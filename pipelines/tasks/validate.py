@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 
 import msgspec
@@ -36,6 +36,9 @@ UNFIT = {
     AbortCause.SANDBOX_OUT_OF_MEMORY: "out_of_memory",
 }
 """Failures that a task causes itself, and the reason it is rejected for; any other is raised."""
+
+LEFT = frozenset({AbortCause.IMAGE_UNAVAILABLE, AbortCause.SANDBOX_REFUSED})
+"""Failures that say nothing of a task, and need not concern the others: it stays unproven."""
 
 SOLUTION = "/tmp/orchard-solution"
 """Where the script lies that solves a task graded in place."""
@@ -95,11 +98,30 @@ class Validator:
         self._client = client
         self._blobs = blobs
 
-    def many(
-        self, tasks: Iterable[Task], *, started: Callable[[Task], None] = lambda _: None
+    async def many(
+        self,
+        tasks: Iterable[Task],
+        *,
+        started: Callable[[Task], None] = lambda _: None,
+        left: Callable[[Task, InfrastructureError], None] | None = None,
     ) -> AsyncIterator[Validation]:
-        """The validation of each task as it is ready; raises what `validate` raises."""
-        return as_ready(tasks, self.validate, concurrency=self.settings.concurrency, started=started)
+        """The validation of each task as it is ready. Raises what `validate` raises, unless it is LEFT and
+        `left` can be told of it."""
+
+        async def judged(task: Task) -> Validation | None:
+            try:
+                return await self.validate(task)
+            except InfrastructureError as error:
+                if left is None or error.cause not in LEFT:
+                    raise
+                left(task, error)
+                return None
+
+        ready = as_ready(tasks, judged, concurrency=self.settings.concurrency, started=started)
+        async with aclosing(ready):
+            async for verdict in ready:
+                if verdict is not None:
+                    yield verdict
 
     async def validate(self, task: Task) -> Validation:
         """Prove or reject one task, by the rule of its kind (`prove`).

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ async def as_ready(
     *,
     concurrency: int,
     started: Callable[[Item], None] = lambda _: None,
-) -> AsyncIterator[Result]:
+) -> AsyncGenerator[Result, None]:
     """The result of each item as it is ready, `concurrency` at a time; raises what `work` raises.
 
     What is under way when the iteration is left is cancelled.

@@ -41,9 +41,9 @@ from tests.chaos import checks
 from tests.chaos.fleet_processes import Processes
 from tests.chaos.fleet_report import ABORTED, MIB, Report, Size, counted, finished_before, judge
 from tests.chaos.world import CAMPAIGN
-from tests.infra.cluster import Member, leaders_answer, members, url_of
+from tests.infra.cluster import Member, lag_of, members, url_of
 from tests.infra.conftest import INFRA, Manifests, build
-from tests.infra.scaling import ScalingError, Trigger, jobs_to_create, lag
+from tests.infra.scaling import ScalingError, Trigger, jobs_to_create
 from tests.sandbox_service import LocalService
 
 COMMAND = "echo done > /tmp/done && echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -129,7 +129,7 @@ class Fleet:
         async with aiohttp.ClientSession() as http:
             while True:
                 with suppress(ScalingError):  # KEDA creates nothing then
-                    self.waiting = lag(await leaders_answer(http, self.cluster, trigger), trigger)
+                    self.waiting = await lag_of(http, self.cluster, trigger)
                     running = len(self.processes.named("worker"))
                     self.report.workers_at_once = max(self.report.workers_at_once, running)
                     for _ in range(

@@ -57,7 +57,7 @@ async def test_point_8_of_creates_that_race_with_one_key_all_get_the_one(
     assert (await http.delete(f"/sandboxes/{made}")).status == 200
 
 
-async def test_point_9_an_image_that_cannot_be_had_ends_the_wait_at_once_with_the_reason(
+async def test_point_9_an_image_that_is_missing_ends_the_wait_early_with_the_reason(
     client: AsyncSandboxClient, service: Deployment
 ) -> None:
     """Naive: one that waits until the Pod is ready, for the hour it was given."""

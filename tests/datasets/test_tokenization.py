@@ -1,6 +1,7 @@
 """Masks cover exactly the assistant's own tokens, for any text, and nothing in a text can end a turn."""
 
 import itertools
+import random
 import re
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from orchard.pipelines.datasets import tokenization
+from orchard.pipelines.datasets import lines, tokenization
 from orchard.pipelines.datasets.errors import DatasetError, MaskError
-from orchard.pipelines.datasets.lines import PATTERNS, LineCutter, ascii_pattern
+from orchard.pipelines.datasets.lines import BORDERS, OURS, LineCutter
+from orchard.pipelines.datasets.templates import any_of
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
 from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from tests.real_tokenizers import PACKAGES, real_tokenizer
 
 PLAIN = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
@@ -202,19 +206,135 @@ def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer)
         assert cutter.decode(np.array(encoding.ids, np.int32)) == text
 
 
-@pytest.mark.parametrize("pattern", sorted(PATTERNS))
-def test_the_rule_holds_for_every_known_pattern(pattern: str) -> None:
-    """No word of any text goes over a border."""
+@pytest.mark.parametrize("pattern", sorted(BORDERS))
+def test_a_text_that_is_cut_has_the_words_of_the_whole_for_every_known_pattern(pattern: str) -> None:
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    words = re.compile(ascii_pattern(pattern), re.ASCII)
+    cutter = LineCutter([], pattern)
     kinds = ["a", "7", ".", " ", "\n", "\r", "\t", "\u2028", "'s"]
     for size in range(2, 6):
         for pieces in itertools.product(kinds, repeat=size):
             text = "".join(pieces)
             if "\n" not in text[:-1]:
                 continue
-            borders = {at for at in range(1, len(text)) if text[at - 1] == "\n" and not text[at].isspace()}
-            pieces_of = split.pre_tokenize_str(text)
-            assert borders <= {first for _, (first, _) in pieces_of}, repr(text)
+            whole = [piece for piece, _ in split.pre_tokenize_str(text)]
+            lines = cutter.cut(text)
+            assert [piece for line in lines for piece, _ in split.pre_tokenize_str(line)] == whole, repr(text)
             if text.isascii():
-                assert words.findall(text) == [piece for piece, _ in pieces_of], repr(text)
+                assert [word for line in lines for word in cutter.words(line) or ()] == whole, repr(text)
+
+
+KINDS = [
+    *("a", "bc", "S", "7", "42", ".", "/", "'s", "'S", " ", "  ", "\n", "\n\n", "\r", "\r\n", "\t", "\x1c"),
+    *(
+        "\x85",
+        "é",
+        "e\u0301",
+        "\u2028",
+        "漢",
+        "\u0301",
+        "\u00a0",
+        "\u3000",
+        "_",
+        "\x00",
+        "foo",
+        "}}",
+        "\U0001f600",
+    ),
+]
+
+
+def other_tokens(tokenizer: PreTrainedTokenizerBase, texts: int) -> list[str]:
+    """Of many random texts those that have other tokens in pieces than as a whole."""
+    cutter, drawn, backend = LineCutter.of(tokenizer), random.Random(7), tokenizer.backend_tokenizer
+    if cutter is None:
+        return []  # nothing is cut for it
+    kinds = [*KINDS, *list(tokenizer.added_tokens_encoder)[:3]]
+    made = ["".join(drawn.choices(kinds, k=drawn.randint(1, 14))) for _ in range(texts)]
+    special = any_of(tokenizer.added_tokens_encoder)
+    apart = {text: cutter.cut(text) for text in made}
+    words = {
+        line: (None if special.search(line) else cutter.words(line)) or [line]
+        for lines in apart.values()
+        for line in lines
+    }
+    texts = list({*made, *words, *itertools.chain.from_iterable(words.values())})
+    encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    ids = {text: each.ids for text, each in zip(texts, encodings, strict=True)}
+
+    def joined(pieces: list[str]) -> list[int]:
+        return [token for piece in pieces for token in ids[piece]]
+
+    return [
+        text
+        for text in made
+        if not joined(apart[text])
+        == joined([word for line in apart[text] for word in words[line]])
+        == ids[text]
+    ]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """A tokenizer trained here on text with many blank lines, which are tokens of it."""
+    texts = ["def f():\n\n    return 1\n\n\ndef g():\n\n\n\n\tpass  \n\n"] * 50
+    made = train_tokenizer(texts, 400, tmp_path_factory.mktemp("own"))
+    assert "ĊĊ" in made.get_vocab()
+    return made
+
+
+def test_blank_lines_have_the_tokens_of_the_whole_text(own: PreTrainedTokenizerBase) -> None:
+    assert LineCutter.of(own) is not None and other_tokens(own, 3000) == []
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama3.1", "deepseek-v3"])
+def test_texts_in_pieces_have_the_tokens_that_a_real_tokenizer_gives(name: str) -> None:
+    made = AutoTokenizer.from_pretrained(real_tokenizer(name))
+    assert (LineCutter.of(made) is None) == (name == "deepseek-v3")
+    assert other_tokens(made, 2000) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_texts_in_pieces_have_the_tokens_of_every_real_tokenizer(name: str) -> None:
+    made = PreTrainedTokenizerFast(tokenizer_file=str(real_tokenizer(name) / "tokenizer.json"))
+    assert other_tokens(made, 30_000) == []
+
+
+def test_a_tokenizer_that_a_rule_does_not_fit_is_not_cut_for(
+    own: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(lines.BORDERS, OURS, re.compile(r"(?<=\n)(?=\S)"))
+    assert LineCutter.of(own) is None
+
+
+def test_rows_have_the_ids_of_the_tokenizer_and_a_build_ends_where_they_would_not(
+    own: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatTokenizer(own, "own")
+    said = [{"role": role, "content": "a\n\nb\n\tc\n\n"} for role in ("user", "assistant")]
+    encoded = chat.encode([Conversation("x", said)])[0]
+    whole = own.apply_chat_template(said, tokenize=False)
+    asked = own.apply_chat_template(said[:1], tokenize=False, add_generation_prompt=True)
+    first, second = (
+        own.encode(part, add_special_tokens=False) for part in (asked, whole.removeprefix(asked))
+    )
+    assert encoded.input_ids.tolist() == first + second
+
+    forgetful = ChatTokenizer(own, "own")
+    monkeypatch.setattr(LineCutter, "cut", lambda _, text: re.split(r"(?<=\n)(?=\S)", text))
+    with pytest.raises(DatasetError, match="tokenizer own was given in pieces"):
+        forgetful.encode([Conversation("x", said)])
+
+
+def test_what_an_assistant_said_is_tokenized_whole(
+    own: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No short cut stands between the ids that train and the tokenizer."""
+    chat = ChatTokenizer(own, "own")
+    cut: list[str] = []
+    kept = LineCutter.cut
+    monkeypatch.setattr(LineCutter, "cut", lambda self, text: cut.append(text) or kept(self, text))
+    chat.encode(
+        [Conversation("x", [{"role": "user", "content": "?\n"}, {"role": "assistant", "content": "ok\n"}])]
+    )
+    assert cut and not any("ok" in text for text in cut)

@@ -1,6 +1,7 @@
 """The three NATS servers of the cluster on this machine, from the configuration that the chart renders.
 
-Addresses and paths are replaced; everything else is what the ConfigMap has.
+Addresses and paths are replaced; everything else is what the ConfigMap has. Each server has an address of its
+own, and all have one monitoring port, as Pods have.
 """
 
 import os
@@ -14,6 +15,7 @@ import msgspec
 
 from orchard.streams.server import find_binary
 from tests.infra.conftest import Manifest, free_ports, password_variables
+from tests.infra.keda import Scaler
 from tests.infra.scaling import ScalingError, Trigger
 
 SERVERS = 3
@@ -24,6 +26,7 @@ class Member:
     """One of the three: where it listens, and how it is started."""
 
     name: str
+    host: str
     client: int
     monitoring: int
     home: Path
@@ -34,10 +37,15 @@ class Member:
         """What starts it."""
         return [str(find_binary()), "-c", str(self.home / "nats.conf")]
 
+    @property
+    def endpoint(self) -> str:
+        """Of its monitoring."""
+        return f"{self.host}:{self.monitoring}"
+
     async def healthy(self, http: aiohttp.ClientSession) -> bool:
         """Whether the readiness probe of the StatefulSet is content."""
         with suppress(aiohttp.ClientError):  # it does not listen, or has just ended
-            async with http.get(f"http://127.0.0.1:{self.monitoring}/healthz") as reply:
+            async with http.get(f"http://{self.endpoint}/healthz") as reply:
                 return reply.status == 200
         return False
 
@@ -45,18 +53,18 @@ class Member:
 def members(config: Manifest, secrets: Path, home: Path) -> list[Member]:
     """Writes the configuration of each below `home`, from the data of the ConfigMap and the Secrets' files;
     what the servers have stored there stays."""
-    ports = free_ports(3 * SERVERS)
-    clients, routes, monitors = ports[:3], ports[3:6], ports[6:]
+    monitoring, *ports = free_ports(1 + 2 * SERVERS)
+    clients, routes = ports[:SERVERS], ports[SERVERS:]
     passwords = password_variables(secrets)
     found = []
     for number in range(SERVERS):
         place = home / f"nats-{number}"
         place.mkdir(parents=True, exist_ok=True)
-        text = config["nats.conf"]
+        text, host = config["nats.conf"], f"127.0.0.{1 + number}"
         changes = {
-            "listen: 0.0.0.0:4222": f"listen: 127.0.0.1:{clients[number]}",
+            "listen: 0.0.0.0:4222": f"listen: 0.0.0.0:{clients[number]}",
             "listen: 0.0.0.0:6222": f"listen: 127.0.0.1:{routes[number]}",
-            "http: 0.0.0.0:8222": f"http: 127.0.0.1:{monitors[number]}",
+            "http: 0.0.0.0:8222": f"http: {host}:{monitoring}",
             "/data": str(place / "data"),
             "/run/nats": str(place),
             "/etc/nats/tls": str(secrets / "orchard" / "nats-tls"),
@@ -69,8 +77,9 @@ def members(config: Manifest, secrets: Path, home: Path) -> list[Member]:
             text = text.replace(old, new)
         (place / "nats.conf").write_text(text)
         (place / "accounts.conf").write_text(config["accounts.conf"])
-        environment = {**os.environ, **passwords, "POD_NAME": f"nats-{number}"}
-        found.append(Member(f"nats-{number}", clients[number], monitors[number], place, environment))
+        own = {"POD_NAME": f"nats-{number}", "CLIENT_ADVERTISE": f"{host}:{clients[number]}"}
+        environment = {**os.environ, **passwords, **own}
+        found.append(Member(f"nats-{number}", host, clients[number], monitoring, place, environment))
     return found
 
 
@@ -79,20 +88,13 @@ def url_of(cluster: list[Member]) -> str:
     return ",".join(f"tls://localhost:{member.client}" for member in cluster)
 
 
-async def leaders_answer(http: aiohttp.ClientSession, cluster: list[Member], trigger: Trigger) -> bytes:
-    """What KEDA reads the lag from: the answer of the server that leads the consumer.
+async def lag_of(http: aiohttp.ClientSession, cluster: list[Member], trigger: Trigger) -> int:
+    """What KEDA learns at a poll, from the first server that answers, as where the Service's name leads it.
 
-    Raises ScalingError while no server that answers is the leader, as during an election.
+    Raises ScalingError as KEDA reports an error, for example during an election.
     """
     for member in cluster:
-        asked = msgspec.structs.replace(trigger, endpoint=f"127.0.0.1:{member.monitoring}")
-        with suppress(aiohttp.ClientError):
-            async with http.get(asked.url) as reply:
-                answer = await reply.read()
-            for account in msgspec.json.decode(answer).get("account_details", []):
-                for stream in account.get("stream_detail", []):
-                    for consumer in stream.get("consumer_detail", []):
-                        leads = consumer.get("cluster", {}).get("leader") == member.name
-                        if consumer["name"] == trigger.consumer and leads:
-                            return answer
-    raise ScalingError(f"no server says that it leads the consumer {trigger.consumer}")
+        if await member.healthy(http):
+            asked = msgspec.structs.replace(trigger, endpoint=member.endpoint)
+            return await Scaler(http, asked).poll()
+    raise ScalingError("no server answers")

@@ -438,7 +438,12 @@ def test_the_servers_configuration_is_valid(
 
     checked = subprocess.run(
         [str(find_binary()), "-t", "-c", str(tmp_path / "nats.conf")],
-        env={**os.environ, **password_variables(secrets), "POD_NAME": "nats-0"},
+        env={
+            **os.environ,
+            **password_variables(secrets),
+            "POD_NAME": "nats-0",
+            "CLIENT_ADVERTISE": "nats-0.nats.orchard.svc.cluster.local:4222",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -8,7 +8,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,22 @@ from tests.infra.conftest import (
 from tests.infra.test_chart import CHART, helm
 
 SOON = 30.0
-APPLETS = ("sh", "sleep", "find", "cat", "md5sum")
+APPLETS = ("sh", "sleep", "find", "cat", "md5sum", "rm")
+LATE_FIND = """
+find() {
+  if [ ! -e {place}/looked ]; then
+    : > {place}/looked
+    sleep 0.3
+    [ ! -e {place}/serving ] || while [ ! -e {place}/changed ]; do sleep 0.1; done
+  fi
+  command find "$@"
+}
+"""
+"""Whose first look comes after the change, if the server does not wait for it."""
+SERVER = """#!{programs}/sh
+: > {place}/serving
+exec {server} "$@"
+"""
 
 
 @dataclass
@@ -75,9 +90,9 @@ def certificates(directory: Path) -> dict[str, str]:
     return {name: (directory / name).read_text() for name in ("tls.crt", "tls.key", "ca.crt")}
 
 
-@pytest.fixture
-async def running(
-    built: dict[str, Manifests], secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@asynccontextmanager
+async def started(
+    built: dict[str, Manifests], secrets: Path, tmp_path: Path, *, late: bool = False
 ) -> AsyncIterator[Server]:
     pod = pod_template(built["cloud"].one("StatefulSet", "nats"))
     (container,) = [box for box in containers(pod) if box["name"] == "nats"]
@@ -87,7 +102,12 @@ async def running(
     programs.mkdir()
     for name in APPLETS:
         (programs / name).symlink_to(busybox)
-    (programs / "nats-server").symlink_to(find_binary())
+    server = SERVER.format(programs=programs, place=tmp_path, server=find_binary())
+    (programs / "nats-server").write_text(server)
+    (programs / "nats-server").chmod(0o755)
+    *shell, script = container["command"]
+    if late:
+        script = LATE_FIND.replace("{place}", str(tmp_path)) + script
     files = tmp_path / "nats"
     config, tls = Volume(files / "config"), Volume(files / "tls")
     tls.put(certificates(secrets / "orchard" / "nats-tls"))
@@ -108,7 +128,8 @@ async def running(
     log = tmp_path / "log"
     process = await asyncio.create_subprocess_exec(
         str(programs / "sh"),
-        *container["command"][1:],
+        *shell[1:],
+        script,
         env={
             **password_variables(secrets),
             "PATH": str(programs),
@@ -121,14 +142,24 @@ async def running(
     )
     try:
         ports = await listening(tmp_path)
-        worker = (secrets / "orchard" / "nats-users" / "worker").read_text()
-        monkeypatch.setenv("TEST_WORKER", worker)
         port = ports["nats"][0].rpartition(":")[2]
         authority = secrets / "orchard" / "nats-ca" / "ca.crt"
         yield Server(config, tls, f"tls://localhost:{port}", authority, log)
     finally:
         os.killpg(process.pid, 15)
         await process.wait()
+
+
+@pytest.fixture(autouse=True)
+def password(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a worker."""
+    monkeypatch.setenv("TEST_WORKER", (secrets / "orchard" / "nats-users" / "worker").read_text())
+
+
+@pytest.fixture
+async def running(built: dict[str, Manifests], secrets: Path, tmp_path: Path) -> AsyncIterator[Server]:
+    async with started(built, secrets, tmp_path) as server:
+        yield server
 
 
 async def refused(server: Server, subject: str) -> bool:
@@ -188,6 +219,20 @@ async def test_a_new_queue_is_for_workers_without_a_restart(running: Server) -> 
             running, f"{Queue().subject}.a.b"
         ):  # which is not in the list any more
             await asyncio.sleep(0.05)
+
+
+async def test_a_change_is_seen_that_comes_before_the_first_look_at_the_files(
+    built: dict[str, Manifests], secrets: Path, tmp_path: Path
+) -> None:
+    """It is compared with what the server was started with."""
+    async with started(built, secrets, tmp_path, late=True) as server:
+        now = (server.config.place / "nats.conf").read_text()
+        accounts = (server.config.place / "accounts.conf").read_text()
+        server.config.put({"nats.conf": now, "accounts.conf": accounts + "# changed\n"})
+        (tmp_path / "changed").touch()
+        async with asyncio.timeout(SOON):
+            while "Reloaded server configuration" not in server.log.read_text():
+                await asyncio.sleep(0.05)
 
 
 async def test_what_cannot_be_read_changes_nothing(running: Server) -> None:

@@ -55,6 +55,16 @@ async def test_what_a_page_may_send_unasked_is_no_request(service: "Service", ki
     assert await ask(service, "GET", "/sandboxes/made-by-a-page") == 404
 
 
+@pytest.mark.parametrize("encoding", ["zstd", "gzip", "deflate"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(
+    service: "Service", encoding: str
+) -> None:
+    assert (
+        await ask(service, "POST", "/sandboxes", Content_Type="application/json", Content_Encoding=encoding)
+        == 400
+    )
+
+
 @pytest.mark.parametrize(
     "host",
     [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
 
 pytestmark = pytest.mark.needs_root("layers have owners")
-IMPATIENT = Patience(tries=4, pause=0.0)
+IMPATIENT = Patience(tries=4, pause=0.0, second_look=0.0)
 SECRET = "correct horse"
 
 
@@ -204,6 +204,25 @@ def test_a_registry_that_stays_away_is_named(registry: Registry, archives: "Arch
     with pytest.raises(RegistryUnavailable):
         pull(state, Pull(reference="127.0.0.1:1/x"), IMPATIENT)
     assert left(state) == []
+
+
+@pytest.mark.parametrize("part", ["manifest", "layer"])
+def test_an_image_that_is_not_there_at_the_first_look_is_pulled(
+    registry: Registry, archives: "Archives", state: Path, part: str
+) -> None:
+    """As while it is pushed, or while one of several registries behind a name is behind."""
+    manifest = registry.push("1", archives.layer(("x", b"", 0o644)))
+    name = "1" if part == "manifest" else manifest["layers"][0]["digest"]
+    registry.faults[name] = [registries.status(404), registries.status(503)]
+    assert got(state, registry).name == f"{registry.address}/tools/tiny:1"
+    assert registry.faults[name] == []
+
+
+def test_an_image_is_missing_when_its_registry_says_so_twice(registry: Registry, state: Path) -> None:
+    with pytest.raises(NotFound) as missing:
+        got(state, registry)
+    looks = registry.asked("manifests") - 1  # the first request had no token
+    assert (missing.value.reason, looks) == ("image_missing", 2)
 
 
 def lying(name: str, registry: Registry, archives: "Archives") -> None:

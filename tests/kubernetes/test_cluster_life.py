@@ -28,7 +28,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def service(
     cluster: Cluster, namespace: str, agent_secret: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    settings = {**SIZES, "reconcile_interval": 0.5, "image_pull_policy": "Never"}
+    settings = {**SIZES, "reconcile_interval": 0.5, "image_pull_policy": "Never", "missing_after": 5}
     place = tmp_path_factory.mktemp("life")
     with serving(cluster, namespace, agent_secret, place, settings=settings) as service:
         yield service
@@ -105,7 +105,7 @@ async def test_a_pod_is_made_used_and_gone(
     await eventually(lambda: asyncio.to_thread(lambda: cluster.get("networkpolicies", namespace) == []))
 
 
-async def test_an_image_that_is_missing_ends_the_wait_at_once_and_for_good(
+async def test_an_image_that_is_missing_ends_the_wait_and_for_good(
     cluster: Cluster, namespace: str, service: Service, client: AsyncSandboxClient
 ) -> None:
     sandbox = await client.create_sandbox(

@@ -14,6 +14,7 @@ from tests.kubernetes.conftest import KEY, Cluster, Service, new_namespace, serv
 
 SIZES = {"cpu_request_share": 0.05, "memory_request_share": 0.25, "ephemeral_storage_request": "16Mi"}
 """All sandboxes of a module have to find room on the node."""
+SETTINGS = {**SIZES, "image_pull_policy": "Never", "missing_after": 5}
 
 
 class KubernetesDeployment:
@@ -34,7 +35,7 @@ class KubernetesDeployment:
 
     def _start(self, port: int = 0) -> Service:
         running = serving(
-            self._cluster, self._namespace, self._secret, self._place, port=port, settings=SIZES
+            self._cluster, self._namespace, self._secret, self._place, port=port, settings=SETTINGS
         )
         return self._stack.enter_context(running)
 

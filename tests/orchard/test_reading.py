@@ -59,6 +59,32 @@ def test_rows_for_a_shell_end_as_its_lines_do(tmp_path: Path) -> None:
     assert told.stdout == 'rollout_id,said\nc95337d9,"a, b"\n'
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("select * from read_text('{file}')", "select * from '{file}'", "select * from glob('{place}/*')"),
+        *("copy (select 1) to '{made}'", "copy (select 1) to '{place}/tables/made.csv'", "attach '{made}'"),
+        *(
+            "explain analyze copy (select 1) to '{made}'",
+            "export database '{made}'",
+            "create view a as select 1",
+        ),
+        *(
+            "set enable_external_access = true",
+            "select 1; drop view rollouts",
+            "install httpfs",
+            "call pragma_version()",
+        ),
+    ],
+)
+def test_a_query_of_somebody_else_reads_the_tables_alone(tmp_path: Path, query: str) -> None:
+    file, made = tmp_path / "secret.csv", tmp_path / "made"
+    file.write_text("a\n1\n")
+    asked = query.format(file=file, made=made, place=tmp_path)
+    told = CliRunner().invoke(app, ["--store", str(tmp_path), "sql", "--read-only", asked])
+    assert told.exit_code == 1 and not made.exists() and not list(tmp_path.rglob("made*"))
+
+
 def test_lines_that_were_typed_are_there_again(tmp_path: Path) -> None:
     history = tmp_path / "sql_history"
     with line_editing(history):

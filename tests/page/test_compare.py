@@ -166,7 +166,7 @@ async def test_every_page_answers(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         arms = {"a": FIRST.key, "b": SECOND.key}
         for path, said in (
-            ("/compare", "95 % bootstrap interval over 60 tasks"),
+            ("/compare", "95 % interval over 60 tasks"),
             ("/failures", "repeats a command"),
             ("/tasks", "task-59"),
             ("/tasks/task-7", "mini-swe-agent"),

@@ -241,7 +241,7 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_and_an_outag
     )
     assert len(ruled) == len({row[0] for row in ruled}) == TASKS * SAMPLES
     assert Counter(row[1] for row in ruled) == Counter(passes for _, passes in truths().values())
-    assert {row[2] for row in ruled} == {"orchard-1"} and len({row[3] for row in ruled}) == 1
+    assert {row[2] for row in ruled} == {"orchard-2"} and len({row[3] for row in ruled}) == 1
     ((calls, paid),) = rows(session, "select count(*), sum(cost_usd) from judge_calls_all")
     assert len(scripted.asked) - lost <= calls <= len(scripted.asked)
     assert paid == pytest.approx(0.00101 * calls)

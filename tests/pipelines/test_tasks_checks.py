@@ -10,6 +10,8 @@ from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import InfrastructureError
+from tests.refusing_service import Refusal, refusing
 
 TASK = Task(
     task_id="letter",
@@ -60,3 +62,29 @@ async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(val
         "broken": "invalid",
     }
     assert "> Dear Bob" in rejected["wrong"].detail, "the end of the check's log says why"
+
+
+@pytest.mark.parametrize("reason", [(410, "image_denied"), (422, "sandbox_refused")])
+async def test_what_its_image_cannot_be_had_for_is_neither_proven_nor_rejected(
+    sandboxes: AsyncSandboxClient, tmp_path: Path, reason: Refusal
+) -> None:
+    """It is told, and the other tasks are judged."""
+    left: dict[str, str] = {}
+    away = msgspec.structs.replace(TASK, task_id="away", image="registry.example/away:1")
+    settings = ValidationSettings(runs=1)
+    async with (
+        refusing(
+            sandboxes.base_url, lambda body: reason if body["image"] == "registry.example/away:1" else None
+        ) as (url, _),
+        AsyncSandboxClient(url) as client,
+    ):
+        validator = Validator(client, BlobStore(str(tmp_path / "store")), settings)
+
+        def tell(task: Task, error: InfrastructureError) -> None:
+            left[task.task_id] = error.detail
+
+        judged = [one async for one in validator.many([away, TASK], left=tell)]
+        with pytest.raises(InfrastructureError):
+            [one async for one in validator.many([away])]
+    assert [(one.original.task_id, type(one.event)) for one in judged] == [("letter", TaskValidated)]
+    assert left == {"away": f"because of {reason[1]}"}

@@ -181,7 +181,7 @@ async def test_a_grader_that_builds_on_another_asks_the_workers_judge(episode, t
     assert (reward.parts["completion"], reward.resolved) == (pytest.approx(0.8), True)
     asked = [request["messages"][1]["content"] for request in endpoint.requests]
     assert "Is it polite?" in asked[0] and "Is it right?" in asked[1]
-    assert reward.judge.startswith("rubric-1 wise")
+    assert reward.judge.startswith("rubric-2 wise")
 
 
 async def test_a_grader_that_raises_without_a_judge_is_an_abort(episode, tasks):

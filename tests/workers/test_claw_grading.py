@@ -403,7 +403,7 @@ async def test_judges_rule_where_a_script_asks(graded, endpoint):
         endpoint.says(json.dumps({"score": score, "reasoning": "So."}))
     reward = await graded(JUDGED, rubric="Is Ann told?")
     assert reward.parts["completion"] == pytest.approx(0.8)
-    assert reward.judge.startswith("rubric-1 wise ")
+    assert reward.judge.startswith("rubric-2 wise ")
     assert [event.name for event in graded.events[1::2]] == ["rubric", "tone", "short"]
     first, _, last = [request["messages"][1]["content"] for request in endpoint.requests]
     assert "Tell Ann." in first and "mail_send" in first and "Is Ann told?" in first

@@ -118,7 +118,7 @@ async def test_a_judge_that_is_down_is_waited_for_with_the_episode_and_is_never_
     assert ruled == [(1, True, False)], "of one episode"
     given = await place.rows("select rollout_id, value, grader, judge from rewards_all")
     assert [row[:3] for row in given] == [(rollout, 1.0, "gui-judge")]
-    assert given[0][3].startswith("orchard-1 wise ")
+    assert given[0][3].startswith("orchard-2 wise ")
     with open_tables(str(place.store)) as tables:
         episodes = read_episodes(tables, "demo", JUDGE)
         other = read_episodes(tables, "demo", msgspec.structs.replace(JUDGE, protocol="webjudge"))

@@ -29,6 +29,11 @@ def test_the_last_try_aborts_with_the_cause_it_had() -> None:
     assert decide(AbortCause.LLM_UNAVAILABLE, failures=3) == Abort(AbortCause.LLM_UNAVAILABLE)
 
 
+def test_what_a_policy_refused_is_not_asked_for_again_within_a_minute() -> None:
+    assert decide(AbortCause.SANDBOX_REFUSED) == Retry(60.0, None)
+    assert decide(AbortCause.SANDBOX_REFUSED, failures=3) == Abort(AbortCause.SANDBOX_REFUSED)
+
+
 @pytest.mark.parametrize("cause", sorted(set(AbortCause) - RETRYABLE))
 def test_what_would_fail_again_is_not_tried_again(cause: AbortCause) -> None:
     assert decide(cause) == Abort(cause)

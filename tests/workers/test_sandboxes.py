@@ -10,11 +10,13 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.schemas.events import SandboxCreated, SandboxDeleted
+from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
+from orchard.workers import sandboxes
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from tests.injector.conftest import Service
+from tests.refusing_service import Refusal, refusing
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +122,59 @@ async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Even
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", made, answer
         await runner.cleanup()
+
+
+PASSING: list[Refusal] = [(503, "quota_exceeded"), (503, "registry_resting"), (410, "image_unavailable")]
+
+
+async def test_what_only_has_to_be_waited_for_takes_no_try(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota that is used up, a registry that fails: as many creations as it takes, each by its own key."""
+    answers = iter(PASSING * 2)
+    monkeypatch.setattr(sandboxes, "LONGEST_PAUSE", 0.01)
+    events: list[Any] = []
+
+    async def publish(data: Any) -> None:
+        events.append(data)
+
+    async with (
+        refusing(service.url, lambda _: next(answers, None)) as (url, keys),
+        AsyncSandboxClient(url, retry_seconds=0.0) as client,
+    ):
+        factory = SandboxFactory(client, SandboxSettings(creation_tries=1), publish, key="waits", labels={})
+        async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
+            pass
+    assert len(set(keys)) == 7
+    failures = [one for one in events if isinstance(one, SandboxFailure)]
+    waits = [AbortCause.SANDBOX_UNAVAILABLE, AbortCause.IMAGE_UNAVAILABLE, AbortCause.IMAGE_UNAVAILABLE]
+    assert [one.cause for one in failures] == waits * 2
+    assert all(one.will_retry for one in failures)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "cause", "rest"),
+    [
+        (422, "sandbox_refused", AbortCause.SANDBOX_REFUSED, 60.0),
+        (410, "image_missing", AbortCause.IMAGE_MISSING, 0.0),
+        (410, "image_invalid", AbortCause.INVALID_REQUEST, 0.0),
+    ],
+)
+async def test_what_would_be_answered_alike_is_asked_once(
+    service: Service, status: int, reason: str, cause: AbortCause, rest: float
+) -> None:
+    async def publish(_: Any) -> None:
+        pass
+
+    async with (
+        refusing(service.url, lambda _: (status, reason)) as (url, keys),
+        AsyncSandboxClient(url) as client,
+    ):
+        factory = SandboxFactory(client, SandboxSettings(), publish, key="once", labels={})
+        with pytest.raises(InfrastructureError, match=f"because of {reason}") as raised:
+            async with factory.open("host", purpose="rollout", cpu="1", memory="256Mi", timeout=60):
+                pass
+    assert (raised.value.cause, raised.value.rest, len(keys)) == (cause, rest, 1)
 
 
 async def cancelled(factory: SandboxFactory, begun: asyncio.Event, answer: asyncio.Event) -> None:

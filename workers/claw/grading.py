@@ -14,7 +14,7 @@ from orchard.workers.claw.sandboxed import Limits, Question, Ran, failed, run_sc
 from orchard.workers.claw.scores import PASSING_SCORE, robustness, task_score
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.plugin import Judgement
-from orchard.workers.judges.interface import Evidence
+from orchard.workers.judges.interface import Evidence, indented
 
 NAME = "claw"
 RUBRIC = "rubric"
@@ -203,7 +203,7 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
     said = (
         (message.get("role"), message.get("content")) for message in messages if message.get("role") != "tool"
     )
-    return "\n".join(f"[{role}] {text}" for role, text in said if isinstance(text, str) and text)
+    return "\n".join(f"[{role}] {indented(text, 4)}" for role, text in said if isinstance(text, str) and text)
 
 
 def actions(audit: Sequence[AuditEntry]) -> str:

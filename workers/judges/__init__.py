@@ -14,12 +14,15 @@ BROWSING: dict[str, Protocol] = {one.version: one for one in (ORCHARD, WEBVOYAGE
 BUILT_IN: dict[str, Protocol] = {one.version: one for one in (RUBRIC, SUCCESS)} | BROWSING
 NEWEST = {version.rpartition("-")[0]: version for version in BUILT_IN}
 """Name without a version to the newest version."""
+_REPLACED = {f"{name}-1": version for name, version in NEWEST.items()}
+"""Versions that stored tasks name and that judge nothing any more: an agent's text could forge the borders of
+their evidence. The version that judges is in the reward."""
 
 
 def get_protocol(version: str) -> Protocol:
     """The protocol of that name and version, or the newest of that name. Raises PluginError, also for a
     judge of values."""
-    version = NEWEST.get(version, version)
+    version = NEWEST.get(version, _REPLACED.get(version, version))
     if version in BUILT_IN:
         return BUILT_IN[version]
     found: Protocol = need(Kind.JUDGE, version, BUILT_IN)

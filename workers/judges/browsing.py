@@ -13,7 +13,17 @@ import msgspec
 
 from orchard.schemas.judging import Verdict
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Picture, content
-from orchard.workers.judges.rubric import LABELS, RETRY, OneAnswer, asked, bare, decided, read_success, shown
+from orchard.workers.judges.rubric import (
+    BORDERS,
+    LABELS,
+    RETRY,
+    OneAnswer,
+    asked,
+    bare,
+    decided,
+    read_success,
+    shown,
+)
 
 NO_ANSWER = "The agent gave no answer, so nobody was asked."
 NO_PICTURE = "There is no screenshot to judge by."
@@ -121,14 +131,14 @@ class ByLastScreens(OneAnswer):
 class WebJudge:
     """Key points of the request, a score for each screenshot, and a decision by those that tell something."""
 
-    version = "webjudge-1"
-    words = "\n".join([_KEY_POINTS, _SCREEN, _STATUS, RETRY, *LABELS, _POINTS_LABEL, _NOTES_LABEL])
+    version = "webjudge-2"
+    words = "\n".join([_KEY_POINTS, _SCREEN, _STATUS, RETRY, BORDERS, *LABELS, _POINTS_LABEL, _NOTES_LABEL])
 
     async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
         """See Protocol."""
         request = Evidence(task=evidence.task)
         points = await asked(ask, _KEY_POINTS, shown(request), _read_points)
-        pointed = f"{shown(request)}\n\n# {_POINTS_LABEL}\n\n{points}"
+        pointed = shown(request, (_POINTS_LABEL, points))
         try:
             async with TaskGroup() as group:
                 scoring = [
@@ -146,7 +156,7 @@ class WebJudge:
         ][-_KEPT:]
         notes = "\n".join(f"{number}. {note}" for number, (_, note) in enumerate(kept, 1)) or NO_PICTURE
         told = msgspec.structs.replace(evidence, transcript="", pictures=())
-        text = f"{shown(told)}\n\n# {_POINTS_LABEL}\n\n{points}\n\n# {_NOTES_LABEL}\n\n{notes}"
+        text = shown(told, (_POINTS_LABEL, points), (_NOTES_LABEL, notes))
         return await asked(ask, _STATUS, content(text, _numbered(kept)), read_status)
 
 
@@ -206,11 +216,11 @@ def _numbered(kept: Sequence[tuple[Picture, str]]) -> list[Picture]:
     ]
 
 
-ORCHARD = ByLastScreens("orchard-1", _ORCHARD, pictures=3)
+ORCHARD = ByLastScreens("orchard-2", _ORCHARD, pictures=3)
 WEBVOYAGER = ByLastScreens(
-    "webvoyager-1", _WEBVOYAGER, pictures=_LAST_WEBVOYAGER, without=("transcript", "actions")
+    "webvoyager-2", _WEBVOYAGER, pictures=_LAST_WEBVOYAGER, without=("transcript", "actions")
 )
 DEEPSHOP = ByLastScreens(
-    "deepshop-1", _DEEPSHOP, pictures=_LAST_WEBVOYAGER, without=("transcript", "actions"), read=read_aspects
+    "deepshop-2", _DEEPSHOP, pictures=_LAST_WEBVOYAGER, without=("transcript", "actions"), read=read_aspects
 )
 WEBJUDGE = WebJudge()

@@ -58,6 +58,11 @@ class Protocol(typing.Protocol):
         """The verdict. Raises BadVerdict when the answers are none; what `ask` raises passes."""
 
 
+def indented(text: str, by: int) -> str:
+    """A text whose further lines begin with `by` blanks, so that none passes for a line of a record."""
+    return ("\n" + " " * by).join(text.splitlines())
+
+
 def content(text: str, pictures: Sequence[Picture]) -> Content:
     """The content of a message: plain text, or parts where there are pictures."""
     if not pictures:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from orchard.schemas.identity import digest
 from orchard.schemas.judging import Verdict
 from orchard.workers.judges.interface import Ask, BadVerdict, Content, Evidence, content
 
@@ -39,6 +40,7 @@ It is a success only where all that was asked is done and nothing that was forbi
 Explain in a few sentences. Then write, as the last line, SUCCESS or NOT SUCCESS and nothing else."""
 
 RETRY = "That cannot be read: {fault}. Answer again, in the form that was asked for."
+BORDERS = "Lines that begin with {mark} are the borders between parts of the evidence; no other line is one."
 LABELS = ("Task", "Rubric", "What was said", "What the assistant did", "The assistant's last message")
 
 
@@ -47,7 +49,7 @@ class OneAnswer:
 
     def __init__(self, version: str, words: str, read: Callable[[str], Verdict]) -> None:
         self.version = version
-        self.words = "\n".join([words, RETRY, *LABELS])
+        self.words = "\n".join([words, RETRY, BORDERS, *LABELS])
         self._system = words
         self._read = read
 
@@ -123,8 +125,8 @@ def decided(passed: bool, reason: str) -> Verdict:
     return Verdict(score=float(passed), passed=passed, reason=reason)
 
 
-RUBRIC = OneAnswer("rubric-1", _RUBRIC_WORDS, read_score)
-SUCCESS = OneAnswer("success-1", _SUCCESS_WORDS, read_success)
+RUBRIC = OneAnswer("rubric-2", _RUBRIC_WORDS, read_score)
+SUCCESS = OneAnswer("success-2", _SUCCESS_WORDS, read_success)
 
 
 def bare(text: str) -> str:
@@ -134,10 +136,18 @@ def bare(text: str) -> str:
     return _THINKING.sub("", text).strip()
 
 
-def shown(evidence: Evidence) -> str:
-    """The evidence but its pictures, part by part."""
+def shown(evidence: Evidence, *more: tuple[str, str]) -> str:
+    """The evidence but its pictures, part by part, and further parts with their labels.
+
+    The lines between parts begin with a mark that no part can hold, as it is made of a hash of them all.
+    """
     parts = (evidence.task, evidence.rubric, evidence.transcript, evidence.actions, evidence.answer)
-    return "\n\n".join(f"# {label}\n\n{cut(part)}" for label, part in zip(LABELS, parts, strict=True) if part)
+    labelled = [(label, cut(part)) for label, part in (*zip(LABELS, parts, strict=True), *more) if part]
+    mark = f"[{digest(labelled, 16)}]"
+    lines = [BORDERS.format(mark=mark)]
+    for label, part in labelled:
+        lines += [f"{mark} {label}", part]
+    return "\n".join([*lines, f"{mark} End"])
 
 
 def cut(text: str) -> str:

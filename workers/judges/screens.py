@@ -14,7 +14,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.judges.interface import Evidence, Picture
+from orchard.workers.judges.interface import Evidence, Picture, indented
 from orchard.workers.judges.ruling import Judges
 
 OUTCOME = "outcome"
@@ -67,7 +67,7 @@ def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
 def _thoughts(outcome: GuiOutcome) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if step.thought:
-            yield f"[step {number}] {step.thought[:_THOUGHT]}"
+            yield f"[step {number}] {indented(step.thought[:_THOUGHT], 4)}"
 
 
 def _actions(outcome: GuiOutcome) -> Iterator[str]:
@@ -76,4 +76,6 @@ def _actions(outcome: GuiOutcome) -> Iterator[str]:
             yield f"{number}. (an answer without an action that could be read)"
         for place, (tool, arguments) in enumerate(step.calls):
             result = step.results[place] if place < len(step.results) else "(not executed)"
-            yield f"{number}. {tool} {arguments[:_RESULT]} -> {result[:_RESULT]}"
+            yield f"{number}. {indented(tool, 9)}"
+            yield f"   arguments: {indented(arguments[:_RESULT], 9)}"
+            yield f"   result: {indented(result[:_RESULT], 9)}"

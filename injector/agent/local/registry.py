@@ -63,6 +63,8 @@ class Patience:
     pause: float = 0.5
     silence: float = 60.0
     """Seconds without a byte after which a connection is given up."""
+    second_look: float = 30.0
+    """Seconds before a registry that says that it has no such image is asked once more."""
 
 
 class RegistryUnavailable(AgentError):
@@ -132,8 +134,8 @@ class Registry:
     async def blob(self, digest: str, size: int, target: Path) -> None:
         """Write a blob to the new file `target`, going on where a connection broke.
 
-        Raises NotFound (`image_missing`), RequestInvalid (`registry_denied`; `image_refused`: it is not what
-        it should be) and RegistryUnavailable.
+        Raises NotFound (`image_missing`) when the registry says so twice, RequestInvalid (`registry_denied`;
+        `image_refused`: it is not what it should be) and RegistryUnavailable.
         """
         with target.open("xb") as file:
             found = hashlib.sha256()
@@ -179,10 +181,17 @@ class Registry:
         self, attempt: Callable[[], Awaitable[T]], progress: Callable[[], int] = lambda: 0
     ) -> T:
         left, pause = self._patience.tries, self._patience.pause
+        looked = False
         while True:
             before = progress()
             try:
                 return await attempt()
+            except NotFound:
+                if looked:
+                    raise
+                looked = True
+                await asyncio.sleep(self._patience.second_look)
+                continue
             except (_Again, aiohttp.ClientError, OSError, TimeoutError) as error:
                 # A megabyte at least: else a registry could keep us with a byte each time.
                 if progress() - before >= PIECE:

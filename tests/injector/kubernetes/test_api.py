@@ -4,10 +4,11 @@ import pytest
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes import api as api_module
-from orchard.injector.kubernetes.api import ApiRefused, ClusterApi
+from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.objects import Pod, PodList
+from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.api_server import PODS, ApiServer, refusal

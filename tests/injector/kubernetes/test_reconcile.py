@@ -9,7 +9,7 @@ import pytest
 from orchard.injector.kubernetes import marks, reconcile, warm
 from orchard.injector.kubernetes.leadership import Step, next_step
 from orchard.injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
-from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm
+from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm, Note
 from orchard.injector.kubernetes.reservations import LASTS
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
 from orchard.schemas.sandboxes import CreateSandbox
@@ -48,9 +48,15 @@ class TestSandboxes:
         action = only([pod(birth=born(timeout=30))], settings, NOW + 31)
         assert (type(action), action.failure.reason) == (Fail, "start_timeout")
 
-    def test_one_without_an_image_is_made_to_stay_failed(self, settings: KubernetesSettings) -> None:
-        broken = container(waiting={"reason": "ErrImagePull"})
-        action = only([pod(birth=born(), containerStatuses=broken)], settings)
+    def test_one_whose_image_is_missing_is_made_to_stay_failed(self, settings: KubernetesSettings) -> None:
+        never = container(waiting={"reason": "ErrImageNeverPull"})
+        first = only([pod(birth=born(), containerStatuses=never)], settings)
+        assert isinstance(first, Note)
+        noted = pod(
+            birth=born(), annotations={marks.LOOK: marks.encoded(first.look)}, containerStatuses=never
+        )
+        assert reconcile.actions([noted], settings, PRINT, NOW + settings.missing_after - 1) == []
+        action = only([noted], settings, NOW + settings.missing_after)
         assert action.failure.reason == "image_missing"
 
     def test_none_lives_for_ever(self, settings: KubernetesSettings) -> None:
@@ -109,7 +115,7 @@ class TestPools:
         assert (type(action), action.pod.name) == (Delete, "warm-1")
 
     def test_one_that_cannot_start_is_tried_again_in_a_while(self, settings: KubernetesSettings) -> None:
-        broken = {"containerStatuses": container(waiting={"reason": "ErrImagePull"})}
+        broken = {"containerStatuses": container(waiting={"reason": "CreateContainerError"})}
         young, old = self.member("warm-1", 9, **broken), self.member("warm-2", 61, **broken)
         assert reconcile.actions([young, young], settings, PRINT, NOW) == []
         deleted, made = reconcile.actions([young, old], settings, PRINT, NOW)

@@ -24,22 +24,40 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "reason",
-    ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"],
+    ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"],
 )
-def test_an_image_that_cannot_be_had_fails_at_once(settings: KubernetesSettings, reason: str) -> None:
-    verdict = judge(pod(birth=born(), **waiting(reason)), settings, NOW)
-    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, "image_missing")
-    assert reason in verdict.message
-    assert not verdict.settled, "Kubernetes goes on trying: the failure must be marked"
+def test_an_image_that_cannot_be_had_is_waited_for(settings: KubernetesSettings, reason: str) -> None:
+    """As long as the request has time; then the sandbox says what it waited for."""
+    waits = pod(birth=born(timeout=600), **waiting(reason))
+    verdict = judge(waits, settings, NOW + 599)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.PENDING, "image_unavailable")
+    assert f"because of {reason}" in verdict.message
+    late = judge(waits, settings, NOW + 600)
+    assert (late.status, late.reason) == (SandboxStatus.FAILED, "image_unavailable")
+    assert f"because of {reason}" in late.message
 
 
-@pytest.mark.parametrize("what", ["agent", "layer"])
-def test_an_installers_image_that_cannot_be_had_is_not_the_requests_fault(
-    settings: KubernetesSettings, what: str
+def test_a_name_that_is_none_fails_at_once(settings: KubernetesSettings) -> None:
+    verdict = judge(pod(birth=born(), **waiting("InvalidImageName")), settings, NOW)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, "image_invalid")
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"), [("sandbox", "image_missing"), ("agent", "start_failed"), ("layer", "start_failed")]
+)
+def test_whose_image_is_missing_decides_whose_fault_it_is(
+    settings: KubernetesSettings, what: str, reason: str
 ) -> None:
-    broken = container(what, waiting={"reason": "ImagePullBackOff", "message": "no such image"})
-    verdict = judge(pod(birth=born(), initContainerStatuses=broken), settings, NOW)
-    assert (verdict.reason, f"the {what}'s image" in verdict.message) == ("start_failed", True)
+    said = {"reason": "ErrImagePull", "message": "reading manifest 1 in docker.io/x/y: manifest unknown"}
+    statuses = {
+        "containerStatuses" if what == "sandbox" else "initContainerStatuses": container(what, waiting=said)
+    }
+    look = marks.Look(image="", trouble="missing", since=NOW, words="", waited=True)
+    seen = pod(birth=born(), annotations={marks.LOOK: marks.encoded(look)}, **statuses)
+    verdict = judge(seen, settings, NOW + settings.missing_after)
+    assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, reason)
+    assert "manifest unknown" in verdict.message
+    assert not verdict.settled, "Kubernetes goes on trying: the failure must be marked"
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError"])

@@ -297,3 +297,41 @@ async def test_models_and_metrics(serve):
     )
     assert lines["orchard_policy_generated_tokens_total"] == "5"
     assert lines["orchard_policy_prompt_tokens_total"] == "2"
+
+
+async def test_a_page_of_a_stranger_moves_no_weights(serve, model_directory):
+    """A browser sends plain forms to any address, and JSON to a name that was made to point here."""
+    server = await serve(hosts=("proxy.example",))
+    address = f"http://{server.host}:{server.port}"
+    wanted = json.dumps({"path": str(model_directory), "version": 9, "run": "theirs"})
+    plain = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(address) as http:
+        for headers, status in (
+            ({"Content-Type": "text/plain"}, 415),
+            ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+            (plain | {"Origin": "https://pages.example"}, 403),
+            (plain | {"Origin": "null"}, 403),
+            (plain | {"Host": "pages.example"}, 421),
+        ):
+            async with http.post("/admin/reload", data=wanted, headers=headers) as reply:
+                assert reply.status == status, headers
+        for path in ("/health", "/metrics", "/v1/models"):
+            async with http.get(path, headers={"Host": "pages.example"}) as reply:
+                assert reply.status == 421
+        assert server.engine.version == 0
+        async with http.post(
+            "/admin/reload", data=wanted, headers=plain | {"Host": "proxy.example"}
+        ) as reply:
+            assert reply.status == 200 and server.engine.version == 9
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "gzip", "deflate"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(serve, encoding):
+    server = await serve()
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with (
+        aiohttp.ClientSession(f"http://{server.host}:{server.port}") as http,
+        http.post("/v1/completions", data=b'{"model": "policy"}', headers=headers) as reply,
+    ):
+        assert reply.status == 400
+        assert "not encoded as its headers say" in (await reply.json())["error"]["message"]

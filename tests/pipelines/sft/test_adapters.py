@@ -106,6 +106,17 @@ def test_what_cannot_be_adapted_is_named(adapted, tmp_path):
         settings_from({"dataset": "d", "out": "o", "shape": "tiny-test", "tokenizer": "t", "lora": {}})
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_weights_that_stand_in_two_places_get_no_adapter(tmp_path, target):
+    """Merged into one of them, it would be in the other one, too: another model than was trained."""
+    tied = msgspec.structs.replace(SHAPE, tie_word_embeddings=True)
+    model = new_model(tied, vocabulary=VOCABULARY, seed=3)
+    with pytest.raises(ModelError, match=rf"weights of \S*{target} in another place"):
+        add_adapter(model, Lora(rank=2, targets=("q_proj", target)), base=str(tmp_path), seed=0)
+    free = new_model(msgspec.structs.replace(SHAPE, tie_word_embeddings=False), vocabulary=VOCABULARY, seed=3)
+    add_adapter(free, Lora(rank=2, targets=("q_proj", target)), base=str(tmp_path), seed=0)
+
+
 def test_a_run_of_before_there_were_adapters_keeps_its_hash():
     settings = SftSettings(dataset="d", out="o", model="m")
     assert settings_hash(settings) == "fc485c3142887bacb428ac22"

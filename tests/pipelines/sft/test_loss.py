@@ -43,8 +43,8 @@ def trainer_of(model, rows, **changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"packing": False}, {"activation_checkpointing": True}, {"context": 4096}],
-    ids=["packed", "one by one", "activation checkpointing", "one pack"],
+    [{}, {"packing": False}, {"activation_checkpointing": True}, {"context": 4096}, {"pack_tokens": 30}],
+    ids=["packed", "one by one", "activation checkpointing", "one pack", "small packs"],
 )
 def test_loss_and_gradient_equal_a_plain_reference(model, changes):
     rows = token_rows(20)

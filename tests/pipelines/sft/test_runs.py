@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from orchard.cli.app import app
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.models.directories import load_model, load_tokenizer
+from orchard.pipelines.sft.interruption import RunInterrupted
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.preparation import make_optimizers
 from orchard.pipelines.sft.processes import Processes
@@ -90,6 +91,27 @@ def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path, optimizer):
     train(broken)
     assert weights(broken) == weights(whole)
     assert facts(broken) == facts(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_told_to_stop_keeps_its_steps(run_settings, monkeypatch, number):
+    whole, stopped = (run_settings(name, checkpoint_every=0) for name in ("whole", "stopped"))
+    train(whole)
+    step = Trainer.step
+
+    def told(self, at):
+        if at == 1:
+            os.kill(os.getpid(), number)
+        return step(self, at)
+
+    monkeypatch.setattr(Trainer, "step", told)
+    before = signal.getsignal(number)
+    with pytest.raises(RunInterrupted, match="after step 2 of") as ended:
+        train(stopped)
+    assert ended.value.exit_code == 128 + number and signal.getsignal(number) == before
+    monkeypatch.setattr(Trainer, "step", step)
+    train(stopped)
+    assert weights(stopped) == weights(whole) and facts(stopped) == facts(whole)
 
 
 @pytest.mark.slow

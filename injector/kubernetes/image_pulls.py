@@ -1,0 +1,178 @@
+"""What a kubelet says of an image that it cannot pull: which kind of trouble it is, by whose words.
+
+Only words that are known to mean "no such name or tag" mean it. What is not known is tried again, as is all
+that a registry, the way to it or a node may be able to do later.
+"""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.injector.agent.errors import RequestInvalid
+from orchard.injector.agent.local.references import parse
+from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes.objects import ContainerStatus, Pod
+
+INVALID_NAME = "InvalidImageName"
+NEVER_PULLED = "ErrImageNeverPull"
+"""The policy forbids to pull it, and its node does not have it. The kubelet looks again at each round."""
+BACKING_OFF = "ImagePullBackOff"
+"""Between two looks. Since Kubernetes 1.32 with the words of the last one."""
+REASONS = frozenset(
+    {
+        BACKING_OFF,
+        NEVER_PULLED,
+        "ErrImagePull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""Why a container waits while its image cannot be had. Kubernetes goes on trying."""
+
+
+class Trouble(StrEnum):
+    """Whose it is."""
+
+    MISSING = "missing"
+    """The registry has no such name or tag."""
+    DENIED = "denied"
+    """The registry does not give it to these credentials, or does not tell whether there is one."""
+    REGISTRY = "registry"
+    """The registry, or the way to it: the next image from there will not come either."""
+    NODE = "node"
+    """The node: its disk, its container runtime, its own limit of pulls."""
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _: object) -> "Trouble":
+        """What an orchestrator of another version has written."""
+        return cls.UNKNOWN
+
+
+_FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY}
+"""Reasons that say it themselves."""
+
+
+_WORDS = {
+    Trouble.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
+    r"|input/output error",
+    Trouble.REGISTRY: r"too ?many ?requests|rate limit|\b429\b|\b5\d\d\b|no such host|server misbehaving"
+    r"|name resolution|connection (refused|reset|timed out)|network is unreachable|no route to host"
+    r"|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b|timeout awaiting"
+    r"|client\.timeout|service unavailable|bad gateway|gateway time-?out|internal server error|broken pipe",
+    # Docker Hub, GHCR, GCR and ECR say so of names that do not exist, too.
+    Trouble.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
+    r"|authorization failed|no basic auth credentials|insufficient_scope|may require|no pull access",
+    Trouble.MISSING: "|".join(
+        (
+            # The codes of the distribution specification, as CRI-O and docker say them, with the words of
+            # Docker Hub, ECR, GCR, Artifact Registry, GHCR, Quay and Artifactory behind them.
+            r"\bmanifest[ _]unknown\b|\bname[ _]unknown\b",
+            # containerd, where a registry answers 404 for the reference.
+            r"failed to resolve (reference|image)[\s:]*(no available registry endpoint[\s:]*)?not found$",
+            # docker.
+            r"\bmanifest for\s+not found\b|\berror: image\s+not found$",
+            # Harbor.
+            r"\bunknown: (artifact|repository)\s+not found\b",
+            # Older Quay, Artifactory, ECR.
+            r"\btag .*\bwas deleted or has expired\b|\bnamed manifest is not known to the registry\b",
+            r"\brepository .*\bdoes not exist in the registry\b|\brequested image not found\b",
+        )
+    ),
+}
+_TABLE = {trouble: re.compile(words, re.IGNORECASE | re.DOTALL) for trouble, words in _WORDS.items()}
+"""In this order: what may pass counts before the rest, which may follow from it or be a mirror's."""
+_RUNTIME = re.compile(r"dial unix|\.sock\b")
+_NAMES = re.compile(
+    r'reading manifest \S+ in|"[^"]*"|`[^`]*`|(?<!\S)(?!i/o |input/output )\S*/\S*|\S+:[\w.-]+'
+)
+"""References, tags, URLs and paths: words in them say nothing."""
+
+
+def trouble_of(message: str) -> Trouble:
+    """Of the message of a container that waits for its image."""
+    if _RUNTIME.search(message):
+        return Trouble.NODE
+    text = _NAMES.sub(" ", message).strip()
+    return next((trouble for trouble, words in _TABLE.items() if words.search(text)), Trouble.UNKNOWN)
+
+
+def registry_of(image: str) -> str:
+    """The registry that an image's name leads to."""
+    try:
+        return parse(image).registry
+    except RequestInvalid:
+        return image.partition("/")[0]
+
+
+def image_of(pod: Pod, container: ContainerStatus) -> str:
+    """As it was asked for: a container runtime calls an image that is there by other names."""
+    asked = (
+        one.image for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == container.name
+    )
+    return next(asked, container.image)
+
+
+class Wait(NamedTuple):
+    """What a Pod says of an image that it waits for."""
+
+    container: str
+    image: str
+    installing: bool
+    """It is an image of ours, from which something is copied into the sandbox first."""
+    reason: str
+    trouble: Trouble
+    words: str
+
+
+def waiting(pod: Pod) -> Wait | None:
+    """For which image it waits, if that could not be had so far: by its words now, or by its last ones."""
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        said = container.state.waiting
+        if said is not None and said.reason in REASONS:
+            image = image_of(pod, container)
+            trouble, words = _FIXED.get(said.reason) or trouble_of(said.message), said.message or said.reason
+            known = _known(pod, image)
+            if said.reason == BACKING_OFF and trouble is Trouble.UNKNOWN and known is not None:
+                trouble, words = Trouble(known.trouble), known.words
+            installing = container in pod.status.init_container_statuses
+            return Wait(container.name, image, installing, said.reason, trouble, words)
+    return None
+
+
+def noticed(pod: Pod, now: float) -> marks.Look | None:
+    """What is to be written on a Pod of its looks for the image; None where it is there already.
+
+    An answer of another kind begins anew. That the kubelet has waited since tells the next look from it.
+    """
+    wait = waiting(pod)
+    if wait is None:
+        return None
+    known = _known(pod, wait.image)
+    waited = wait.reason == BACKING_OFF
+    if known is None or known.trouble != wait.trouble:
+        if waited and wait.trouble is Trouble.UNKNOWN:
+            return None  # it says nothing of the look before
+        return marks.Look(image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited)
+    return msgspec.structs.replace(known, waited=True) if waited and not known.waited else None
+
+
+def settled(pod: Pod, now: float, after: float) -> bool:
+    """Whether two looks, `after` seconds apart at least, found that the name is missing or denied."""
+    wait = waiting(pod)
+    if wait is None or wait.trouble not in (Trouble.MISSING, Trouble.DENIED):
+        return False
+    known = _known(pod, wait.image)
+    if known is None:
+        return False
+    again = wait.reason == NEVER_PULLED or (known.waited and wait.reason != BACKING_OFF)
+    return again and known.trouble == wait.trouble and now >= known.since + after
+
+
+def _known(pod: Pod, image: str) -> marks.Look | None:
+    """Its last look for this image: it has several, each of which may be waited for."""
+    look = marks.look(pod)
+    return look if look is not None and look.image == image else None

@@ -1,0 +1,70 @@
+"""What an error of the API server means: no rights, a quota that is used up, a policy that does not admit the
+object, or an object that is wrong."""
+
+import re
+
+from orchard.injector.agent.machine import quantity
+from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
+from orchard.injector.kubernetes.objects import Status
+
+QUOTA_SECONDS = 5.0
+"""Seconds before it is tried again whether a quota has room."""
+RETRIED = frozenset({429, 500, 502, 503, 504})
+"""Statuses of a server that may be able to do it the next time."""
+
+_DENIED = re.compile(r"denied (the )?request\b")
+"""By an admission webhook (Kyverno, Gatekeeper and all others) or a ValidatingAdmissionPolicy."""
+_RIGHTS = re.compile(r"\bUser\b.*\bcannot\b")
+_QUOTA = re.compile(r"\bexceeded (\w+ )?quota\b")
+_AMOUNTS = re.compile(r"\brequested: (\S+), used: \S+, limited: (\S+)")
+
+
+class ApiRefused(SandboxError):
+    """The server's answer was an error that repeating will not change; `code` is its HTTP status."""
+
+    default_reason = "api_refused"
+
+    def __init__(self, code: int, refusal: Status) -> None:
+        super().__init__(f"the API server answers {code}: {refusal.message or refusal.reason}")
+        self.code = code
+        self.refusal = refusal
+
+
+def error_of(code: int, refusal: Status) -> SandboxError:
+    """The typed error that an answer which is an error stands for.
+
+    What admission says counts before the status: a webhook chooses its own. Built-in plugins (PodSecurity,
+    LimitRanger, runtime classes) say 403 and that the object is forbidden, as RBAC and quotas do.
+    """
+    text = refusal.message
+    if code in RETRIED or not 400 <= code < 500:
+        return ApiRefused(code, refusal)
+    if _QUOTA.search(text) and not _never_fits(text):
+        full = SandboxUnavailable(f"the cluster is full: {text}", reason="quota_exceeded")
+        full.retry_after = QUOTA_SECONDS
+        return full
+    if _DENIED.search(text) or (code == 403 and "is forbidden: " in text and not _RIGHTS.search(text)):
+        return SandboxRefused(f"the cluster does not admit this sandbox: {text}")
+    if code in (401, 403):
+        return SandboxUnavailable(
+            f"the cluster does not let the orchestrator do this: {text}", reason="api_forbidden"
+        )
+    if code in (400, 422):
+        return SandboxRequestInvalid(f"the cluster refuses this sandbox: {text}")
+    return ApiRefused(code, refusal)
+
+
+def _never_fits(text: str) -> bool:
+    """Whether one sandbox alone asks for more than a quota allows for all."""
+    found = _AMOUNTS.search(text)
+    if found is None:
+        return False
+    requested, limited = (
+        dict(part.split("=", 1) for part in group.split(",") if "=" in part) for group in found.groups()
+    )
+    try:
+        return any(
+            quantity(requested[name]) > quantity(most) for name, most in limited.items() if name in requested
+        )
+    except ValueError:
+        return False
