@@ -75,7 +75,7 @@ async def asleep(place: World, campaign: str, count: int) -> None:
 @pytest.mark.usefixtures("quick")
 async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> None:
     """Refused with 429, then with 503, in the middle of some rollouts and before others begin."""
-    rollouts = await place.submit(tiny_task(1), samples=6, max_tries=1)
+    rollouts = await place.submit(tiny_task(1), samples=3, max_tries=1)
 
     async def break_down(_seed: int) -> None:
         place.model.refuses = says(429, "quota")
@@ -84,7 +84,7 @@ async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> 
         place.model.hooks[3] = break_down
         await until(lambda: place.model.refuses)
         del place.model.hooks[3]
-        await asleep(place, "demo", 6)
+        await asleep(place, "demo", 3)
         assert await place.sandboxes.list_sandboxes() == []
         assert (await bounds(place.connection, names.WORK)).messages == 0
         place.model.refuses = says(503, "Loading model")
@@ -96,7 +96,7 @@ async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> 
     assert all(isinstance(one, RolloutFinished) and one.resolved for one in ended)
     assert {(one.reason, one.cause) for one in await place.released()} <= {("resting", "llm_unavailable")}
     # What was answered before is not asked again: the hook let that answer through.
-    assert {turn: count for turn, count in place.model.turns().items() if count != 6} == {}
+    assert {turn: count for turn, count in place.model.turns().items() if count != 3} == {}
     assert place.model.questions == 1
 
 
@@ -105,11 +105,11 @@ async def test_requests_of_other_endpoints_pass_those_that_wait(place: World) ->
     async with Script(COMMANDS).served() as down:
         down.refuses = says(429, "come back later", **{"Retry-After": "3600"})
         far = ModelSpec(name="script", endpoint="down")
-        await place.submit(tiny_task(1), name="waits", samples=20, models=(far,))
+        await place.submit(tiny_task(1), name="waits", samples=12, models=(far,))
         rollouts = await place.submit(tiny_task(1), name="runs", samples=2)
         async with place.working(slots=1, others={"down": EndpointSettings(base_url=down.url)}):
             outcomes = await place.outcomes(*rollouts)
-            await asleep(place, "waits", 20)
+            await asleep(place, "waits", 12)
             assert down.refused == 1
     assert {event.type for event in outcomes.values()} == {"rollout.finished"}
     assert [one.reason for one in await place.released("waits")] == ["resting"]
