@@ -38,7 +38,7 @@ FAMILIES = {
         "on rate, low, high into name bound value share",
     ),
     "orchard_tokens": (
-        "Tokens of rollouts with an outcome.",
+        "Tokens of rollouts with an outcome, of those whose tokens are known.",
         "unpivot (select campaign, model, sum(prompt_tokens)::double as prompt, "
         "sum(completion_tokens)::double as completion from rollouts group by all) "
         "on prompt, completion into name kind value tokens",

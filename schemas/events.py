@@ -223,16 +223,17 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     worker: str
     started_at: datetime
-    seconds: float
+    seconds: float | None
+    """None where nobody measured it, as in imports; so are the other figures."""
     turns: int = 0
-    llm_calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    llm_calls: int | None = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     cost_usd: float | None = None
-    seconds_creating: float = 0.0
-    seconds_llm: float = 0.0
-    seconds_commands: float = 0.0
-    seconds_grading: float = 0.0
+    seconds_creating: float | None = 0.0
+    seconds_llm: float | None = 0.0
+    seconds_commands: float | None = 0.0
+    seconds_grading: float | None = 0.0
     deliveries: int = 1
     inherited_turns: int | None = None
     """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a
@@ -252,6 +253,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of what decides what its model reads: all files of a program's package as it ran, or the
     configuration of the package that a harness in the worker is made of. Only rollouts with the same one
     compare."""
+    seconds_waiting: float | None = None
+    """That model calls waited: for places at the endpoint, by tries that failed, and for an answer that had
+    not come when the time was up. Of this the wall clock counts the last alone. None in older events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -300,8 +304,8 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages that were adopted."""
     turns: int
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     cost_usd: float | None
     """None where a price is not known."""
     seconds: float

@@ -42,6 +42,7 @@ from orchard.workers.worlds import Shared
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
+SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 SECONDS = 200.0
@@ -173,6 +174,7 @@ class World:
         judge: JudgeSettings | None = None,
         spare_browsers: int = 0,
         others: Mapping[str, EndpointSettings] | None = None,
+        sandbox: SandboxSettings = SANDBOX,
         **endpoint: Any,
     ) -> AsyncIterator[Browsers]:
         """A worker and a steward in this process; a worker that fails fails the test. Its browsers."""
@@ -197,7 +199,7 @@ class World:
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
                 sandboxes=self.sandboxes,
-                sandbox_settings=SandboxSettings(),
+                sandbox_settings=sandbox,
                 models=models,
                 judge=judge or JudgeSettings(),
             )
@@ -271,7 +273,7 @@ class World:
 
     async def left(self, rollout: str, answers: int) -> None:
         """Wait until the rollout's trail leads to so many messages and calls of `answers` turns."""
-        events = 2 + 3 * answers - 1  # system, task; of each turn message, call, result, but for the last
+        events = 2 + 3 * answers - 2  # system, task; of each turn call, message, result, of the last its call
         async with asyncio.timeout(SECONDS):
             while True:
                 trail = await Publisher(self.connection).trails.find(rollout)

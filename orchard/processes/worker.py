@@ -22,7 +22,7 @@ from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers.browser.pool import browsers
 from orchard.workers.harnesses import HARNESS_NAMES
-from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.worker import Worker
@@ -72,17 +72,21 @@ async def run_worker(session: Session, name: str | None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
         serves = ",".join(one.consumer for one in (queue, *lends))
-        look = partial(_worker_report, worker, usable, sorted(endpoints))
+        look = partial(_worker_report, worker, usable, endpoints)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=serves))
         await worker.run()
 
 
 def _worker_report(
-    worker: Worker, usable: Mapping[Kind, list[str]], endpoints: list[str], report: ProcessReport
+    worker: Worker,
+    usable: Mapping[Kind, list[str]],
+    endpoints: Mapping[str, EndpointSettings],
+    report: ProcessReport,
 ) -> ProcessReport:
     return msgspec.structs.replace(
         report,
         numbers={"running": float(worker.running), "slots": float(worker.slots)},
         plugins={kind.value: names for kind, names in usable.items()},
-        endpoints=endpoints,
+        endpoints=sorted(endpoints),
+        priced={name: sorted(settings.prices) for name, settings in endpoints.items()},
     )

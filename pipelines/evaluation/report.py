@@ -105,9 +105,9 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
         ended = max(cell.requested - cell.open, 1)
-        each = (f"{cell.turns / ended:,.1f}", f"{cell.tokens / ended:,.0f}", _usd(cell.cost_usd, ended))
+        each = (f"{cell.turns / ended:,.1f}", _tokens(cell.tokens, ended), _usd(cell.cost_usd, ended))
         solve = (
-            f"{cell.tokens / cell.resolved:,.0f}" if cell.resolved else "",
+            _tokens(cell.tokens, cell.resolved),
             _usd(cell.cost_usd, cell.resolved),
         )
         rows.append((cell.harness, cell.model, *each, f"{cell.seconds / ended:,.0f}", *solve))
@@ -152,6 +152,10 @@ def _hundredths(mean: Mean, *, signed: bool = False) -> str:
         return f"{value}, no spread"
     low, high = (form.format(100 * (mean.value + side * mean.half_width)) for side in (-1, 1))
     return f"{value} [{low}, {high}]"
+
+
+def _tokens(total: int | None, by: int) -> str:
+    return f"{total / by:,.0f}" if total is not None and by else ""
 
 
 def _usd(total: float | None, by: int) -> str:

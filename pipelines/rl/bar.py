@@ -7,7 +7,7 @@ coordinator may die anywhere and decide again from the log.
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 
 import msgspec
 
@@ -72,8 +72,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A finished rollout. `reward` is None exactly when it was aborted."""
 
     status: RolloutStatus
-    tokens: int = 0
-    """Of the response."""
+    tokens: int | None = 0
+    """Of the response; None where an endpoint did not say."""
     reward: float | None = None
     cause: str = ""
     """Why it was aborted."""
@@ -208,8 +208,11 @@ def is_positive(rollout: Rollout) -> bool:
 
 
 def ranked(graded: dict[int, Rollout]) -> list[int]:
-    """Slots from best to worst: completed before truncated, short before long, early before late."""
-    return sorted(
-        graded,
-        key=lambda at: (graded[at].status is not RolloutStatus.COMPLETED, graded[at].tokens, at),
-    )
+    """Slots from best to worst: completed before truncated, short before long and of unknown length, early
+    before late."""
+
+    def rank(at: int) -> tuple[bool, float, int]:
+        tokens = graded[at].tokens
+        return graded[at].status is not RolloutStatus.COMPLETED, inf if tokens is None else tokens, at
+
+    return sorted(graded, key=rank)

@@ -50,6 +50,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """See RolloutRequest."""
     frugal: FrugalSettings | None = None
     """Frugal sampling, in place of `bar`."""
+    unanswered: bool = False
+    """Train on rollouts whose time ran out while the model owed an answer. They count as aborted else."""
     baseline: Baseline | None = None
     """How the trainer makes advantages of rewards, for exports; None in plans of before it was there."""
 
@@ -175,6 +177,10 @@ def plan_hash(plan: RunPlan) -> str:
         del built["harness_version"]
     if plan.frugal is None:
         del built["frugal"]
+    if not plan.unanswered:
+        del built["unanswered"]
+    if not plan.budget.wall_for_all:
+        del built["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)
 
 

@@ -20,7 +20,7 @@ from orchard.schemas.groups import (
     PromptFailed,
     PromptSkipped,
 )
-from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.outcomes import ExitStatus, RolloutStatus
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Progress:
                 outcome.sample, event.rollout_id
             ):
                 number, place = self._place(outcome.sample, event.rollout_id or "")
-                place.outcomes[sequence] = as_rollout(outcome)
+                place.outcomes[sequence] = as_rollout(outcome, unanswered=self.plan.unanswered)
                 place.attempt = event.attempt or 0
                 return number
             case RolloutReopened(superseded_sequence=superseded):
@@ -229,10 +229,13 @@ class Progress:
         return None
 
 
-def as_rollout(outcome: RolloutFinished | RolloutAborted) -> Rollout:
-    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward."""
+def as_rollout(outcome: RolloutFinished | RolloutAborted, *, unanswered: bool = False) -> Rollout:
+    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward. So
+    does one whose time ran out while the model owed an answer, unless `unanswered` ones train."""
     if isinstance(outcome, RolloutAborted):
         return Rollout(status=RolloutStatus.ABORTED, cause=outcome.cause.value)
+    if outcome.exit_status is ExitStatus.UNANSWERED and not unanswered:
+        return Rollout(status=RolloutStatus.ABORTED, cause=outcome.exit_status.value)
     if outcome.reward is None:
         return Rollout(status=RolloutStatus.ABORTED, cause="not_graded")
     return Rollout(status=outcome.status, tokens=outcome.completion_tokens, reward=outcome.reward)

@@ -93,6 +93,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Frugal sampling, in place of `bar`; `method = "frugal"` sets it."""
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
+    unanswered: bool = False
+    """Train on rollouts whose time ran out while the policy's server owed an answer. They count as aborted
+    else: how busy the server was is no fault of the policy."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""
@@ -261,6 +264,8 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("lora", "pack_tokens"):
         if told[name] is None:
             del told[name]
+    if not settings.budget.wall_for_all:
+        del told["budget"]["wall_for_all"]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]

@@ -37,6 +37,7 @@ from orchard.streams.shifts import Shift, share_of
 from orchard.workers.deadletters import DeadLetters
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.workers.message_tree import Totals, used_by
 
 log = logging.getLogger("orchard.annotator")
 
@@ -246,9 +247,9 @@ def _facts(
     answers: list[Completion],
     seconds: float,
 ) -> AnnotationFacts:
-    """Who was asked what, summed over all tries; the cost is known only where each try's is."""
+    """Who was asked what, summed over all tries; tokens and cost are known only where each try's are."""
     last = answers[-1] if answers else None
-    costs = [answer.cost_usd for answer in answers]
+    used = sum(map(used_by, answers), Totals())
     oracle = any(answer.model_kind is ModelKind.ORACLE for answer in answers)
     return AnnotationFacts(
         annotator=request.annotator,
@@ -261,9 +262,9 @@ def _facts(
         steps=len(case.steps),
         omitted_steps=prompt.omitted_steps,
         tries=len(answers),
-        prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
-        completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        prompt_tokens=used.prompt_tokens,
+        completion_tokens=used.completion_tokens,
+        cost_usd=used.cost_usd,
         seconds=seconds,
     )
 

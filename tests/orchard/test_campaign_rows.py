@@ -44,10 +44,23 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     rows = read(store, ids, [CAMPAIGN])
     capped = msgspec.structs.replace(RECORD, max_cost_usd=2.0)
     view = _view(CAMPAIGN, capped, rows, InQueues(running=frozenset(ids[1:])), "", [])
-    assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view, PipelineView())
+    assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view)
     assert view.live == Work(turns=2, tokens=220, cost_usd=0.5)
     assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
-    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view, PipelineView())
+    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+
+
+async def test_a_model_that_is_not_told_of_its_tools_is_named_once(keep: Any) -> None:
+    author = Author()
+    runs = author.rollout(0, ["ls"], resolved=True)[:-1]
+    rollout = runs[0].rollout_id or ""
+    calls = [
+        author.event(msgspec.structs.replace(llm_call(turn), tools_left_out=told), rollout)
+        for turn, told in ((1, None), (2, True), (3, True), (4, False))
+    ]
+    view = _view(CAMPAIGN, RECORD, read(await keep([*runs, *calls]), [], []), InQueues(), "", [])
+    (sentence,) = (hint for hint in hints(view, PipelineView()) if "not told of its tools" in hint)
+    assert "m at endpoint default" in sentence
 
 
 async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:

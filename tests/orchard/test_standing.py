@@ -13,7 +13,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
 from orchard.schemas.rests import Rest
-from orchard.standing import CampaignView, InQueues, PipelineView, State, state_of
+from orchard.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
 from orchard.storage.spending import Spent
 from orchard.streams.endpoints import StoredRest
 
@@ -74,12 +74,25 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
     )
     paused, unseen = hints(view, PipelineView())
     assert "because its calls have cost much: `orchard resume c --max-cost USD`" in paused
-    assert "3 model calls have no known price" in unseen
-    assert "cap: 5.25 USD of 5.00 USD are spent" in campaign_line(view, PipelineView())
+    assert "3 model calls have no known cost" in unseen
+    assert "5.25 USD of 5.00 USD are spent, and what 3 calls cost that nobody knows" in campaign_line(view)
     screen = Console(width=200, file=StringIO())
     screen.print(status_table([view], PipelineView()), campaign_table(view, PipelineView()))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+    assert "≥ 5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+
+
+def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
+    view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
+    paused, _ = hints(view, PipelineView())
+    assert "prices.MODEL" in paused and "`orchard resume c` goes on" in paused
+
+
+def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
+    none = CampaignView("c", 4, State.RUNNING, ended=Work(3, 0, None, counted=False, priced=False))
+    some = CampaignView("c", 4, State.RUNNING, ended=Work(3, 500, 1.5, counted=False, priced=False))
+    assert "3 turns, tokens not known, no price known" in campaign_line(none)
+    assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
 
 
 def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_with_its_reason() -> None:

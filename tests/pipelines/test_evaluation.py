@@ -319,8 +319,11 @@ async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Co
     unknown = plan_suite(suite, await committed())
     assert (unknown.spec.size, unknown.most_usd, unknown.expected_usd) == (5, 15.0, None)
     with console.capture() as shown:
-        show_plan(unknown)
-    assert "5 rollouts, 0 of them done; cost at most 15.00 USD, expected not known" in shown.get()
+        show_plan(unknown, [])
+        show_plan(unknown, ["m"])
+    priced, unpriced = (line for line in shown.get().splitlines() if "of them done" in line)
+    assert "5 rollouts, 0 of them done; cost at most 15.00 USD, expected not known" in priced
+    assert "cost not known, as the configuration here has no price of m" in unpriced
     assert set(unknown.images) == {
         f"swebench/sweb.eval.x86_64.psf_1776_requests-{number}:latest" for number in range(5)
     }

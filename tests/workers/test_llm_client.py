@@ -176,6 +176,7 @@ def token_replies():
     """The forms in which servers give tokens: the fields of the reply, those of the choice."""
     logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
     written = {"content": [{"token": f"token_id:{n}", "logprob": -n} for n in (1, 2)]}
+    numbered = {"content": [{**one, "id": id} for id, one in enumerate(logprobs["content"], 1)]}
     triples = {"output_token_logprobs": [[-0.5, 1, "a"], [-1.5, 2, None]]}
     return {
         "openai": ({}, {"logprobs": logprobs}, ((), (-0.5, -1.5), ())),
@@ -185,6 +186,7 @@ def token_replies():
             ((1, 2), (-0.5, -1.5), (8, 9)),
         ),
         "vllm written": ({}, {"logprobs": written}, ((1, 2), (-1.0, -2.0), ())),
+        "llama.cpp": ({}, {"logprobs": numbered}, ((1, 2), (-0.5, -1.5), ())),
         "sglang": ({}, {"token_ids": [1, 2], "prompt_token_ids": [8, 9]}, ((1, 2), (), (8, 9))),
         "sglang meta": (
             {},

@@ -136,6 +136,23 @@ async def test_a_program_that_takes_too_long_is_truncated_and_graded(
     assert (data.exit_status, data.reward, limits) == (ExitStatus.TIME_LIMIT, 1.0, [12.0])
 
 
+@pytest.mark.parametrize(("harness", "turn"), [("tiny", 2), ("orchard-bash", 1)])
+async def test_a_wall_clock_that_ends_while_the_model_owes_an_answer_is_an_ending_of_its_own(
+    place: World, harness: str, turn: int
+) -> None:
+    """Of programs and of loops in the worker; graded as it stands."""
+
+    async def never(_: int) -> None:
+        await asyncio.Event().wait()
+
+    place.model.hooks[turn] = never
+    data = await _outcome(place, harnesses=(harness,), budget=Budget(steps=5, wall_seconds=6.0))
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.status) == (ExitStatus.UNANSWERED, RolloutStatus.TRUNCATED)
+    assert (data.reward, data.turns) == (1.0 if turn == 2 else -1.0, turn - 1)
+    assert data.seconds_waiting is not None and data.seconds_waiting > 0
+
+
 async def test_a_budget_that_runs_out_is_said_whatever_the_program_makes_of_it(place: World) -> None:
     data = await _outcome(place, budget=Budget(steps=1))
     assert isinstance(data, RolloutFinished), data

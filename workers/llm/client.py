@@ -7,6 +7,7 @@ is asked less, not more.
 
 import asyncio
 import logging
+import math
 import os
 import random
 import re
@@ -33,36 +34,36 @@ from orchard.workers.llm.answers import (
     REASONING_FIELDS,
     Completion,
     MalformedAnswer,
-    cut_short,
+    excerpt,
     read_completion,
+    unparsed,
 )
 from orchard.workers.llm.concurrency import ConcurrencyLimit
+from orchard.workers.llm.known_errors import meaning, samples_anew
 from orchard.workers.llm.patience import LOOK_SECONDS, Patience, Trouble
 from orchard.workers.llm.phases import Phase, Reached, phases
 from orchard.workers.llm.questions import HELLO, Questions
 from orchard.workers.llm.quoting import without_key
-from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, meaning, pause, retry_after
+from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
 from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
-from orchard.workers.llm.resting import (
-    LOOPBACK,
-    QUESTION_SECONDS,
-    host_of,
-    is_held,
-    rest_key,
-    servers,
-)
+from orchard.workers.llm.resting import LOOPBACK, host_of, is_held, rest_key, servers
+from orchard.workers.llm.resting import QUESTION_SECONDS as REST_QUESTION_SECONDS
 from orchard.workers.llm.rests import NoAnswer, Rests
-from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
-from orchard.workers.llm.streamed import assembled
+from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd, uncut
+from orchard.workers.llm.streamed import assembled, is_stream
+from orchard.workers.llm.tool_counts import QUESTION_SECONDS, ToolCounts, question
+from orchard.workers.llm.unfinished import begun, cut_short
 
 __all__ = [
     "Completion",
     "ContextLengthExceeded",
     "EndpointSettings",
     "ModelClient",
+    "OutOfTime",
     "Price",
     "RequestRefused",
+    "context_too_small",
 ]
 
 log = logging.getLogger(__name__)
@@ -74,18 +75,23 @@ _DETAIL_LIMIT = 300
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _AWAY = frozenset({502, 503, 504, 529})
 """Statuses of a server that is not there, is loading or has too much to do."""
-_UNCUT: Mapping[str, Any] = MappingProxyType(
-    {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-)
-"""Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
-_ASKS_FOR_IDS = frozenset(
-    {"return_token_ids", "return_tokens_as_token_ids", "return_output_ids_in_sglext", "return_meta_info"}
-)
-"""Fields of `extra_body` that these servers alone know."""
 
 
 class ContextLengthExceeded(Exception):
     """The conversation no longer fits the model: the task's token budget has run out, nobody failed."""
+
+
+def context_too_small(error: ContextLengthExceeded) -> InfrastructureError:
+    """The failure where it was the first prompt: that is configuration, and nothing the model did."""
+    return InfrastructureError(
+        AbortCause.CONTEXT_TOO_SMALL,
+        f"the first prompt does not fit ({error}): serve the model with a larger context, lower max_tokens, "
+        "or take a harness or tasks with shorter prompts",
+    )
+
+
+class OutOfTime(Exception):
+    """The wall clock of the agent ran out while the model owed an answer."""
 
 
 class RequestRefused(InfrastructureError):
@@ -95,6 +101,9 @@ class RequestRefused(InfrastructureError):
 class _Refusal(Exception):
     """One try that brought no completion: what was `said`, and the pause that the endpoint wants, in
     seconds."""
+
+    anew = False
+    """Whether it may lie in what was sampled: the same seed would sample it again."""
 
     def __init__(
         self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, certain: bool
@@ -135,18 +144,22 @@ class ModelClient:
         *,
         seed: int,
         timeout: float,
+        wall: float = math.inf,
         fields: Mapping[str, Any] = _NONE,
     ) -> Completion:
         """One assistant message that answers `messages`.
 
         `fields` are further ones of the request; what `spec` and the configuration set wins over them.
         `timeout`, in seconds, bounds all tries and the pauses between them, from the moment the call has its
-        place at the endpoint. Raises ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no
-        answer in the tries or the time there were; an EndpointRests where the endpoint gives nobody any) or
+        place at the endpoint. `wall` are the seconds that the agent has left: a try that takes longer raises
+        OutOfTime. Raises also ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no answer
+        in the tries or the time there were; an EndpointRests where the endpoint gives nobody any) or
         LLM_REFUSED (the request would be refused again: a RequestRefused where it is for what it asks).
         """
         endpoint = self._endpoint(spec.endpoint)
-        return await endpoint.complete(spec, messages, tools, seed=seed, timeout=timeout, fields=fields)
+        return await endpoint.complete(
+            spec, messages, tools, seed=seed, timeout=timeout, wall=wall, fields=fields
+        )
 
     def recall(self, spec: ModelSpec, answer: Completion) -> None:
         """Learn from a recorded answer under which name its endpoint wants its reasoning back, before
@@ -234,6 +247,7 @@ class _Endpoint:
             name, _key_of(settings), rests, self.question, waits=waits, restored=self._limit.restored
         )
         self._questions = Questions()
+        self._tools = ToolCounts()
         self._reasoning_field = REASONING_FIELDS[0]
         """Where the newest answer had its reasoning."""
 
@@ -276,9 +290,12 @@ class _Endpoint:
         *,
         seed: int,
         timeout: float,
+        wall: float,
         fields: Mapping[str, Any],
     ) -> Completion:
+        began = time.monotonic()
         request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, seed)})
+        used = seed
         async with self._limit.place():
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
@@ -287,7 +304,11 @@ class _Endpoint:
                 tries += 1
                 try:
                     with self._patience.asking() as started:
-                        answer = await self._try(request, spec.name, deadline, session=str(seed))
+                        async with asyncio.timeout(wall if wall < math.inf else None) as clock:
+                            answer = await self._try(request, spec.name, deadline, session=str(seed))
+                except TimeoutError as error:
+                    assert clock.expired()  # of any other a refusal is made
+                    raise OutOfTime(f"no answer within the {wall:.1f} s that were left") from error
                 except _Refusal as error:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
@@ -302,19 +323,44 @@ class _Endpoint:
                         ) from None
                     log.warning("try %d: %s; next in %.1f s", tries, error.detail, wait)
                     await asyncio.sleep(wait)
+                    if error.anew:
+                        used = seed + tries
+                        request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, used)})
                     continue
                 self._limit.answered()
                 self._patience.answered()
                 self._questions.answered(spec.name, request)
                 self.learn(answer)
-                return msgspec.structs.replace(
+                answer = msgspec.structs.replace(
                     answer,
                     tries=tries,
                     seconds=time.monotonic() - started,
+                    seconds_waiting=started - began,
                     endpoint=self.name,
                     model=spec.name,
                     cost_usd=cost_usd(self.settings, spec.name, answer.usage),
+                    seed=self._sent(used),
                 )
+                if not tools:
+                    return answer
+                until = min(deadline, started + wall)
+                return await self._tools.told(answer, messages, partial(self._counted, spec, until))
+
+    async def _counted(self, spec: ModelSpec, deadline: float) -> Completion | None:
+        """The answer to the question whether `spec`'s model is told of tools; None where there is none."""
+        request = msgspec.json.encode(self._body(*question(spec), 0))
+        until = min(deadline, time.monotonic() + QUESTION_SECONDS)
+        try:
+            reply = await self._try(request, spec.name, until, session="")
+        except _Refusal as error:
+            log.warning("whether %r is told of its tools cannot be told: %s", spec.name, error.detail)
+            return None
+        return msgspec.structs.replace(reply, cost_usd=cost_usd(self.settings, spec.name, reply.usage))
+
+    def _sent(self, seed: int) -> int | None:
+        """The seed that a request really has: the configuration's, where it sets one."""
+        sent = self.settings.extra_body.get("seed", seed)
+        return sent if isinstance(sent, int) else None
 
     async def question(self, model: str, number: int = 0) -> NoAnswer | None:
         """Ask for one token: whatever the endpoint says of that is an answer, unless it is one that may pass.
@@ -324,7 +370,7 @@ class _Endpoint:
         none: NoAnswer | None = None
         for request in self._questions.of(model, msgspec.json.encode(few_words)):
             try:
-                await self._ask(url, request, model, time.monotonic() + QUESTION_SECONDS)
+                await self._ask(url, request, model, time.monotonic() + REST_QUESTION_SECONDS)
             except _Refusal as error:
                 if error.meaning not in (Meaning.TRANSIENT, Meaning.THROTTLED):
                     return None
@@ -349,12 +395,10 @@ class _Endpoint:
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
     ) -> dict[str, Any]:
-        """The request: only fields that were asked for, so that strict endpoints accept it. Tokens that are
-        asked for with their log-probabilities are to train, so they are sampled from the model itself unless
-        a field says otherwise; a server that is asked for ids knows these fields, too."""
+        """The request: only fields that were asked for, so that strict endpoints accept it, and those of
+        `uncut`."""
         body: dict[str, Any] = {"model": spec.name, "messages": self._messages(messages), "seed": seed}
-        if spec.logprobs and any(map(self.settings.extra_body.get, _ASKS_FOR_IDS)):
-            body |= _UNCUT
+        body |= uncut(self.settings, spec)
         if tools:
             body["tools"] = tools
         for field in ("temperature", "top_p", "max_tokens"):
@@ -388,8 +432,11 @@ class _Endpoint:
             log.debug("endpoint %r at %s: %s", self.name, host_of(replica.url), error.trouble.said)
             if error.meaning is Meaning.TRANSIENT:
                 replica.failed(time.monotonic())
-            else:
-                replica.answered()
+                raise
+            replica.answered()
+            if error.meaning is Meaning.UNPARSED:
+                log.warning("%s: it counts as an answer without a call", error.detail)
+                return unparsed()
             raise
         replica.answered()
         return answer
@@ -410,9 +457,9 @@ class _Endpoint:
             if not 200 <= reply.status < 300:
                 asked = retry_after(reply.headers, datetime.now(UTC))
                 raise self._status_refusal(reply.status, error_of(said), model, asked)
-            return read_completion(assembled(said) if reply.content_type == _STREAM else said)
+            return read_completion(assembled(said) if is_stream(said) else said)
         except TooDeep:
-            return cut_short()
+            return self._unfinished(said, "is nested too deep")
         except TimeoutError as error:
             connected = reached.phase is not Phase.CONNECTING
             seconds = left if connected else min(left, CONNECT_SECONDS)
@@ -421,7 +468,7 @@ class _Endpoint:
         except ReplyTooLarge as error:
             return self._endless(error, model)
         except WrongEncoding as error:
-            raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+            raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
             away = reached.phase is Phase.CONNECTING  # or this request has ended the server
@@ -431,16 +478,21 @@ class _Endpoint:
             if re.fullmatch("[45][0-9]{2}", inside.code):
                 # Some routers answer 200 and put the upstream's refusal into the body.
                 raise self._status_refusal(int(inside.code), inside, model, None) from error
-            raise self._refusal(Meaning.TRANSIENT, f"answered nonsense: {error}") from error
+            quoted = f": {text}" if (text := inside.message or inside.type or inside.code) else ""
+            raise self._refusal(meaning(200, inside), f"gave no answer: {error}{quoted}") from error
 
     def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
-        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
         most = f"more than {self.settings.max_reply_bytes} bytes"
         if reply.status >= 400:
             raise self._status_refusal(reply.status, ErrorBody(message=most), model, None)
-        if reply.begins not in (b"{", b"") and not self.settings.stream:
-            raise self._refusal(Meaning.TRANSIENT, f"answered {most} that are no completion")
-        log.warning("endpoint %r: a completion of %s is cut short", self.name, most)
+        return self._unfinished(reply.begins, f"has {most}")
+
+    def _unfinished(self, begins: bytes, what: str) -> Completion:
+        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
+        if not begun(begins):
+            detail = f"gave no answer: the reply {what} and is no completion: {excerpt(begins)}"
+            raise self._refusal(Meaning.TRANSIENT, detail)
+        log.warning("endpoint %r: a completion is cut short, since it %s", self.name, what)
         return cut_short()
 
     def _status_refusal(self, status: int, body: ErrorBody, model: str, asked: float | None) -> _Refusal:
@@ -453,10 +505,12 @@ class _Endpoint:
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:
             detail += f" (check base_url and the model name {model!r})"
-        certain = status == 429 or status in _AWAY
-        return self._refusal(
-            meaning(status, body), detail, asked, request=status in (400, 422), certain=certain
-        )
+        kind = meaning(status, body)
+        asked = body.retry_seconds if asked is None else asked
+        certain = kind is Meaning.THROTTLED or status in _AWAY
+        refusal = self._refusal(kind, detail, asked, request=status in (400, 422), certain=certain)
+        refusal.anew = kind is Meaning.TRANSIENT and samples_anew(status)
+        return refusal
 
     def _refusal(
         self,
