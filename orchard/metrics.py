@@ -71,6 +71,12 @@ FAMILIES = {
         "select campaign, cause, count(*) from tables.attempts_all where kind = 'released' and cause <> '' "
         "and time > now() at time zone 'UTC' - interval 1 hour group by all",
     ),
+    "orchard_endpoint_resting": (
+        "1 while nobody asks a model endpoint, because it failed or said wait; 0 when it answers again.",
+        "select json_extract_string(payload, '$.endpoint') as endpoint, "
+        "arg_max((json_extract(payload, '$.resting')::boolean)::int, sequence) "
+        "from events where type = 'endpoint.rested' group by all",
+    ),
     "orchard_sandbox_seconds": (
         "Seconds a rollout of the last hour spent on its sandboxes, by step.",
         "select step, '0.5' as quantile, median(seconds) from steps group by all union all "

@@ -12,6 +12,7 @@ from orchard.standing import CampaignView, PipelineView, State, Work, outcome_na
 from orchard.storage.spending import dollars
 from orchard.submission import how_to_serve
 
+_ALONE = PipelineView()
 LAG_SECONDS = 60.0
 """Age of an event outside of the tables from which the writer counts as late."""
 _STYLES = {
@@ -47,9 +48,9 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     return Group(line, bar, counts, *(Text(fact, style="dim") for fact in facts), *notes)
 
 
-def campaign_line(view: CampaignView) -> str:
+def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """The same in one line, for a log."""
-    facts = [*_works(view), *_cap(view)]
+    facts = [*_works(view), *_cap(view), *pipeline.rests]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
@@ -137,7 +138,7 @@ def pipeline_line(pipeline: PipelineView) -> RenderableType:
 
 def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     """What somebody should do, a sentence each."""
-    found = [*pipeline.sick]
+    found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
     if view.aborted and view.over and view.state is not State.CANCELLED:
@@ -182,8 +183,10 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
 
 def _how_to_go_on(view: CampaignView) -> str:
     """After a pause that nobody asked for."""
-    if view.cap_usd is None or view.spent.usd >= view.cap_usd or not view.spent.unpriced:
+    if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
         return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
+    if view.cap_usd is None or not view.spent.unpriced:
+        return f"`orchard resume {view.name}` goes on when that is mended"
     return (
         "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the endpoint "
         f"say its usage; then `orchard resume {view.name}` goes on, which lets these calls pass, and with "

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 import duckdb
 
+from orchard.rests import rest_sentences
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
@@ -163,6 +164,8 @@ class PipelineView:
     """Processes alive, by kind."""
     sick: Sequence[str] = ()
     """A sentence for each process that does not work."""
+    rests: Sequence[str] = ()
+    """A sentence for each model endpoint that nobody asks for a while."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ async def standing(
     rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, work))
     working = alive(heard)
     views = [
-        _view(name, record, rows, in_queues, queues.get(name, ""), working)
+        _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=bool(pipeline.rests))
         for (name, record), in_queues in zip(records.items(), moving, strict=True)
     ]
     return Standing(views, _with_processes(pipeline, heard, working))
@@ -365,18 +368,22 @@ def _view(
     moving: InQueues,
     queue: str,
     working: Sequence[ProcessReport],
+    *,
+    waits: bool = False,
 ) -> CampaignView:
+    """`waits`: an endpoint rests, for which workers may have ended that come back after it."""
     mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
     one, live = rows.one[name], rows.live.get(name, {})
+    serving = sum(queue in report.serves.split(",") for report in working) or int(
+        waits and moving.delayed > 0
+    )
     open_ = max(record.size - sum(outcomes.values()), 0)
     return CampaignView(
         name=name,
         size=record.size,
-        state=state_of(
-            record, outcomes, moving, sum(queue in report.serves.split(",") for report in working)
-        ),
+        state=state_of(record, outcomes, moving, serving),
         outcomes=outcomes,
         waiting=max(open_ - len(moving.running) - moving.delayed, 0),
         running=min(len(moving.running), open_),
@@ -423,11 +430,12 @@ async def _in_queues(connection: Connection, campaign: str) -> InQueues:
 
 
 async def _pipeline(session: Session, connection: Connection) -> PipelineView:
-    written, events, dead, delayed = await asyncio.gather(
+    written, events, dead, delayed, rests = await asyncio.gather(
         asyncio.to_thread(position, session.config.store),
         bounds(connection, names.EVENTS),
         subject_count(connection, names.DEAD),
         bounds(connection, names.LATER),
+        rest_sentences(connection),
     )
     lag = max(events.last - written, 0)
     seconds = 0.0
@@ -436,18 +444,21 @@ async def _pipeline(session: Session, connection: Connection) -> PipelineView:
         if oldest is not None:
             now = await server_time(connection, names.EVENTS)
             seconds = max((now - oldest.time).total_seconds(), 0.0)
-    return PipelineView(lag_events=lag, lag_seconds=seconds, delayed=delayed.messages, dead_letters=dead)
+    return PipelineView(
+        lag_events=lag,
+        lag_seconds=seconds,
+        delayed=delayed.messages,
+        dead_letters=dead,
+        rests=rests,
+    )
 
 
 def _with_processes(
     pipeline: PipelineView, heard: list[HeardReport], working: list[ProcessReport]
 ) -> PipelineView:
     kinds = sorted({report.kind for report in working})
-    return PipelineView(
-        lag_events=pipeline.lag_events,
-        lag_seconds=pipeline.lag_seconds,
-        delayed=pipeline.delayed,
-        dead_letters=pipeline.dead_letters,
+    return replace(
+        pipeline,
         processes={kind: sum(report.kind == kind for report in working) for kind in kinds},
         sick=tuple(sick(heard)),
     )

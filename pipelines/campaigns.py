@@ -123,9 +123,11 @@ class Campaigns:
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(spec.name))
         if record.reason:
+            capped = record.max_cost_usd is not None
+            then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
             raise CampaignError(
                 f"campaign {spec.name!r} is {record.state}, because {record.reason}: `orchard resume "
-                f"{spec.name} --max-cost USD` goes on with a higher cap"
+                f"{spec.name}{then}"
             )
         if record.state is not CampaignState.RUNNING:
             raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")

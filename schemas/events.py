@@ -33,6 +33,7 @@ from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import Unit
+from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
@@ -319,7 +320,8 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt ended without an outcome and the request went back to the queue."""
 
     reason: str
-    """`infrastructure`, `draining`, `paused`, `escalated`, or `newer`: a later version can carry it out."""
+    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while),
+    or `newer`: a later version can carry it out."""
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0
@@ -429,6 +431,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "policy.updated": PolicyUpdated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
+    "endpoint.rested": EndpointRested,
     "event.lost": EventLost,
     "event.displaced": EventDisplaced,
 }

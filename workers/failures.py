@@ -53,6 +53,17 @@ class InfrastructureError(Exception):
         return REST.get(self.cause, 0.0)
 
 
+class EndpointRests(InfrastructureError):
+    """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
+    the rest, and no try is used up."""
+
+    def __init__(self, key: str, endpoint: str, seconds: float, reason: str) -> None:
+        super().__init__(AbortCause.LLM_UNAVAILABLE, f"endpoint {endpoint!r} rests: {reason}")
+        self.key = key
+        self.endpoint = endpoint
+        self.seconds = seconds
+
+
 class EndedUnderCommand(InfrastructureError):
     """The sandbox ended by itself while a command ran in it: perhaps of that command."""
 

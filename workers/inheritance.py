@@ -93,7 +93,8 @@ class Inheritance:
         return False
 
     async def absolve(self) -> None:
-        """The attempt was interrupted, as by a worker that drains: the record is not to blame."""
+        """The attempt was interrupted, as by a worker that drains or an endpoint that rests: the record is
+        not to blame."""
         if self._replayed is not None and self._replays:
             self._replays = 0
             if self._answers:

@@ -24,7 +24,7 @@ from orchard.storage.errors import StorageError
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
 from orchard.workers.budgets import as_published, within
-from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
+from orchard.workers.failures import EndedUnderCommand, EndpointRests, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders import grade
 from orchard.workers.graders.controls import Controls
@@ -183,7 +183,7 @@ class Attempt:
                 AbortCause.ROLLOUT_TIMEOUT,
                 f"not over after {self._timeouts.rollout:g} s, more than all its inner limits",
             ) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EndpointRests):
             if self._inheritance is not None:
                 await self._inheritance.absolve()
             raise
@@ -338,6 +338,16 @@ class Attempt:
             self._trace.replay(record)
 
     async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
+        while True:
+            try:
+                return await self._grade_once(task, result, machine)
+            except EndpointRests as rest:
+                if self._harness.replayable:
+                    raise
+                # What cannot be replayed would be asked and paid a second time: wait for the judge here.
+                await self._dependencies.models.rest_over(rest)
+
+    async def _grade_once(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
         started = time.monotonic()
         limit = self._timeouts.grading
         controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key

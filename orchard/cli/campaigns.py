@@ -363,7 +363,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                 live.update(campaign_table(view, now.pipeline))
                 if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                     shown = time.monotonic()
-                    console.print(campaign_line(view), highlight=False)
+                    console.print(campaign_line(view, now.pipeline), highlight=False)
                 waits = not view.running and view.state in (State.STUCK, State.CANCELLED)
                 looks = looks + 1 if waits else 0
                 paused = view.state is State.PAUSED and not view.running

@@ -23,6 +23,7 @@ from orchard.streams.topology import declare
 from orchard.workers.browser.pool import browsers
 from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.worker import Worker
 from orchard.workers.worlds import Shared
@@ -40,7 +41,8 @@ async def run_worker(session: Session, name: str | None) -> None:
         await declare(connection, config.nats, [queue, *lends])
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
-        models = ModelClient(endpoints)
+        rests = await stack.enter_async_context(Rests(connection, f"worker {name}"))
+        models = ModelClient(endpoints, rests)
         stack.push_async_callback(models.close)
         shared = Shared()
         sandboxes = await stack.enter_async_context(session.sandboxes())

@@ -35,7 +35,7 @@ from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.streams.shifts import Shift, share_of
 from orchard.workers.deadletters import DeadLetters
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
 from orchard.workers.message_tree import Totals, used_by
 
@@ -116,10 +116,9 @@ class Annotator:
         while not stop.is_set() and shift.go_on():
             claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
             if claim is not None:
-                with shift.at_work():
-                    await self._handle(claim)
+                await self._handle(claim, shift)
 
-    async def _handle(self, claim: Claim) -> None:
+    async def _handle(self, claim: Claim, shift: Shift) -> None:
         try:
             request = read_annotation_request(claim.body)
         except NewerRequest as error:
@@ -134,7 +133,14 @@ class Annotator:
             await self._dead.reject(claim, f"it wants prompt version {request.prompt_version}: {error}")
             return
         try:
-            event = await self._verdict(request, judge)
+            if rest := await self._models.resting(request.model.endpoint):
+                raise rest  # no work: an annotator that finds none may end, while an endpoint rests too
+            with shift.at_work():
+                event = await self._verdict(request, judge)
+        except EndpointRests as rest:
+            entry = queue_entry(request, successor(claim.message_id))
+            await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
+            return
         except (InfrastructureError, StorageError) as error:
             await self._later(claim, request, str(error))
             return

@@ -3,15 +3,19 @@
 from datetime import UTC, datetime
 from io import StringIO
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from orchard.reports import campaign_line, campaign_table, hints, status_table
+from orchard.rests import rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
+from orchard.schemas.rests import Rest
 from orchard.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
 from orchard.storage.spending import Spent
+from orchard.streams.endpoints import StoredRest
 
 
 def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:
@@ -89,6 +93,26 @@ def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
     some = CampaignView("c", 4, State.RUNNING, ended=Work(3, 500, 1.5, counted=False, priced=False))
     assert "3 turns, tokens not known, no price known" in campaign_line(none)
     assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
+
+
+def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_with_its_reason() -> None:
+    now = datetime(2026, 1, 2, 14, 0, tzinfo=UTC)
+    rest = Rest(endpoint="default", model="m", reason="answered 429: quota", seconds=120.0, prober="p")
+    stored = StoredRest(key="k", rest=rest, revision=1, left=120.0, age=600.0)
+    said = rest_sentence(stored, now)
+    assert said == "endpoint default rests until 14:02: answered 429: quota"
+    soon = msgspec.structs.replace(stored, left=4.0)
+    assert rest_sentence(soon, now) == (
+        "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota"
+    )
+    pipeline = PipelineView(rests=(said,))
+    assert said in hints(CampaignView("c", 4, State.RUNNING), pipeline)
+    assert said in campaign_line(CampaignView("c", 4, State.RUNNING), pipeline)
+    (broken,) = hints(CampaignView("c", 4, State.PAUSED, reason="5 rollouts were refused"), PipelineView())
+    assert (
+        broken
+        == "c is paused, because 5 rollouts were refused: `orchard resume c` goes on when that is mended"
+    )
 
 
 def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.campaigns import Budget
@@ -20,7 +21,7 @@ from orchard.workers.harnesses.programs.record import LAYER, Program
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.sandboxes import SandboxMachine
-from tests.attempts_world import World, world
+from tests.attempts_world import SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 from tests.workers.tiny_program import PROGRAM, install_tiny
@@ -158,10 +159,16 @@ async def test_a_budget_that_runs_out_is_said_whatever_the_program_makes_of_it(p
     assert (data.exit_status, data.reward, data.turns) == (ExitStatus.STEP_LIMIT, 1.0, 1)
 
 
-async def test_a_dead_endpoint_is_no_reward_and_the_program_is_not_waited_for(place: World) -> None:
-    data = await _outcome(place, endpoint={"base_url": "http://127.0.0.1:9/v1", "max_tries": 1})
-    assert isinstance(data, RolloutAborted), data
-    assert data.cause is AbortCause.LLM_UNAVAILABLE
+async def test_an_endpoint_that_rests_is_no_reward_and_the_program_is_not_waited_for(place: World) -> None:
+    wait = {"Retry-After": "3600"}
+    place.model.refuses = lambda: web.json_response({"error": {"message": "no"}}, status=429, headers=wait)
+    await place.submit(tiny_task(1), harnesses=("tiny",))
+    async with place.working(), asyncio.timeout(SECONDS):
+        while not (released := await place.released()):
+            await asyncio.sleep(0.05)
+        while await place.sandboxes.list_sandboxes():
+            await asyncio.sleep(0.05)
+    assert [(one.reason, one.cause) for one in released] == [("resting", AbortCause.LLM_UNAVAILABLE)]
     assert await place.rows("select * from rewards") == []
 
 

@@ -10,7 +10,7 @@ from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Messages, Protocol
 from orchard.workers.judges.rubric import read_score
@@ -129,6 +129,8 @@ class _Judgement:
     async def made(self, judge: Callable[[Ask], Awaitable[Judged[T]]]) -> T:
         try:
             found, verdict = await judge(self._ask)
+        except EndpointRests:
+            raise  # it is judged when the endpoint answers again
         except InfrastructureError as error:
             await self._ended(None, error.detail)
             cause = error.cause

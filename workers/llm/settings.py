@@ -38,7 +38,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency: Count = 32
     """Calls at once from this process, at most; 429 answers lower it for a while."""
     max_tries: Count = 6
-    """Tries that connection errors and 5xx answers may cost a call; 429 answers are bounded by time only."""
+    """Tries that connection errors and 5xx answers may cost a call while the endpoint answers others; 429
+    answers are bounded by time only. One that answers nobody rests, and costs no try."""
     stream: bool = False
     """Ask for answers as streams, for an endpoint that serves long ones only so. The record is the same."""
     max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
