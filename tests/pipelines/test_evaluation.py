@@ -413,7 +413,7 @@ async def test_every_published_suite_says_rollouts_images_and_expected_cost(
     ):
         plan = plan_suite(suites[name], store)
         with console.capture() as shown:
-            show_plan(plan)
+            show_plan(plan, ())
         assert all(image in shown.get() for image in images), name
         expected = 0.5 * plan.spec.size
         assert says in shown.get() and f"expected about {expected:,.2f} USD" in shown.get(), name
