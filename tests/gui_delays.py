@@ -60,9 +60,11 @@ LATE = (
 
 RESTLESS = (
     Late("clock", "<p id=out></p><script>setInterval(() => { out.textContent = Date.now() }, 100)</script>", "true", ends="still loading or changing.", bulk=True),
-    Late("stream opened", _button("fetch('/endless')"), "true", ends="still loading or changing.", bulk=True),
+    Late("no answer", _button("fetch('/silent')"), "true", ends="still loading or changing.", bulk=True),
+    Late("stream opened", _button("fetch('/endless')"), "true", bulk=True),
     Late("clock that leads on", "<p id=out></p><script>setInterval(() => { out.textContent = Date.now() }, 100)</script>" + _button(_later("location.href = '/next'")), "document.title === 'Next'", ends=f"navigated to {ORIGIN}/next.", bulk=True),
     Late("stream before", "<script>fetch('/endless'); new EventSource('/endless')</script>", "true"),
+    Late("polls", "<script>setInterval(() => fetch('/next'), 400)</script>", "true", bulk=True),
     Late("endless animation", "<style>@keyframes a { to { rotate: 1turn } } p { animation: a 1s infinite }</style><p>x", "true", bulk=True),
 )  # fmt: skip
 
@@ -83,9 +85,15 @@ async def _endless(request: web.Request) -> web.StreamResponse:
         return stream
 
 
+async def _silent(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
 PAGES: dict[str, Page] = {
     "/after": _after,
     "/endless": _endless,
+    "/silent": _silent,
     "/refresh": "<!doctype html><meta http-equiv=refresh content='1; url=/next'>Wait",
     **{f"/{each.name}": f"<!doctype html><body style='margin:0'>{each.body}" for each in (*LATE, *RESTLESS)},
 }

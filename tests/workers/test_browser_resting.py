@@ -5,7 +5,7 @@ import pytest
 
 from orchard.schemas.gui import BrowserSettings, GuiWorld
 from orchard.workers.browser import tools as t
-from orchard.workers.browser.resting import Next, Signs, next_step, quiet_after
+from orchard.workers.browser.resting import Next, Polls, Signs, next_step, quiet_after
 from orchard.workers.browser.world import quiet_of
 from orchard.workers.sites.engine import open_site
 from tests.gui_world import TINY
@@ -38,6 +38,22 @@ def test_rest_is_a_time_without_any_sign_of_life(
     signs = Signs(began=0.0, changed=changed, loaded=loaded, under_way=under_way)
     found, left = next_step(signs, 1.0, now)
     assert found is step and left == pytest.approx(seconds)
+
+
+def test_a_poll_is_what_is_asked_for_again_and_again_and_not_at_once() -> None:
+    polls = Polls()
+    asked = [
+        ("/poll?t=1", 0.0, False),
+        ("/items?page=1", 0.1, False),
+        ("/items?page=2", 0.1, False),
+        ("/items?page=3", 0.11, False),
+        ("/poll?t=2", 0.4, False),
+        ("/poll?t=3", 0.8, True),
+        ("/poll?t=4", 0.9, True),
+        ("/poll?t=5", 1.3, True),
+        ("/else", 1.4, False),
+    ]
+    assert [(url, at, polls.hold(url, at)) for url, at, _ in asked] == asked
 
 
 def test_input_needs_the_whole_quiet_and_a_look_at_another_tab_less() -> None:

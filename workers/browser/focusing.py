@@ -53,9 +53,9 @@ async def focused(tabs: Tabs) -> Focused | None:
     session = tabs.active.session if frame is main else await _session(tabs, frame)
     if session is None:
         return found
-    closed, inner = await _in_closed(tabs, session)
+    closed, within = await _in_closed(tabs, session)
     if closed:
-        return inner
+        return within
     return found if await _listens(tabs, session) else None
 
 

@@ -21,6 +21,9 @@ LONGEST_SECONDS = 10.0
 """For all of it, as a page may lead to another, and that to a third."""
 _SLOW_SECONDS = 0.5
 """A request that took as long is something that the page waited for, no poll."""
+_ROW = 3
+"""Requests of one address that are a row, each at least so many seconds after the one before."""
+_ROW_SECONDS = 0.2
 _SHARES: dict[type[t.Action], float] = {t.Wait: 0.0, t.NewTab: 0.0, t.SwitchTab: 0.3, t.CloseTab: 0.3}
 """Of the quiet that input needs: these give a page none."""
 
@@ -33,6 +36,23 @@ def quiet_after(action: t.Action, base: float) -> float:
 def was_slow(seconds: float) -> bool:
     """Whether a page's looks are waited for anew once something ended that took so long."""
     return seconds >= _SLOW_SECONDS
+
+
+class Polls:
+    """What a page asks for again and again while it is waited for, which is no sign of life: what it shows of
+    the answers is seen as a change."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[int, float]] = {}
+
+    def hold(self, url: str, now: float) -> bool:
+        """Whether a request is one of a row, whatever its query. What is asked for at once is none."""
+        address = url.partition("?")[0]
+        times, last = self._asked.get(address, (0, 0.0))
+        if times and now - last < _ROW_SECONDS:
+            return times >= _ROW
+        self._asked[address] = times + 1, now
+        return times + 1 >= _ROW
 
 
 @dataclass(frozen=True)

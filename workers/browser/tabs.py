@@ -12,6 +12,7 @@ from orchard.workers.browser.resting import (
     PROMPT_SECONDS,
     UNDER_WAY_SECONDS,
     Next,
+    Polls,
     Signs,
     next_step,
     was_slow,
@@ -51,6 +52,8 @@ class Tab:
         """As it was last read."""
         self._requests: dict[Request, float] = {}
         """Those that have not ended, and since when they go on."""
+        self._read: set[Request] = set()
+        """Those whose answer has begun. It has an end only if the page reads all of it."""
         self._navigating: dict[str, float] = {}
         """Frames that asked for another page."""
         self._refreshing: dict[str, float] = {}
@@ -58,6 +61,7 @@ class Tab:
         self.opening = 0
         """Windows that it asked for and that are not there yet."""
         self._opened_at = 0.0
+        self._polls = Polls()
         self.changed = self.loaded = time.monotonic()
         """See Signs."""
         self._changed = changed
@@ -81,6 +85,7 @@ class Tab:
             session.on(f"Page.{event}", lambda event: self._ended(event))
         session.on("Page.windowOpen", lambda _: self._opened())
         page.on("request", lambda request: self._asked(request))
+        page.on("response", lambda response: self._headed(response.request))
         page.on("requestfinished", lambda request: self._answered(request))
         page.on("requestfailed", lambda request: self._answered(request))
         page.on("crash", lambda _: self._crash())
@@ -95,9 +100,14 @@ class Tab:
     def begin(self) -> None:
         """Forget what never ended before an action: a stream, a window that was blocked."""
         self._requests.clear()
+        self._read.clear()
         self._navigating.clear()
         self._refreshing.clear()
         self.opening = 0
+
+    def wait(self) -> None:
+        """An action has been given to it: what it asks for again and again from now on is a poll."""
+        self._polls = Polls()
 
     def touch(self) -> None:
         """Note a sign of life."""
@@ -128,16 +138,26 @@ class Tab:
         self.loaded = self.changed
 
     def _asked(self, request: "Request") -> None:
-        if request.resource_type not in ("websocket", "eventsource", "media", "ping"):
-            self._requests[request] = time.monotonic()
-            self.touch()
+        kind, now = request.resource_type, time.monotonic()
+        if kind in ("websocket", "eventsource", "media", "ping"):
+            return
+        if kind in ("fetch", "xhr") and request.method == "GET" and self._polls.hold(request.url, now):
+            return
+        self._requests[request] = now
+        self.touch()
+
+    def _headed(self, request: "Request") -> None:
+        if request.resource_type == "fetch" and request in self._requests:
+            self._answered(request)
+            self._read.add(request)
 
     def _answered(self, request: "Request") -> None:
         began = self._requests.pop(request, None)
-        if began is None:
+        if began is None and request not in self._read:
             return
+        self._read.discard(request)
         self.touch()
-        if was_slow(self.changed - began):
+        if began is not None and was_slow(self.changed - began):
             self.loaded = self.changed
 
     def _crash(self) -> None:
@@ -250,6 +270,7 @@ class Tabs:
         """Until the active tab has shown no sign of life for `quiet` seconds. False: it goes on without an
         end."""
         began = time.monotonic()
+        self.active.wait()
         await self._evaluated(self.active.page.main_frame, page_scripts.FRAMES, None, 2.0)
         while not self.ended and not self.active.crashed:
             tab, now = self.active, time.monotonic()
