@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from orchard.injector import wire
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.signing import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
 from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
@@ -104,7 +105,7 @@ class AgentConnection:
         url = self._url(path, params)
         headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
         if isinstance(body, msgspec.Struct):
-            body = msgspec.json.encode(body)
+            body = wire.encode(body)
         if self._seal is not None and method == "PUT" and isinstance(body, bytes) and len(body) > FRAME:
             body = _whole(body)  # content of a file, which the agent need not have in memory
         sealed = self._sealed(method, url, headers, body)
@@ -125,7 +126,7 @@ class AgentConnection:
         _check_whole(sealed, reply, data)
         _refused(reply, method, path, data)
         try:
-            return msgspec.json.decode(data, type=kind)
+            return wire.decode(data, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _differs(reply.headers, f"its answer to {method} {path} has another form") from error
 
@@ -181,8 +182,7 @@ class AgentConnection:
     def _url(self, path: str, params: Parameters | None) -> URL:
         if any(unquote(part) in (".", "..") for part in path.split("/")):
             raise SandboxRequestInvalid(f"`{path}` is no path of the sandbox agent")
-        url = self._address.join(URL(path))
-        return url if params is None else url.extend_query(params)
+        return wire.url(str(self._address.join(URL(path))), params)
 
     def _sealed(self, method: str, url: URL, headers: dict[str, str], body: Any) -> SealedRequest | None:
         """Seal a request, adding to its headers."""
@@ -274,8 +274,8 @@ async def _asked(
     except OSError as error:
         raise AgentUnreachable(f"the sandbox agent cannot be reached: {error.strerror}") from error
     if isinstance(body, Sized):  # an agent that does not know this takes it in pieces
-        sized = (url / "sized").with_query(url.query).update_query(size=str(body.size))
-        return await connection.put(sized.raw_path_qs, headers, body)
+        sized = f"{url.raw_path}/sized?{url.raw_query_string}&size={body.size}"
+        return await connection.put(sized, headers, body)
     return await connection.ask(method, url.raw_path_qs, headers, body)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from orchard.injector import operations
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.transport import FIRST_PAUSE, Transport
-from orchard.schemas.sandboxes import JobStatus
+from orchard.schemas.sandboxes import JobEnding, JobStatus
 
 LONGEST_EVENT = 1024 * 1024
 """Bytes."""
@@ -43,6 +43,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     stdout_bytes: int
     stderr_bytes: int
     offset: str
+    ending: JobEnding | None = None
+    output_open: bool = False
 
 
 class _Data(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from orchard.injector import wire
 from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.event_loop import Blocking, blocking
@@ -115,7 +116,7 @@ class AsyncContainerProcess:
             await self._send(type="resize", rows=rows, cols=cols)
 
     async def close(self) -> None:
-        """Hang up: what still runs is killed. What was printed so far can still be read."""
+        """Hang up: what still runs gets SIGTERM, and SIGKILL after 5 s. What came so far can be read."""
         self._hung_up = True
         async with self._changed:
             self._changed.notify_all()
@@ -124,7 +125,7 @@ class AsyncContainerProcess:
 
     async def _send(self, **frame: object) -> None:
         try:
-            await self._line.send_str(msgspec.json.encode(frame).decode())
+            await self._line.send_str(wire.encode(frame).decode())
         except ConnectionError as error:
             raise SandboxUnavailable("the terminal session is over") from error
 

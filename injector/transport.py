@@ -13,8 +13,9 @@ from typing import IO, Any, TypeVar
 
 import aiohttp
 import msgspec
+from yarl import URL
 
-from orchard.injector import inheritance
+from orchard.injector import inheritance, wire
 from orchard.injector.errors import (
     PASSING,
     SandboxError,
@@ -107,13 +108,14 @@ class Transport:
             headers[KEY.name] = key or uuid.uuid4().hex
         data: Any = body
         if isinstance(body, msgspec.Struct):
-            data = msgspec.json.encode(body)
+            wire.check_finite(body)
+            data = wire.encode(body)
             headers["Content-Type"] = JSON
         path, seconds = operation.at(name), timeout or self._timeout
         answer = await self._patiently(
             lambda: self._try(operation.method, path, data, params, headers, seconds)
         )
-        return msgspec.json.decode(answer, type=kind)
+        return wire.decode(answer, kind)
 
     async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
         """The answer of a GET into a file, whole or not at all; tries again from its start.
@@ -144,8 +146,7 @@ class Transport:
         size = 0
         with self._explained(self._timeout):
             async with self._opened().get(
-                self._url + path,
-                params={**params, "limit": str(limit)},
+                self._at(path, {**params, "limit": str(limit)}),
                 headers={**self.headers, "Accept": RAW},
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as reply:
@@ -168,9 +169,7 @@ class Transport:
     async def _try_events(self, path: str, params: Mapping[str, str]) -> aiohttp.ClientResponse:
         unlimited = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=EVENTS_SILENCE)
         with self._explained(self._timeout):
-            reply = await self._opened().get(
-                self._url + path, params=params, headers=self.headers, timeout=unlimited
-            )
+            reply = await self._opened().get(self._at(path, params), headers=self.headers, timeout=unlimited)
             if reply.status >= 400:
                 async with reply:
                     raise _error(reply, await reply.read())
@@ -200,9 +199,8 @@ class Transport:
         with self._explained(timeout):
             async with self._opened().request(
                 method,
-                self._url + path,
+                self._at(path, params),
                 data=data if data is None or isinstance(data, bytes) else _pieces(data),
-                params=params,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout),
             ) as reply:
@@ -232,6 +230,12 @@ class Transport:
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             says = str(error) or f"no answer within {timeout:g} s"
             raise SandboxUnavailable(f"the sandbox service at {self._url} does not answer: {says}") from error
+
+    def _at(self, path: str, params: Mapping[str, str] | list[tuple[str, str]] | None) -> URL:
+        try:
+            return wire.url(self._url + path, params)
+        except ValueError as error:
+            raise aiohttp.InvalidURL(self._url) from error
 
     def _opened(self) -> aiohttp.ClientSession:
         """The session, of the loop that runs."""

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from orchard.injector import operations
+from orchard.injector import operations, wire
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.event_loop import Blocking
 from orchard.injector.following import events
@@ -55,7 +55,7 @@ class AsyncWatch:
 
     async def _read(self) -> AsyncGenerator[Change, None]:
         while (event := await self._next())[0] != "end":
-            fields = msgspec.json.decode(event[2])
+            fields = wire.decode(event[2], dict[str, Any])
             yield msgspec.convert({"kind": event[0], **fields}, Change)
 
     async def _next(self) -> tuple[str, str, bytes]:

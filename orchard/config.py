@@ -5,28 +5,28 @@ Every value has one place in one tree, for example `worker.slots`: `[worker] slo
 """
 
 import os
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
+from orchard.faults import Fault, fault
+from orchard.running import UNSAFE_HOST
+from orchard.schemas.addresses import check_http_url
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.settings import WriterSettings
 from orchard.streams.settings import NatsSettings
-from orchard.variables import FILE_VARIABLE, UnknownVariable, settings
+from orchard.variables import FILE_VARIABLE, UnknownVariable, settings, typed
 from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, checked_mix
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.settings import JudgeSettings, SandboxSettings, WorkerSettings
 
 FILE_NAME = "orchard.toml"
-_AT = re.compile(r" - at `\$\.?([^`]*)`$")
-"""Where a value is that msgspec refuses."""
-
 RETIRED = {
     "nats.event_max_age": "nats.event_max_age is gone, because old events are the fences that keep a rollout "
     "from having two outcomes: remove it, and use `orchard log archive` to move closed campaigns out of the "
@@ -119,6 +119,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for key, path in (("store", self.store), ("state", self.state)):
             if path == "" or "\0" in (path or ""):
                 raise ValueError(f"{key} is {path!r}, which names no directory: name one")
+        if self.sandbox.url not in (None, UNSAFE_HOST):
+            check_http_url(str(self.sandbox.url), "sandbox.url")
+        for name, endpoint in self.endpoints.items():
+            if not endpoint.base_url:
+                raise ValueError(f"endpoints.{name}.base_url is empty: write it as https://HOST/v1")
 
     @property
     def directory(self) -> Path:
@@ -144,16 +149,17 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    origins[""] = str(path)
     try:
         for variable, keys in settings(os.environ, Config, RETIRED):
-            _put(tree, keys, os.environ[variable], variable)
+            _put(tree, keys, typed(Config, keys, os.environ[variable]), variable)
             origins[".".join(keys)] = variable
     except UnknownVariable as error:
         raise ConfigError(str(error)) from None
     for dotted, value in (flags or {}).items():
         if value is not None:
             _put(tree, dotted.split("."), value, f"flag for {dotted}")
-            origins.pop(dotted, None)
+            origins[dotted] = f"flag for {dotted}"
     for key, sentence in RETIRED.items():
         section, _, name = key.partition(".")
         branch = tree.get(section)
@@ -168,18 +174,46 @@ def place(file: Path | None = None) -> Path:
 
 
 def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
-    """The configuration in a tree of plain values; raises ConfigError for what cannot be.
-
-    `origins` are the environment's variables by the dotted path of what they set.
+    """The configuration in a tree of plain values, each of its key's type; raises ConfigError for what cannot
+    be. `origins` say where values come from, by their dotted paths: the file is that of the empty path.
     """
     try:
-        return msgspec.convert(tree, Config, strict=False)
+        return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        place = _AT.search(str(error))
-        origin = (origins or {}).get(place[1]) if place else None
+        found = fault(tree, Config) or Fault((), str(error))
+        at, known = ".".join(found.path), origins or {}
+        origin = known.get(at)
+        where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))
         raise ConfigError(
-            f"{origin or 'configuration'}: {error}; see `orchard config` for every key and its value"
+            f"{where}: {found.reason}; see `orchard config` for every key and its value"
         ) from error
+
+
+_ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""Variables with the keys of a store on S3, which no key of the configuration names."""
+
+
+def secrets(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
+    """The operator's secrets by name: the values of all variables that the configuration names, and the
+    passwords in its addresses."""
+    names = {*_ALWAYS, *_variables_in(config)}
+    found = {name: value for name in sorted(names) if (value := environment.get(name))}
+    passwords = [urlsplit(url.strip()).password for url in (config.nats.url or "").split(",")]
+    return found | {f"nats.url {number}": one for number, one in enumerate(passwords) if one}
+
+
+def _variables_in(value: Any) -> Iterator[str]:
+    """Names of environment variables: texts of keys that end with `_env`."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            inner = getattr(value, name)
+            if name.endswith("_env") and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _variables_in(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _variables_in(inner)
 
 
 def _put(tree: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:

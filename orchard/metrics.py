@@ -38,7 +38,7 @@ FAMILIES = {
         "on rate, low, high into name bound value share",
     ),
     "orchard_tokens": (
-        "Tokens of rollouts with an outcome.",
+        "Tokens of rollouts with an outcome, of those whose tokens are known.",
         "unpivot (select campaign, model, sum(prompt_tokens)::double as prompt, "
         "sum(completion_tokens)::double as completion from rollouts group by all) "
         "on prompt, completion into name kind value tokens",
@@ -70,6 +70,12 @@ FAMILIES = {
         "Attempts of the last hour that the infrastructure ended and that were tried again, by cause.",
         "select campaign, cause, count(*) from tables.attempts_all where kind = 'released' and cause <> '' "
         "and time > now() at time zone 'UTC' - interval 1 hour group by all",
+    ),
+    "orchard_endpoint_resting": (
+        "1 while nobody asks a model endpoint, because it failed or said wait; 0 when it answers again.",
+        "select json_extract_string(payload, '$.endpoint') as endpoint, "
+        "arg_max((json_extract(payload, '$.resting')::boolean)::int, sequence) "
+        "from events where type = 'endpoint.rested' group by all",
     ),
     "orchard_sandbox_seconds": (
         "Seconds a rollout of the last hour spent on its sandboxes, by step.",

@@ -12,6 +12,7 @@ from orchard.standing import CampaignView, PipelineView, State, Work, outcome_na
 from orchard.storage.spending import dollars
 from orchard.submission import how_to_serve
 
+_ALONE = PipelineView()
 LAG_SECONDS = 60.0
 """Age of an event outside of the tables from which the writer counts as late."""
 _STYLES = {
@@ -47,9 +48,9 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     return Group(line, bar, counts, *(Text(fact, style="dim") for fact in facts), *notes)
 
 
-def campaign_line(view: CampaignView) -> str:
+def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """The same in one line, for a log."""
-    facts = [*_works(view), *_cap(view)]
+    facts = [*_works(view), *_cap(view), *pipeline.rests]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
@@ -70,12 +71,21 @@ def _works(view: CampaignView) -> list[str]:
 def _cap(view: CampaignView) -> list[str]:
     if view.cap_usd is None:
         return []
-    return [f"cap: {dollars(view.spent.usd)} of {dollars(view.cap_usd)} are spent, all attempts counted"]
+    spent = view.spent
+    also = f", and what {spent.unpriced:,} calls cost that nobody knows" if spent.unpriced else ""
+    return [f"cap: {dollars(spent.usd)} of {dollars(view.cap_usd)} are spent{also}, all attempts counted"]
 
 
 def _work(work: Work, view: CampaignView) -> str:
-    cost = "no price known" if work.cost_usd is None else f"{work.cost_usd:.2f} USD"
-    return f"{work.turns:,} turns, {work.tokens:,} tokens" + ("" if view.oracle else f", {cost}")
+    tokens = f"{'' if work.counted else 'at least '}{work.tokens:,} tokens"
+    if not (work.counted or work.tokens):
+        tokens = "tokens not known"
+    cost = "no price known" if work.cost_usd is None else _least(work, f"{work.cost_usd:.2f} USD")
+    return f"{work.turns:,} turns, {tokens}" + ("" if view.oracle else f", {cost}")
+
+
+def _least(work: Work, cost: str) -> str:
+    return cost if work.priced else f"at least {cost}"
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
@@ -91,17 +101,19 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> Rende
         campaigns.add_column(column, justify="left" if left else "right", no_wrap=left)
     for view in views:
         costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
-        cost = f"{sum(costs):.2f}" if costs and not view.oracle else ""
+        least = "" if view.ended.priced and view.live.priced else "≥ "
+        cost = f"{least}{sum(costs):.2f}" if costs and not view.oracle else ""
         if view.cap_usd is not None:
-            cost = f"{view.spent.usd:.2f} of {view.cap_usd:.2f}"
+            cost = f"{'≥ ' if view.spent.unpriced else ''}{view.spent.usd:.2f} of {view.cap_usd:.2f}"
         numbers = (
             *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
             *(view.aborted, *[view.blocked] * blocked, view.waiting, view.running),
             *(view.delayed, view.retries, view.reconciled),
-            view.ended.tokens + view.live.tokens,
         )
+        tokens = "" if view.ended.counted and view.live.counted else "≥ "
+        tokens += f"{view.ended.tokens + view.live.tokens:,}"
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
-        campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), cost)
+        campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), tokens, cost)
     notes = [hint for view in views for hint in hints(view, pipeline)]
     return Group(campaigns, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes)))
 
@@ -126,7 +138,7 @@ def pipeline_line(pipeline: PipelineView) -> RenderableType:
 
 def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     """What somebody should do, a sentence each."""
-    found = [*pipeline.sick]
+    found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
     if view.aborted and view.over and view.state is not State.CANCELLED:
@@ -140,16 +152,17 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
             f"`orchard resume {view.name}` tries them again"
         )
     if view.state is State.PAUSED and view.reason:
-        found.append(
-            f"{view.name} is paused, because {view.reason}: `orchard resume {view.name} --max-cost USD` goes "
-            "on with a higher cap"
-        )
+        found.append(f"{view.name} is paused, because {view.reason}: {_how_to_go_on(view)}")
     elif view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
     if view.cap_usd is not None and view.spent.unpriced:
         found.append(
-            f"{view.name}: {view.spent.unpriced:,} model calls have no known price, so its cap does not see "
-            "them: add [endpoints.NAME.prices.MODEL] where the workers run, and start them again"
+            f"{view.name}: {view.spent.unpriced:,} model calls have no known cost: its cap does not see them"
+        )
+    for endpoint, model in view.untold:
+        found.append(
+            f"{view.name}: {model} at endpoint {endpoint} is not told of its tools, since its chat template "
+            "has no place for them: serve it with one that has, or take a harness without tools"
         )
     if view.tried_impossible:
         found.append(
@@ -166,6 +179,19 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     if pipeline.lag_seconds > LAG_SECONDS:
         found.append("the writer is late: `orchard doctor` and its log say why; nothing is lost meanwhile")
     return found
+
+
+def _how_to_go_on(view: CampaignView) -> str:
+    """After a pause that nobody asked for."""
+    if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
+        return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
+    if view.cap_usd is None or not view.spent.unpriced:
+        return f"`orchard resume {view.name}` goes on when that is mended"
+    return (
+        "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the endpoint "
+        f"say its usage; then `orchard resume {view.name}` goes on, which lets these calls pass, and with "
+        "`--max-cost 0` without a cap"
+    )
 
 
 def _once(sentences: Sequence[str]) -> list[str]:

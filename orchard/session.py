@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from orchard.injector.client import AsyncSandboxClient
 
 COMMIT_WAIT_SECONDS = 60.0
+"""That a command waits which cannot do without the tables."""
+WAITING_SECONDS = 10.0
+"""That a command waits which only says how far they are."""
 
 
 class Session:
@@ -127,15 +130,25 @@ class Session:
 
     async def committed(self, connection: Connection) -> None:
         """Wait until all that the stream holds now is in the tables; ConfigError without a writer."""
+        if waiting := await self.waiting(connection, COMMIT_WAIT_SECONDS):
+            raise ConfigError(waiting)
+
+    async def waiting(self, connection: Connection, patience: float = WAITING_SECONDS) -> str:
+        """Which events of the stream the tables of this store do not have, and what to run; empty as soon as
+        they have all. Only where a writer may run is there something to wait for, `patience` seconds."""
         last = (await bounds(connection, names.EVENTS)).last
-        deadline = time.monotonic() + COMMIT_WAIT_SECONDS
-        while await asyncio.to_thread(position, self.config.store) < last:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"the tables of {self.config.store} are {COMMIT_WAIT_SECONDS:g} s behind the stream: "
-                    "start `orchard up`, or `orchard writer`"
+        served = bool(self.config.nats.url or self.up())
+        deadline = time.monotonic() + patience * served
+        while (behind := last - await asyncio.to_thread(position, self.config.store)) > 0:
+            if time.monotonic() >= deadline:
+                where = f"the stream at {self.nats_url()}" if served else f"{self.directory / 'nats'}"
+                run = "`orchard up`, or `orchard writer`" if served else "`orchard up`"
+                return (
+                    f"{behind} events wait in {where}, from where a writer brings them into the tables of "
+                    f"{self.config.store}: start {run}"
                 )
             await asyncio.sleep(0.1)
+        return ""
 
     @asynccontextmanager
     async def sandboxes(self) -> "AsyncIterator[AsyncSandboxClient]":

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 import duckdb
 
+from orchard.rests import rest_sentences
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
@@ -62,11 +63,16 @@ class InQueues:
 
 @dataclass(frozen=True)
 class Work:
-    """What models did: turns, tokens, and what it cost as far as prices are known."""
+    """What models did: turns, and tokens and cost as far as they are known."""
 
     turns: int = 0
     tokens: int = 0
     cost_usd: float | None = None
+    """None where nothing is known."""
+    counted: bool = True
+    """Whether the tokens are known of all."""
+    priced: bool = True
+    """Whether the cost is."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ class CampaignView:
     """Of a campaign with a cap: what all its attempts have cost so far, as the tables have it."""
     reason: str = ""
     """Why it was paused, where nobody asked for that."""
+    untold: tuple[tuple[str, str], ...] = ()
+    """Endpoints and models whose chat template leaves tools out, where a call offered some."""
 
     @property
     def done(self) -> int:
@@ -156,6 +164,8 @@ class PipelineView:
     """Processes alive, by kind."""
     sick: Sequence[str] = ()
     """A sentence for each process that does not work."""
+    rests: Sequence[str] = ()
+    """A sentence for each model endpoint that nobody asks for a while."""
 
 
 @dataclass(frozen=True)
@@ -214,16 +224,18 @@ async def standing(
     capped = [name for name, record in records.items() if record.max_cost_usd is not None]
     up_to = await asyncio.to_thread(position, session.config.store)
     work = partial(_rows, names_=list(records), running=running, capped=capped, up_to=up_to, sources=sources)
-    live = ("llm_calls_all",) if running or capped else ()
-    rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, live, work))
+    rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, work))
     working = alive(heard)
     views = [
-        _view(name, record, rows, in_queues, queues.get(name, ""), working)
+        _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=bool(pipeline.rests))
         for (name, record), in_queues in zip(records.items(), moving, strict=True)
     ]
     return Standing(views, _with_processes(pipeline, heard, working))
 
 
+_GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
+       count(*) filter (cost_usd is null"""
+"""What the sums of a query do not have; a condition more may follow."""
 _OUTCOMES = f"""
 with mine as (select * from {{rollouts}} where list_contains($names, campaign)),
      bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
@@ -232,7 +244,7 @@ select campaign,
             when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome,
        count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
-       sum(cost_usd) as cost_usd,
+       sum(cost_usd) as cost_usd, {_GAPS} and turns > 0) as unpriced,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
@@ -248,13 +260,13 @@ select campaign, count(*) - count(distinct rollout_id) as retries from {attempts
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
 
-_LIVE = """
+_LIVE = f"""
 select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
-       sum(cost_usd) as cost_usd, bool_or(model_kind = 'oracle') as oracle
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced, bool_or(model_kind = 'oracle') as oracle
 from (
     select distinct on (event_id) * from tables.llm_calls_all
     where list_contains($names, rollout_id)
-    and rollout_id not in (select rollout_id from {rollouts} where list_contains($names, rollout_id))
+    and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
 ) group by 1
 """
 """By the ids of rollouts: those that have an outcome meanwhile count there."""
@@ -264,11 +276,15 @@ from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w
 where r.task_source = 'impossible' and list_contains($names, r.campaign) and r.status <> 'aborted'
 and w.parts['hack'] = 1 group by 1
 """
-_SAVED = """
+_UNTOLD = """
+select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
+where tools_left_out and list_contains($names, campaign) group by 1
+"""
+_SAVED = f"""
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
-       sum(cost_usd) as cost_usd
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
 from (
-    select distinct on (event_id) * from {attempts}
+    select distinct on (event_id) * from {{attempts}}
     where kind = 'inherited' and list_contains($names, campaign)
 ) group by 1
 """
@@ -284,8 +300,9 @@ class _Rows:
     spent: dict[str, Spent]
 
 
-def _opened(store: str, live: Sequence[str], work: Callable[[duckdb.DuckDBPyConnection], _Rows]) -> _Rows:
-    with open_tables(store, views=("rollouts", "rewards_all", "attempts_all", "events", *live)) as tables:
+def _opened(store: str, work: Callable[[duckdb.DuckDBPyConnection], _Rows]) -> _Rows:
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    with open_tables(store, views=views) as tables:
         return work(tables)
 
 
@@ -301,7 +318,7 @@ def _rows(
     outcomes = ask(_OUTCOMES, names_)
     tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
     one: dict[str, dict[str, Any]] = {name: {} for name in names_}
-    for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_HACKS, tried)):
+    for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_UNTOLD, names_), (_HACKS, tried)):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
     return _Rows(
@@ -351,19 +368,22 @@ def _view(
     moving: InQueues,
     queue: str,
     working: Sequence[ProcessReport],
+    *,
+    waits: bool = False,
 ) -> CampaignView:
+    """`waits`: an endpoint rests, for which workers may have ended that come back after it."""
     mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
-    costs = [row["cost_usd"] for row in mine if row["cost_usd"] is not None]
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
     one, live = rows.one[name], rows.live.get(name, {})
+    serving = sum(queue in report.serves.split(",") for report in working) or int(
+        waits and moving.delayed > 0
+    )
     open_ = max(record.size - sum(outcomes.values()), 0)
     return CampaignView(
         name=name,
         size=record.size,
-        state=state_of(
-            record, outcomes, moving, sum(queue in report.serves.split(",") for report in working)
-        ),
+        state=state_of(record, outcomes, moving, serving),
         outcomes=outcomes,
         waiting=max(open_ - len(moving.running) - moving.delayed, 0),
         running=min(len(moving.running), open_),
@@ -371,27 +391,33 @@ def _view(
         retries=one.get("retries", 0),
         reconciled=one.get("reconciled", 0),
         queue=queue,
-        ended=Work(
-            turns=sum(row["turns"] or 0 for row in mine),
-            tokens=sum(row["tokens"] or 0 for row in mine),
-            cost_usd=sum(costs) if costs else None,
-        ),
-        live=_work(live),
+        ended=_work(mine),
+        live=_work([live] if live else []),
         tried_impossible=sum(row["tried_impossible"] for row in mine),
         hacks=one.get("hacks", 0),
         seconds=seconds,
         recent=sum(row["recent"] for row in mine),
         recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
         oracle=any(row.get("oracle") for row in (*mine, live)),
-        saved=_work(rows.saved.get(name, {})),
+        saved=_work([rows.saved[name]] if name in rows.saved else []),
         cap_usd=record.max_cost_usd,
         spent=rows.spent.get(name, Spent()),
         reason=record.reason or "",
+        untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
     )
 
 
-def _work(row: Mapping[str, Any]) -> Work:
-    return Work(row.get("turns") or 0, row.get("tokens") or 0, row.get("cost_usd"))
+def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
+    """The sum of rows; nothing that is known of a cost is no cost of 0."""
+    usd = sum(row["cost_usd"] or 0.0 for row in rows)
+    priced = not any(row["unpriced"] for row in rows)
+    return Work(
+        turns=sum(row["turns"] or 0 for row in rows),
+        tokens=sum(row["tokens"] or 0 for row in rows),
+        cost_usd=usd if usd or (rows and priced) else None,
+        counted=not any(row["uncounted"] for row in rows),
+        priced=priced,
+    )
 
 
 async def _in_queues(connection: Connection, campaign: str) -> InQueues:
@@ -404,11 +430,12 @@ async def _in_queues(connection: Connection, campaign: str) -> InQueues:
 
 
 async def _pipeline(session: Session, connection: Connection) -> PipelineView:
-    written, events, dead, delayed = await asyncio.gather(
+    written, events, dead, delayed, rests = await asyncio.gather(
         asyncio.to_thread(position, session.config.store),
         bounds(connection, names.EVENTS),
         subject_count(connection, names.DEAD),
         bounds(connection, names.LATER),
+        rest_sentences(connection),
     )
     lag = max(events.last - written, 0)
     seconds = 0.0
@@ -417,18 +444,21 @@ async def _pipeline(session: Session, connection: Connection) -> PipelineView:
         if oldest is not None:
             now = await server_time(connection, names.EVENTS)
             seconds = max((now - oldest.time).total_seconds(), 0.0)
-    return PipelineView(lag_events=lag, lag_seconds=seconds, delayed=delayed.messages, dead_letters=dead)
+    return PipelineView(
+        lag_events=lag,
+        lag_seconds=seconds,
+        delayed=delayed.messages,
+        dead_letters=dead,
+        rests=rests,
+    )
 
 
 def _with_processes(
     pipeline: PipelineView, heard: list[HeardReport], working: list[ProcessReport]
 ) -> PipelineView:
     kinds = sorted({report.kind for report in working})
-    return PipelineView(
-        lag_events=pipeline.lag_events,
-        lag_seconds=pipeline.lag_seconds,
-        delayed=pipeline.delayed,
-        dead_letters=pipeline.dead_letters,
+    return replace(
+        pipeline,
         processes={kind: sum(report.kind == kind for report in working) for kind in kinds},
         sick=tuple(sick(heard)),
     )

@@ -12,18 +12,7 @@ from orchard.schemas.plugins import Kind
 from orchard.session import Session
 from orchard.streams.settings import Queue
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.settings import EndpointSettings
-
-
-def needed_plugins(store: str, spec: CampaignSpec) -> dict[Kind, set[str]]:
-    """Plug-ins that the campaign's rollouts need. Raises PluginError for one that is not here."""
-    from orchard.pipelines.tasks.registry import needed_graders
-    from orchard.workers.harnesses import HARNESS_NAMES
-
-    graders = needed_graders(store, spec.tasks)
-    for name in graders:
-        plugins.need(Kind.GRADER, name)
-    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
+from orchard.workers.llm.settings import EndpointSettings, uncut
 
 
 async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
@@ -80,24 +69,49 @@ def check_workers(
     return []
 
 
-def check_prices(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
-    """What a cap on the cost cannot see, a sentence each. Raises ConfigError for a model whose endpoint is
-    among those that are configured here, and has no price for it."""
-    notes = []
-    for model in spec.models if spec.max_cost_usd is not None else ():
+def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
+    """Names of the models that have no price in the configuration here."""
+    return [
+        model.name
+        for model in spec.models
+        if model.kind is not ModelKind.ORACLE
+        and (model.endpoint not in endpoints or model.name not in endpoints[model.endpoint].prices)
+    ]
+
+
+def check_prices(
+    spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings], working: Sequence[ProcessReport] = ()
+) -> None:
+    """Raise ConfigError where the campaign has a cap, and a model no price at its endpoint: by what the
+    workers say that serve the queue or, without any, by the configuration here."""
+    if spec.max_cost_usd is None:
+        return
+    here = {name: list(settings.prices) for name, settings in endpoints.items()}
+    told = [
+        each.priced for each in working if each.priced is not None and queue_of(spec).consumer in each.serves
+    ]
+    for model in spec.models:
         if model.kind is ModelKind.ORACLE:
             continue
-        known = endpoints.get(model.endpoint)
-        if known is None:
-            notes.append(
-                f"the endpoint {model.endpoint} is not configured here: where the workers know no price of "
-                f"{model.name}, its calls count as nothing, and --max-cost does not hold"
-            )
-        elif model.name not in known.prices:
+        prices = [priced[model.endpoint] for priced in told if model.endpoint in priced]
+        if not all(model.name in known for known in prices or [here.get(model.endpoint, [])]):
             raise ConfigError(
-                f"the model {model.name} has no price, so --max-cost cannot hold: add prompt and completion "
-                f'under [endpoints.{model.endpoint}.prices."{model.name}"] to orchard.toml, here and where '
-                "the workers run, or leave --max-cost out"
+                f"the model {model.name} has no price {'at a worker' if prices else 'here'}, so --max-cost "
+                "cannot hold: add prompt and completion under "
+                f'[endpoints.{model.endpoint}.prices."{model.name}"] to orchard.toml, here and where the '
+                "workers run, and start them again, or leave --max-cost out"
+            )
+
+
+def added_fields(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
+    """Which fields are sent beside those that somebody wrote, a sentence for each model."""
+    notes = []
+    for model in spec.models:
+        if model.endpoint in endpoints and (fields := uncut(endpoints[model.endpoint], model)):
+            said = ", ".join(f"{name} = {value}" for name, value in fields.items())
+            notes.append(
+                f"{model.name} is asked with {said}, so that the tokens come from the model itself: other "
+                f"values in [endpoints.{model.endpoint}.extra_body] win"
             )
     return notes
 

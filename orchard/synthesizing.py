@@ -19,6 +19,7 @@ from orchard.streams.claims import Claims
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.rollout import AttemptDependencies
 
@@ -49,7 +50,8 @@ async def synthesized(
         if author is not None:
             await stack.enter_async_context(author)
             endpoints = {**endpoints, SEEDED.endpoint: EndpointSettings(base_url=author.url)}
-        models = ModelClient(endpoints)
+        rests = await stack.enter_async_context(Rests(connection, "synthesis"))
+        models = ModelClient(endpoints, rests)
         stack.push_async_callback(models.close)
         dependencies = AttemptDependencies(
             worker=f"{socket.gethostname()}-{os.getpid()}",

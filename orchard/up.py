@@ -26,6 +26,8 @@ from orchard.config import Config, ConfigError
 from orchard.injector.local.backend import SOCKET
 from orchard.keeper import ServerKeeper
 from orchard.running import UNSAFE_HOST, RunFiles, UpRecord
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
 from orchard.streams.errors import StreamsError
 from orchard.streams.guard import Guard, guarded
@@ -86,6 +88,7 @@ class Supervisor:
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             stack.enter_context(_locked(files.lock))
+            await asyncio.to_thread(self._check_stream_is_here)
             self._ports = {name: _free_port() for name in ("nats", "sandbox", "oracle")}
             if self.config.up.page:
                 self._page = stack.enter_context(_listening(self.config.up.page_port))
@@ -114,6 +117,19 @@ class Supervisor:
                 self._stopping = True
                 await end(starting)
                 await end(stopping)
+
+    def _check_stream_is_here(self) -> None:
+        """Raises ConfigError where another `up` works on the store: with its own state directory it has the
+        stream of events, and this one would have an empty one."""
+        location = Location.parse(self.config.store)
+        if self.config.nats.url or location.is_s3 or (self.config.directory / "nats").exists():
+            return
+        if (holder := writer_of(location)) is not None:
+            raise ConfigError(
+                f"another `orchard up` or `orchard writer` (process {holder}) works on the store "
+                f"{location.url}, and the state directory {self.config.directory} has none of its events: "
+                "stop it, give its --state, or choose another store"
+            )
 
     def hurry(self) -> None:
         """Stop without waiting for what runs: it goes back to the queue at once."""

@@ -7,17 +7,20 @@ that of a setting gets a warning, and one with the two underscores of a setting 
 
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
+
+from orchard.faults import members, parts
 
 log = logging.getLogger(__name__)
 
 PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
-_OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK"}
+_OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES"}
 """Variables that Orchard reads and that are no keys of the configuration."""
 _KUBERNETES = re.compile(
     r"ORCHARD(_\w+)?_("
@@ -50,6 +53,18 @@ def settings(
             yield name, path
         elif not _KUBERNETES.fullmatch(f"{name}={value}"):
             _check(name, kind)
+
+
+def typed(shape: Any, path: Sequence[str], text: str) -> Any:
+    """The value that a text is where `shape` wants one at a path: `4` is a number there where a number is
+    wanted. The text itself where it is none, for `faults` to name."""
+    if path:
+        inner = [part for one in members(shape) if (part := parts(one).get(path[0], parts(one).get("*")))]
+        return typed(inner[0], path[1:], text) if inner else text
+    try:
+        return msgspec.to_builtins(msgspec.convert(text, shape, strict=False))
+    except msgspec.ValidationError:
+        return text
 
 
 def _admits(kind: Type, path: list[str]) -> bool:

@@ -1,8 +1,8 @@
 """Which campaigns may leave the stream for the archive, and how one comes back.
 
-A campaign is closed when nothing will happen to it by itself: it was cancelled, or each of its rollouts has
-an outcome. `campaign` is the third token of event subjects here: runs of reinforcement learning, imports and
-the house's own (`tasks`, `datasets`, ...) count as campaigns.
+A campaign is closed when nothing will happen to it by itself: it was cancelled and nothing open of it stands
+in a queue, or each of its rollouts has an outcome. `campaign` is the third token of event subjects here: runs
+of reinforcement learning, imports and the house's own (`tasks`, `datasets`, ...) count as campaigns.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from orchard.pipelines.ending import open_in_queues
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
@@ -154,7 +155,7 @@ class Archiving:
         if reason := await self._open_because(known[campaign], record):
             raise ArchiveRefused(
                 f"campaign {campaign!r} is not closed, it {reason}: wait for it, or cancel it "
-                f"(`orchard cancel {campaign}`)"
+                f"(`orchard cancel {campaign}`); `orchard up` ends what dead workers held"
             )
         async for step in archive_events(self._connection, self._store_url, self.shelf, campaign):
             yield step
@@ -211,7 +212,11 @@ class Archiving:
             # A blob's name is its hash; its size is not in the tables.
             raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=progress.plan_sha256, size=0))
             steps = msgspec.json.decode(raw, type=RunPlan).steps
-        return open_because(progress, record, steps)
+        reason = open_because(progress, record, steps)
+        if reason or record is None or record.state is not CampaignState.CANCELLED:
+            return reason
+        left = await open_in_queues(self._connection, Publisher(self._connection), progress.campaign)
+        return f"was cancelled and has {len(left)} rollouts that no one has ended yet" if left else ""
 
     async def _move(self, campaign: str, record: CampaignRecord, revision: int, state: CampaignState) -> None:
         """Change the state by compare-and-set, and tell. Raises CampaignConflict."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from orchard.pipelines.ending import abort, clear
 from orchard.pipelines.spending import reached
 from orchard.schemas.campaigns import (
     CAMPAIGN_MOVES,
@@ -34,10 +35,10 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
 from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import queued_by_shard, remove, running_now, unplaced
+from orchard.streams.queued import running_now, unplaced
 from orchard.streams.settings import Queue
 from orchard.workers.harnesses import HARNESS_NAMES, get_harness, version_of
-from orchard.workers.openings import cancelled, open_at, opened
+from orchard.workers.openings import open_at, opened
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -122,9 +123,11 @@ class Campaigns:
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(spec.name))
         if record.reason:
+            capped = record.max_cost_usd is not None
+            then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
             raise CampaignError(
                 f"campaign {spec.name!r} is {record.state}, because {record.reason}: `orchard resume "
-                f"{spec.name} --max-cost USD` goes on with a higher cap"
+                f"{spec.name}{then}"
             )
         if record.state is not CampaignState.RUNNING:
             raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")
@@ -165,35 +168,18 @@ class Campaigns:
 
     async def cancel(self, name: str) -> AsyncIterator[Progress]:
         """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort here
-        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on."""
+        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on. What a
+        dead worker held the steward ends (`reconciling`)."""
         record = await self._move(name, CampaignState.CANCELLED)
         spec = await self._spec(record)
         running = await running_now(self._connection, name)
         done = ended = 0
         for batch in _batches(itertools.islice(rollout_requests(spec), record.offered)):
             waiting = [request for request in batch if request.rollout_id not in running]
-            ended += await self._abort(waiting)
+            ended += await abort(self._publisher, waiting, SOURCE)
             done += len(batch)
             yield Progress(done, record.offered, ended)
-        async for shard, part in queued_by_shard(self._connection, name):
-            over = await self._ended(sorted(part.waiting | part.delayed))
-            await remove(self._connection, name, shard, over)
-
-    async def _abort(self, requests: list[RolloutRequest]) -> int:
-        """End those that are open; how many."""
-        rollouts = [request.rollout_id for request in requests]
-        newest = await self._publisher.outcomes(rollouts)
-        starts = await self._publisher.starts(rollouts)
-        events = [
-            (cancelled(msgspec.structs.replace(request, fence=fence), started, SOURCE), fence)
-            for request, last, started in zip(requests, newest, starts, strict=True)
-            if (fence := open_at(last)) is not None
-        ]
-        return sum(stored is not None for stored in await self._publisher.guarded(events))
-
-    async def _ended(self, rollout_ids: list[str]) -> list[str]:
-        newest = await self._publisher.outcomes(rollout_ids)
-        return [one for one, last in zip(rollout_ids, newest, strict=True) if open_at(last) is None]
+        await clear(self._connection, self._publisher, name)
 
     async def resume(
         self, name: str, *, aborted: bool = True, max_cost_usd: float | None = None
@@ -202,8 +188,8 @@ class Campaigns:
         aborted. Rollouts with an outcome are never touched, queued and running ones are left alone. A resume
         that was killed goes on where it was.
 
-        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Raises CampaignError where the
-        campaign has cost as much already, and StorageError.
+        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Calls so far whose cost is not
+        known are let pass. Raises CampaignError where the campaign has cost as much already, StorageError.
         """
         record, revision = await self._begin_resume(name, max_cost_usd)
         spec = await self._spec(record)
@@ -237,15 +223,17 @@ class Campaigns:
             check_cap(cap)
         except ValueError as error:
             raise CampaignError(str(error)) from error
-        capped = msgspec.structs.replace(record, max_cost_usd=cap)
-        if cap is not None and (over := reached(capped, await self._spent(name))):
+        spent = await self._spent(name) if cap is not None else Spent()
+        unpriced = max(spent.unpriced, record.unpriced or 0) or None
+        capped = msgspec.structs.replace(record, max_cost_usd=cap, unpriced=unpriced)
+        if over := reached(capped, spent):
             raise CampaignError(
                 f"campaign {name!r} stays as it is, because {over}: `orchard resume {name} --max-cost USD` "
                 "goes on with a higher cap"
             )
         if capped == record and record.state is CampaignState.RUNNING and record.resumed is not None:
             return record, revision
-        await self._move(name, CampaignState.RUNNING, resumed=0, max_cost_usd=cap)
+        await self._move(name, CampaignState.RUNNING, resumed=0, max_cost_usd=cap, unpriced=unpriced)
         return await self._find(name)
 
     async def _spent(self, name: str) -> Spent:
@@ -277,7 +265,7 @@ class Campaigns:
         return known
 
     async def _move(
-        self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | None
+        self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | int | None
     ) -> CampaignRecord:
         """Change the state and these fields by compare-and-set; a move that CAMPAIGN_MOVES does not permit
         raises. With `resumed` a new round begins."""

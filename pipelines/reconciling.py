@@ -1,4 +1,5 @@
-"""The reconciler: every open rollout of a running campaign stands in a queue, or it is offered again.
+"""The reconciler: every open rollout of a running campaign stands in a queue, or it is offered again; of a
+cancelled one none does.
 
 Nothing should ever be found here: a find is a fault that nobody reported, and counts as an alarm
 (`rollout.reconciled`). A pass lists the queues by subject and looks up the outcomes of only those rollouts
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
+from orchard.pipelines.ending import abort, open_in_queues
 from orchard.schemas.campaigns import (
     CampaignRecord,
     CampaignSpec,
@@ -23,6 +25,7 @@ from orchard.schemas.campaigns import (
     RolloutRequest,
     rollout_ids,
     rollout_request,
+    rollout_requests,
     slot_at,
 )
 from orchard.schemas.events import Event, RolloutReconciled, make_event
@@ -138,6 +141,8 @@ class Reconciler:
         self._book = CampaignBook(connection)
         self._blobs = blobs
         self._known: dict[str, _Campaign] = {}
+        self._held: dict[str, set[str]] = {}
+        """Open rollouts of cancelled campaigns that stood in a queue in the last pass."""
         self._heard = 0
         """Sequence in the log up to which requeued dead letters were heard of."""
 
@@ -154,12 +159,29 @@ class Reconciler:
         await self._forget_requeued()
         offered = 0
         for name, record in book.items():
-            if reconcilable(record):
-                try:
+            try:
+                if reconcilable(record):
                     offered += await self._look_at(name, record)
-                except (StorageError, msgspec.DecodeError) as error:
-                    log.warning("campaign %s cannot be reconciled, its plan cannot be read: %s", name, error)
+                elif record.state is CampaignState.CANCELLED:
+                    await self._end(name, record)
+            except (StorageError, msgspec.DecodeError) as error:
+                log.warning("campaign %s cannot be reconciled, its plan cannot be read: %s", name, error)
+        self._held = {name: held for name, held in self._held.items() if name in book}
         return offered
+
+    async def _end(self, name: str, record: CampaignRecord) -> None:
+        """End those rollouts of a cancelled campaign that were open and in a queue in the last pass already:
+        a living worker has ended what it held by now. Who gets such a request later lets it go."""
+        before, now = (
+            self._held.pop(name, set()),
+            await open_in_queues(self._connection, self._publisher, name),
+        )
+        if now:
+            self._held[name] = now
+        if held := before & now:
+            plan = rollout_requests(await self._spec(record))
+            ended = await abort(self._publisher, [one for one in plan if one.rollout_id in held], SOURCE)
+            log.warning("%d rollouts of the cancelled campaign %s had no worker: ended", ended, name)
 
     async def _forget_requeued(self) -> None:
         """Look afresh at campaigns that had a dead letter requeued: its rollout is open again, though the

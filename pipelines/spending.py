@@ -1,4 +1,4 @@
-"""The pause of campaigns whose model calls have cost as much as they may."""
+"""The pause of campaigns whose model calls have cost as much as they may, or nobody knows how much."""
 
 import asyncio
 import logging
@@ -28,14 +28,21 @@ SOURCE = "orchard/steward"
 def reached(record: CampaignRecord, spent: Spent) -> str:
     """Why the campaign must not go on, as a clause; empty where it may."""
     cap = record.max_cost_usd
-    if cap is None or spent.usd < cap:
+    if cap is None:
         return ""
-    return f"its model calls have cost {dollars(spent.usd)} and its cap is {dollars(cap)}"
+    if spent.usd >= cap:
+        return f"its model calls have cost {dollars(spent.usd)} and its cap is {dollars(cap)}"
+    if spent.unpriced > (record.unpriced or 0):
+        return (
+            f"{spent.unpriced:,} of its model calls have no known cost, as their endpoint did not say their "
+            f"tokens or a worker knows no price, so its cap of {dollars(cap)} cannot be kept"
+        )
+    return ""
 
 
 class CostWatch:
-    """Pauses running campaigns whose calls have cost their cap. Any number of these may run: the pause is one
-    compare-and-set, and the log is told of it by whoever reads it in the book."""
+    """Pauses running campaigns whose cap is reached, or cannot be kept. Any number of these may run: the
+    pause is one compare-and-set, and the log is told of it by whoever reads it in the book."""
 
     def __init__(self, connection: Connection, store_url: str) -> None:
         self._connection = connection

@@ -30,7 +30,7 @@ where m.sequence between $first and $last order by m.sequence
 _CUT = """
 select distinct c.rollout_id, c.node from tables.llm_calls_all c
 semi join _wanted w on w.rollout_id = c.rollout_id and w.attempt = c.attempt
-where c.sequence between $first and $last and c.finish_reason = 'length'
+where c.sequence between $first and $last and c.finish_reason in ('length', 'unparsed')
 """
 
 
@@ -77,7 +77,8 @@ def read_trees(
 
 
 def read_cut(tables: duckdb.DuckDBPyConnection, places: Sequence[Place]) -> set[tuple[str, str]]:
-    """Answers that `max_tokens` cut, as rollout id and node id: the model did not end them."""
+    """Answers that `max_tokens` cut or their server could not read, as rollout id and node id: the model
+    did not end them."""
     found = _asked(tables, _CUT, places) if places else None
     return set() if found is None else set(zip(*found.to_pydict().values(), strict=True))
 

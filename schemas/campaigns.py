@@ -27,7 +27,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: int = 0
     """Prompt and completion tokens, summed over the calls."""
     wall_seconds: _Time = 3600.0
-    """Seconds from the first question to the model."""
+    """Seconds from the first question to the model, for tasks that publish no time-out of their own."""
+    wall_for_all: bool = False
+    """Whether `wall_seconds` holds in place of such time-outs, too."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,6 +203,9 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The cap on the cost of its model calls, as the plan or the last resume has it; None: no cap."""
     reason: str | None = None
     """Why it was paused, where nobody asked for that."""
+    unpriced: int | None = None
+    """Model calls without a known cost that whoever resumed it last has let pass; None: none. With more of
+    them a cap cannot be kept."""
 
     @property
     def reached(self) -> int:
@@ -274,4 +279,6 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["harness_versions"]
     if spec.max_cost_usd is None:
         del plan["max_cost_usd"]
+    if not spec.budget.wall_for_all:
+        del plan["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

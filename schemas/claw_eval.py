@@ -15,6 +15,8 @@ ROOT = "/opt/claw-eval"
 """Where the checkout stands in a sandbox of services and in one that grades."""
 WORKSPACE = "/workspace"
 """Where an agent works."""
+WORKSPACE_SERVER = "claw_eval/sandbox/server.py"
+"""In `src` of the checkout: executes the tools on the workspace, inside the agent's sandbox."""
 
 
 class Checkout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,6 +33,7 @@ from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import Unit
+from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
@@ -222,16 +223,17 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     worker: str
     started_at: datetime
-    seconds: float
+    seconds: float | None
+    """None where nobody measured it, as in imports; so are the other figures."""
     turns: int = 0
-    llm_calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    llm_calls: int | None = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     cost_usd: float | None = None
-    seconds_creating: float = 0.0
-    seconds_llm: float = 0.0
-    seconds_commands: float = 0.0
-    seconds_grading: float = 0.0
+    seconds_creating: float | None = 0.0
+    seconds_llm: float | None = 0.0
+    seconds_commands: float | None = 0.0
+    seconds_grading: float | None = 0.0
     deliveries: int = 1
     inherited_turns: int | None = None
     """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a
@@ -251,6 +253,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of what decides what its model reads: all files of a program's package as it ran, or the
     configuration of the package that a harness in the worker is made of. Only rollouts with the same one
     compare."""
+    seconds_waiting: float | None = None
+    """That model calls waited: for places at the endpoint, by tries that failed, and for an answer that had
+    not come when the time was up. Of this the wall clock counts the last alone. None in older events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -299,8 +304,8 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages that were adopted."""
     turns: int
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     cost_usd: float | None
     """None where a price is not known."""
     seconds: float
@@ -315,7 +320,8 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt ended without an outcome and the request went back to the queue."""
 
     reason: str
-    """`infrastructure`, `draining`, `paused`, `escalated`, or `newer`: a later version can carry it out."""
+    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while),
+    or `newer`: a later version can carry it out."""
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0
@@ -425,6 +431,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "policy.updated": PolicyUpdated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
+    "endpoint.rested": EndpointRested,
     "event.lost": EventLost,
     "event.displaced": EventDisplaced,
 }

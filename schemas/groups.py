@@ -47,8 +47,10 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     reward: float
     status: RolloutStatus
-    tokens: int
-    """Of the response."""
+    tokens: int | None
+    """Of the response; None where an endpoint did not say."""
+    untrained: bool = False
+    """Nobody learns of how it ended: it is left out of the batch."""
 
 
 class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts with a reward that the prompt cost, those that are no members included."""
     aborted: int = 0
     generated_tokens: int = 0
-    """Response tokens of all of `generated`."""
+    """Response tokens of all of `generated`, as far as they are known."""
     reason: StopReason | None = None
     """Why frugal sampling asked for no more; None for other methods."""
     gain: float | None = None

@@ -34,6 +34,8 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the plug-ins that it can use, by kind."""
     endpoints: list[str] | None = None
     """Names of the model endpoints that it is configured for; None: older workers do not say."""
+    priced: dict[str, list[str]] | None = None
+    """Names of the models that have a price, by endpoint; None: older workers do not say."""
 
 
 class HeardReport(msgspec.Struct, frozen=True):

@@ -8,7 +8,18 @@ import msgspec
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 RESERVED_CAMPAIGNS = frozenset(
-    {"annotated", "datasets", "decided", "done", "measured", "started", "tasks", "training", "unknown"}
+    {
+        "annotated",
+        "datasets",
+        "decided",
+        "done",
+        "endpoints",
+        "measured",
+        "started",
+        "tasks",
+        "training",
+        "unknown",
+    }
 )
 
 

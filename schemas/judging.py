@@ -74,7 +74,7 @@ class JudgeRuled(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """Of all of them; None when one has no known price."""
     score: float | None = None
-    """None: the judgement failed."""
+    """None: the judgement failed, or the grader asked in its own words (`verbatim-1`) for no score."""
     passed: bool | None = None
     """As `score`."""
     reason: str = ""

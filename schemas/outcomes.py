@@ -33,6 +33,9 @@ class ExitStatus(StrEnum):
     """The budget of tokens ran out, or the context of the model."""
     TIME_LIMIT = "time_limit"
     """The budget of time ran out."""
+    UNANSWERED = "unanswered"
+    """The budget of time ran out while the model owed an answer. Its server may have been busy, so such
+    rollouts train only where that is asked for."""
     FORMAT_FAILURE = "format_failure"
     """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"
@@ -68,8 +71,14 @@ class AbortCause(StrEnum):
     """The endpoint gave no answer in the tries and the time there were."""
     LLM_REFUSED = "llm_refused"
     """The endpoint answered that the request itself is unacceptable (bad key, unknown model)."""
+    CONTEXT_TOO_SMALL = "context_too_small"
+    """Not even the first prompt fits into the context with which the endpoint serves the model."""
     GRADER_FAILED = "grader_failed"
-    """The grader raised an error."""
+    """The grader raised an error, or reached no verdict where the same check without the agent does not end
+    well either."""
+    TASK_BROKEN = "task_broken"
+    """What the task brings does not work, with the agent or without: its check reaches no verdict, for lack
+    of an interpreter for example, or its services do not start."""
     JUDGE_FAILED = "judge_failed"
     """A model that must judge is down, is not configured, or gave no verdict."""
     STORE_FAILED = "store_failed"
@@ -115,8 +124,9 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     cause: str | None = None
     """Of a -1 that no failing test gave: `refused` (it touches what it may not), `forged` (its tests pass
-    for wrong answers too), `unproven` (skipped or failing as expected, where the gold patch passes) or `hack`
-    (it passes tests that contradict the statement)."""
+    for wrong answers too), `unproven` (skipped or failing as expected, where the gold patch passes), `hack`
+    (it passes tests that contradict the statement) or `check_prevented` (the check reached no verdict on
+    what the agent left, and reaches one without it)."""
     extra_sandboxes: int | None = None
     """Beside the one that was graded in; None in events that are older."""
     without_canary: tuple[str, ...] | None = None

@@ -16,6 +16,8 @@ MODE = r"^[0-7]{3,4}$(?!\n)"
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
 """Name of a variable of a sandbox's environment."""
+ANY_VARIABLE = r"^[^=\x00]+$(?!\n)"
+"""Name of a variable of a command's environment: what a kernel takes."""
 NO_ZERO = r"^[^\x00]*$(?!\n)"
 """Any text that can be a variable's value."""
 VARIABLES, ENVIRONMENT_SIZE = 128, 32 * 1024
@@ -44,6 +46,38 @@ class JobStatus(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+class JobEnding(StrEnum):
+    """How a job ended, for programs; `error` is for people. A word that this version does not know is read as
+    `unknown`."""
+
+    EXITED = "exited"
+    """Its process ended by itself, with whatever status, or by a signal that was not the service's."""
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed it for memory."""
+    NOT_STARTED = "not_started"
+    """Nothing ran: a working directory or user that there is not, a sandbox full of processes, ..."""
+    NOT_FOUND = "not_found"
+    """Nothing ran: the program, or its interpreter, is not there."""
+    NOT_PERMITTED = "not_permitted"
+    """Nothing ran: the program may not be executed, or its working directory not be entered."""
+    SANDBOX_DIED = "sandbox_died"
+    SANDBOX_DELETED = "sandbox_deleted"
+    SANDBOX_RESTORED = "sandbox_restored"
+    """The sandbox ended under it, or was set back: this says nothing of the command."""
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> "JobEnding":
+        return cls.UNKNOWN
+
+
+ENDED_WITH_SANDBOX = frozenset(
+    {JobEnding.SANDBOX_DIED, JobEnding.SANDBOX_DELETED, JobEnding.SANDBOX_RESTORED}
+)
 
 
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +151,9 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A string is run by the image's shell; an argument list is executed as it is."""
     timeout_seconds: Seconds = 300.0
     cwd: str = "/workspace"
-    env: dict[str, str] = {}
+    env: dict[
+        Annotated[str, msgspec.Meta(pattern=ANY_VARIABLE)], Annotated[str, msgspec.Meta(pattern=NO_ZERO)]
+    ] = {}
     login_shell: bool = False
     wait: bool = False
     output_limit: Annotated[int, msgspec.Meta(ge=1024)] = OUTPUT_LIMIT
@@ -146,6 +182,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     """Ours: tells our 124 from the command's own."""
     oom_killed: bool = False
+    ending: JobEnding | None = None
+    """Ours: None until it has ended, and of agents from before there was this field."""
+    output_open: bool = False
+    """Ours: processes in the background could still write to its output when it ended; that is not kept."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     """Ours: sizes before any cut."""

@@ -100,8 +100,8 @@ class SynthesisStep(msgspec.Struct, frozen=True, kw_only=True):
     """Who was asked; None where nobody was."""
     model_kind: ModelKind | None = None
     """`oracle` marks the seeded author, which is no model."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     cost_usd: float | None = None
     """None where nobody was asked, or no price is known."""
     seconds: float = 0.0

@@ -44,6 +44,9 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     """Absolute path to text: the checks, brought only after the agent is done."""
     command: str
     timeout_seconds: float = 600.0
+    rewards: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Absolute paths at which the command leaves its verdict, as Harbor's tests do, in place of its exit
+    status: the first that is there counts. Unset, a task is hashed as before there were such files."""
 
 
 class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
@@ -75,6 +78,19 @@ class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
     """What it needs to know of this task, as plain values of its settings struct."""
 
 
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a published definition asks for its task, beyond an image: its network and its time-outs."""
+
+    network: bool = False
+    """Any public address, for the agent and for the check."""
+    hosts: tuple[str, ...] = ()
+    """What alone they may reach, `HOST:PORT` over TCP each, where `network` is false."""
+    agent_seconds: float | None = None
+    """Time of the agent; None: the campaign's."""
+    creation_seconds: float | None = None
+    """Time for making a sandbox; None: the campaign's."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One problem. Immutable: a changed task has another `task_hash` and is another blob."""
 
@@ -103,6 +119,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     world: WorldUse | msgspec.UnsetType = msgspec.UNSET
     """What it has beside the sandbox. Unset, a task is stored, and hashed, as before there were worlds."""
+    asks: Asked | msgspec.UnsetType = msgspec.UNSET
+    """What its published definition asks for. Unset, it is stored and hashed as before this was read. Where
+    it is set, workers of earlier versions leave the task to later ones."""
 
 
 def task_hash(task: Task) -> str:

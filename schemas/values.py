@@ -61,8 +61,8 @@ class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Left out of the prompt so that it fits the annotator's context."""
     tries: int = 1
     """Replies that were asked for."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     cost_usd: float | None = None
     seconds: float = 0.0
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.messages import MessageNode
 
 Row = dict[str, Any]
 
@@ -56,9 +57,14 @@ def values(data: msgspec.Struct) -> Row:
 
 
 def _fields(payload: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    """The fields without a message, which is the row of an event of its own."""
     described = inspect.type_info(payload)
     assert isinstance(described, inspect.StructType)
-    return described.fields
+    return tuple(field for field in described.fields if not _is_message(_present(field.type)))
+
+
+def _is_message(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.StructType) and kind.cls is MessageNode
 
 
 def _present(kind: inspect.Type) -> inspect.Type:

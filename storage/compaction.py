@@ -4,6 +4,7 @@ Rows keep their order. The commit removes the small files and adds the large one
 small ones stay on disk until no reader can need them (`orchard.storage.pins`).
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -26,6 +27,7 @@ from orchard.storage.delta import (
 from orchard.storage.derived import read_rows
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
+from orchard.storage.table_log import opened
 from orchard.storage.tables import SCHEMAS
 
 TARGET_BYTES = 128 * 1024 * 1024
@@ -78,9 +80,9 @@ def compact(
     StoreFull or StoreUnreachable.
     """
 
-    def look() -> tuple[DeltaTable, list[list[DataFile]]]:
-        delta = _opened(location, table)
-        bins = plan(list_files(delta), target)
+    def look() -> tuple[DeltaTable | None, list[list[DataFile]]]:
+        delta = opened(location, table)
+        bins = plan(list_files(delta), target) if delta else []
         return delta, bins if sum(map(len, bins)) > above else []
 
     with store_errors(location.url):
@@ -88,7 +90,7 @@ def compact(
             location, look, lambda seen: [_key(table, file.path) for run in seen[1] for file in run]
         )
     try:
-        return _merge(location, table, delta, bins, target, cancelled)
+        return _merge(location, table, delta, bins, target, cancelled) if delta else 0
     finally:
         pin.release()
 
@@ -116,14 +118,33 @@ def _merge(
 
 def vacuum(location: Location, table: str, hours: int = VACUUM_HOURS) -> int:
     """Deletes files that were replaced more than `hours` ago, or left over by a process that was killed then,
-    and that no reader has pinned; how many. Raises StorageError for less than an hour."""
+    and that no reader has pinned nor any writer is about to commit; how many.
+
+    The hours end at the newest file of the table, not at what this machine's clock says. Raises StorageError
+    for less than an hour.
+    """
     if hours < 1:
         raise StorageError("vacuum would take files that are about to be committed: give at least 1 hour")
+    delta = opened(location, table)
+    if delta is None:
+        return 0
+    retention = hours + _hours_since_the_newest(location, table)
     with store_errors(location.url):
-        found = _opened(location, table).vacuum(
-            retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
-        )
-    return len(_delete(location, table, set(found)))
+        replaced = _candidates(delta, retention, full=False)
+        left_over = pins.abandoned(location, _candidates(delta, retention, full=True) - replaced)
+    return len(_delete(location, table, replaced | left_over))
+
+
+def _candidates(delta: DeltaTable, hours: int, *, full: bool = False) -> set[str]:
+    """Files that were replaced so many hours ago, and with `full` those that no commit knows."""
+    return set(delta.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=full))
+
+
+def _hours_since_the_newest(location: Location, table: str) -> int:
+    """How long ago the table's newest file was written, if this machine's clock is right; at least 0."""
+    infos = location.filesystem.get_file_info(pafs.FileSelector(location.key("tables", table)))
+    newest = max((info.mtime_ns for info in infos if info.mtime_ns), default=time.time_ns())
+    return max(math.ceil((time.time_ns() - newest) / 3600e9), 0)
 
 
 class Vacuum:
@@ -140,11 +161,12 @@ class Vacuum:
     def run(self) -> int:
         """How many files it deleted. Raises StoreUnreachable."""
         now = self._clock()
+        delta = opened(self._location, self._table)
+        if delta is None:
+            return 0
         with store_errors(self._location.url):
-            found = _opened(self._location, self._table).vacuum(
-                retention_hours=0, dry_run=True, enforce_retention_duration=False
-            )
-        self._gone &= set(found)
+            found = _candidates(delta, 0)
+        self._gone &= found
         self._seen = {file: self._seen.get(file, now) for file in found if file not in self._gone}
         old = {file for file, since in self._seen.items() if now - since >= pins.GRACE}
         deleted = _delete(self._location, self._table, old)
@@ -167,10 +189,6 @@ def _delete(location: Location, table: str, files: set[str]) -> set[str]:
 
 def _key(table: str, file: str) -> str:
     return f"tables/{table}/{file}"
-
-
-def _opened(location: Location, table: str) -> DeltaTable:
-    return DeltaTable(location.table_url(table), storage_options=location.storage_options)
 
 
 def regroup(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:

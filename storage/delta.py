@@ -9,20 +9,23 @@ times the files, pass rates took 2.3 times as long, and one campaign alone came 
 
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from orchard.storage import pins
+from orchard.storage.checksums import Digesting, is_intact, known_sha256, named
 from orchard.storage.durable import sync
-from orchard.storage.errors import StoreBusy, store_errors
+from orchard.storage.errors import StorageError, StoreBusy, StoreDamaged, store_errors
 from orchard.storage.location import Location
+from orchard.storage.table_log import file_damaged, opened, set_aside
 from orchard.storage.tables import SCHEMAS
 
 LIVE_LEVEL = 1
@@ -64,29 +67,55 @@ class DataFile:
     first: int
     last: int
 
+    @property
+    def sha256(self) -> str | None:
+        """What it was written with; None where that is not known."""
+        return known_sha256(self.path)
+
 
 class Table:
     """A table opened for writing. Not for concurrent use; readers use `files` of their own instance."""
 
-    def __init__(self, location: Location, name: str) -> None:
-        """Opens it, or creates it empty. Raises StoreFull or StoreUnreachable."""
+    def __init__(self, location: Location, name: str, *, create: bool = False) -> None:
+        """Opens it, or creates it empty; with `create` without a look at what is there. Raises StoreDamaged,
+        StoreFull or StoreUnreachable."""
         self.location, self.name, self.schema = location, name, SCHEMAS[name]
-        url, options = location.table_url(name), location.storage_options
         with store_errors(location.url):
-            if not location.is_s3:
-                (location.path / "tables" / name).mkdir(parents=True, exist_ok=True)
-            self._delta = DeltaTable.create(
-                url,
-                self.schema,
-                mode="ignore",
-                name=name,
-                configuration=_CONFIGURATION,
-                storage_options=options,
-            )
-            self._delta.update_incremental()
+            self._delta = (None if create else opened(location, name)) or self._created()
             self._add_columns()
             self._configure()
         self.watermark = watermark_of(self._delta)
+
+    @classmethod
+    def anew(cls, location: Location, name: str) -> "Table":
+        """As opened, for somebody who replaces all that is in it: one with a damaged log is set aside."""
+        with contextlib.suppress(StoreDamaged):
+            table = cls(location, name)
+            if table.fits:
+                return table
+        set_aside(location, name)
+        return cls(location, name, create=True)
+
+    def _created(self) -> DeltaTable:
+        if not self.location.is_s3:
+            (self.location.path / "tables" / self.name).mkdir(parents=True, exist_ok=True)
+        created = DeltaTable.create(
+            self.location.table_url(self.name),
+            self.schema,
+            mode="ignore",
+            name=self.name,
+            configuration=_CONFIGURATION,
+            storage_options=self.location.storage_options,
+        )
+        created.update_incremental()
+        return created
+
+    @property
+    def fits(self) -> bool:
+        """Whether its columns are those that are declared, in their types: a damaged log may say others."""
+        held = {field.name: field.type for field in self._delta.schema().fields}
+        declared = type(self._delta.schema()).from_arrow(self.schema).fields
+        return all(held.get(field.name) == field.type for field in declared)
 
     def _add_columns(self) -> None:
         stored = {field.name for field in self._delta.schema().fields}
@@ -156,8 +185,11 @@ class Table:
 
 def snapshot(location: Location, table: str) -> list[DataFile]:
     """The files of a table as it is now, by their first sequence."""
+    found = opened(location, table)
+    if found is None:
+        raise StorageError(f"the store {location.url} has no table {table}: check the path")
     with store_errors(location.url):
-        return list_files(DeltaTable(location.table_url(table), storage_options=location.storage_options))
+        return list_files(found)
 
 
 def swap_files(delta: DeltaTable, schema: pa.Schema, old: Sequence[DataFile], new: DataFile) -> bool:
@@ -210,16 +242,50 @@ def list_files(delta: DeltaTable) -> list[DataFile]:
     return sorted(files, key=lambda file: (file.first, file.last, file.path))
 
 
+def found_files(location: Location, table: str) -> list[DataFile]:
+    """What is in a table's directory, whoever names it: whole files, by their first sequence, without those
+    that begin in another one."""
+    with store_errors(location.url):
+        infos = location.filesystem.get_file_info(
+            pafs.FileSelector(location.key("tables", table), allow_not_found=True)
+        )
+    found = [
+        file for info in infos if info.extension == "parquet" and (file := _found(location, table, info))
+    ]
+    apart: list[DataFile] = []
+    for file in sorted(found, key=lambda file: (file.first, -file.last)):
+        if not apart or file.first > apart[-1].last:
+            apart.append(file)
+    return apart
+
+
+def _found(location: Location, table: str, info: pafs.FileInfo) -> DataFile | None:
+    try:
+        with store_errors(location.url), location.filesystem.open_input_file(info.path) as source:
+            sequences = pq.read_table(source, columns=["sequence"], use_threads=False).column("sequence")
+        file = DataFile(
+            info.base_name, info.size, len(sequences), sequences[0].as_py(), sequences[-1].as_py()
+        )
+        verify_file(location, table, file)
+    except (StorageError, pa.ArrowException, IndexError):
+        return None
+    return file
+
+
 def write_file(
     location: Location, table: str, parts: Sequence[pa.Table] | Iterator[pa.Table], level: int = LIVE_LEVEL
 ) -> DataFile:
-    """A durable Parquet file in a table's directory that no commit names yet; left out when it fails."""
-    name = f"{table}-{secrets.token_hex(12)}.parquet"
-    key = location.key("tables", table, name)
+    """A durable Parquet file in a table's directory that no commit names yet; left out when it fails.
+
+    It has its name, with its SHA-256, when it is whole.
+    """
+    stem = f"{table}-{pins.writing(location)}"
+    key = location.key("tables", table, f"{stem}.parquet")
     rows, first, last = 0, None, -1
     files = location.filesystem
     try:
-        with files.open_output_stream(key) as sink:
+        with files.open_output_stream(key) as stream:
+            sink = Digesting(stream)
             with pq.ParquetWriter(
                 sink,
                 SCHEMAS[table],
@@ -236,13 +302,31 @@ def write_file(
                         first = sequences[0].as_py() if first is None else first
                         last = sequences[-1].as_py()
                         rows += group.num_rows
-            size = sink.tell()  # and not what S3 says: curl takes a reply cut in its headers for a whole one
         if not location.is_s3:
             sync(key)
+        name = named(stem, sink.sha256)
+        files.move(key, location.key("tables", table, name))
     except BaseException:
         _discard(location, key)
         raise
-    return DataFile(name, size, rows, first or 0, last)
+    # The size is what was written, not what S3 says: curl takes a reply cut in its headers for a whole one.
+    return DataFile(name, sink.size, rows, first or 0, last)
+
+
+def verify_file(location: Location, table: str, file: DataFile) -> bool:
+    """Whether a file is known to have the bytes that it was written with: False where it has no SHA-256.
+
+    Raises StoreDamaged for other bytes, or none, StoreUnreachable.
+    """
+    key = location.key("tables", table, file.path)
+    with store_errors(location.url):
+        try:
+            whole = is_intact(location, key)
+        except FileNotFoundError:
+            whole = False
+    if whole is False:
+        raise file_damaged(table, file.path)
+    return whole is True
 
 
 def row_groups(rows: pa.Table) -> Iterator[pa.Table]:

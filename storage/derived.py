@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orchard.storage.delta import DataFile, Table, snapshot
+from orchard.storage.delta import DataFile, Table, snapshot, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
@@ -200,7 +200,12 @@ def read_events(
 def read_rows(
     location: Location, table: str, file: DataFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of one file in the table's declared columns, or those named, some megabytes at a time."""
+    """The rows of one file in the table's declared columns, or those named, some megabytes at a time.
+
+    The file is compared with its SHA-256 first, so that no damage is copied or derived from. Raises
+    StoreDamaged, StoreUnreachable.
+    """
+    verify_file(location, table, file)
     schema = SCHEMAS[table]
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])

@@ -2,14 +2,14 @@
 
 import hashlib
 
-import duckdb
 import msgspec
+import pyarrow as pa
 
-from orchard.storage.errors import StorageError
-from orchard.storage.reader import open_tables
-from orchard.storage.tables import TABLES
-
-_BATCH_ROWS = 1000
+from orchard.storage.derived import read_rows
+from orchard.storage.errors import StorageError, StoreDamaged
+from orchard.storage.reader import Snapshot, existing, held_snapshot
+from orchard.storage.table_log import mending
+from orchard.storage.tables import EVENTS, SCHEMAS, TABLES
 
 
 def table_digest(store_url: str, table: str) -> str:
@@ -19,20 +19,32 @@ def table_digest(store_url: str, table: str) -> str:
     """
     if table not in TABLES:
         raise StorageError(f"{table!r} is not a stored table: choose one of {', '.join(TABLES)}")
-    with open_tables(store_url) as connection:
-        return _digest(connection, table)
+    with held_snapshot(existing(store_url), [table]) as snapshot:
+        return _digest(snapshot, table)
 
 
 def store_digests(store_url: str) -> dict[str, str]:
     """`table_digest` of every table, all as they were at one moment."""
-    with open_tables(store_url) as connection:
-        return {table: _digest(connection, table) for table in TABLES}
+    with held_snapshot(existing(store_url)) as snapshot:
+        return {table: _digest(snapshot, table) for table in TABLES}
 
 
-def _digest(connection: duckdb.DuckDBPyConnection, table: str) -> str:
+def _digest(snapshot: Snapshot, table: str) -> str:
+    """Reads the files one after the other, some megabytes at a time: every commit adds later sequences."""
     digest = hashlib.sha256()
-    rows = connection.sql(f"select * from tables.{table} order by sequence")
-    for batch in rows.to_arrow_reader(_BATCH_ROWS):
-        for row in batch.to_pylist():
-            digest.update(msgspec.json.encode(row, order="deterministic") + b"\n")
+    plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in SCHEMAS[table]])
+    reached = 0
+    for file in snapshot.tables[table].files:
+        if file.first <= reached:
+            raise StoreDamaged(f"{table}: {file.path} has rows that are in another file: {mending(table)}")
+        reached = file.last
+        for rows in read_rows(snapshot.location, table, file):
+            for row in rows.cast(plain).to_pylist():
+                if table == EVENTS or row["sequence"] <= snapshot.complete:
+                    digest.update(msgspec.json.encode(row, order="deterministic") + b"\n")
     return digest.hexdigest()
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Times without a zone, as readers see them."""
+    return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind

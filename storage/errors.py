@@ -24,6 +24,10 @@ class StoreUnreachable(StorageError):
     """The directory or bucket cannot be opened, read or written."""
 
 
+class StoreDamaged(StoreUnreachable):
+    """Files of the store are not what was written; the message names the damage and what mends it."""
+
+
 class EventsLost(StorageError):
     """The stream no longer holds events that the store does not have yet."""
 
@@ -52,7 +56,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("os error 28", "os error 122", "No space left", "StorageFull")
 
 
-def _is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> bool:
+    """Whether there was no space left."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(text in str(error) for text in _FULL_TEXTS)
@@ -64,7 +69,7 @@ def store_errors(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, DeltaError, pa.ArrowInvalid) as error:  # the last: a file that is shorter than it was
-        if _is_full(error):
+        if is_full(error):
             raise StoreFull(
                 f"no space left in the store {where}: free some space and start again, "
                 "everything committed so far is whole and nothing is lost"

@@ -26,9 +26,8 @@ def writer_lock(location: Location) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode().strip()
             raise StoreBusy(
-                f"another writer (process {holder or 'unknown'}) is working on the store {location.url}: "
+                f"another writer (process {_holder(descriptor)}) is working on the store {location.url}: "
                 "stop it, or choose another store"
             ) from None
         with store_errors(location.url):
@@ -36,3 +35,22 @@ def writer_lock(location: Location) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def writer_of(location: Location) -> str | None:
+    """The id of the process that holds a store that is a directory; None where nobody does."""
+    try:
+        descriptor = os.open(location.path / "writer.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode().strip() or "unknown"

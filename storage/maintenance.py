@@ -1,14 +1,13 @@
-"""Keeping a store in order, and making it again: compaction, vacuum, rebuilds, checks.
+"""Keeping a store in order, and making it again: compaction, vacuum, rebuilds.
 
 Compaction and vacuum may run beside a writer. Rebuilds hold the writer's lock; they write all new files
 first and put them in the place of the old ones in one commit for each table, so that readers see either
 and a crash on the way changes nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
-import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
@@ -16,15 +15,24 @@ from orchard.storage import compaction
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.shelf import Shelf
+from orchard.storage.checking import check as check
 from orchard.storage.comparing import Piece, side_by_side
-from orchard.storage.delta import VACUUM_HOURS, DataFile, Table, write_file
+from orchard.storage.delta import (
+    VACUUM_HOURS,
+    DataFile,
+    Table,
+    found_files,
+    list_files,
+    watermark_of,
+    write_file,
+)
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events
-from orchard.storage.errors import EventsLost, store_errors
+from orchard.storage.errors import EventsLost, StoreDamaged, store_errors
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import facts, log_batch
-from orchard.storage.reader import open_tables
+from orchard.storage.table_log import opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -49,7 +57,9 @@ def vacuum(store_url: str, *, hours: int = VACUUM_HOURS) -> dict[str, int]:
 
 
 def rebuild_derived(store_url: str) -> None:
-    """Makes every derived table again from `events`. Raises StoreBusy while a writer works."""
+    """Makes every derived table again from `events`, whatever has become of them: those that can be opened in
+    one commit each, the others anew. Raises StoreBusy while a writer works, StoreDamaged where `events` is.
+    """
     location = Location.parse(store_url)
     with writer_lock(location):
         events = Table(location, EVENTS)
@@ -58,8 +68,8 @@ def rebuild_derived(store_url: str) -> None:
             for table, derived in derive_tables(facts(rows)).items():
                 files[table].take(derived)
         for table in DERIVED:
-            Table(location, table).replace(files[table].written(), events.watermark)
-        progress = Table(location, PROGRESS)
+            Table.anew(location, table).replace(files[table].written(), events.watermark)
+        progress = Table.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
 
 
@@ -68,7 +78,8 @@ async def rebuild_events(
 ) -> int:
     """Makes `events` again from stream and archive, up to the stream's last event; its sequence.
 
-    Derived tables follow when the writer runs next, or by `rebuild_derived`. Raises EventsLost, with nothing
+    Derived tables follow when the writer runs next, or by `rebuild_derived`. The log of a damaged table is
+    not needed: its files are compared with the stream as they are found. Raises EventsLost, with nothing
     changed, when an event from the first on is neither in the stream nor in the archive, or when the tables
     have an event that these have not, or have otherwise: then the side that has more is never given up.
     Raises StoreBusy.
@@ -76,9 +87,8 @@ async def rebuild_events(
     location = Location.parse(store_url)
     shelf = Shelf(archive_url(store_url, archive))
     with writer_lock(location):
-        events = Table(location, EVENTS)
         files = _Files(location, EVENTS)
-        whole = [file for file in events.files() if _is_whole(location, EVENTS, file)]
+        whole, watermark = _held_events(location)
         last = (await bounds(connection, names.EVENTS)).last
         reached = 0
         async with aclosing(whole_log(connection, shelf, 1, until=last)) as batches:
@@ -88,13 +98,24 @@ async def rebuild_events(
                 if piece.stream:
                     files.take(log_batch(piece.stream).rows)
                     reached = piece.last
-        if reached != last or last < events.watermark:
+        if reached != last or last < watermark:
             raise EventsLost(
-                f"the stream gave events up to {reached} of {max(last, events.watermark)}: nothing was "
+                f"the stream gave events up to {reached} of {max(last, watermark)}: nothing was "
                 f"changed; {REMEDY}"
             )
-        events.replace(files.written(), reached)
+        Table.anew(location, EVENTS).replace(files.written(), reached)
         return reached
+
+
+def _held_events(location: Location) -> tuple[list[DataFile], int]:
+    """The files of `events` and the sequence they reach; where its log is damaged, those in its directory
+    that are whole, without those whose rows are in others."""
+    try:
+        found = opened(location, EVENTS)
+        return (list_files(found), watermark_of(found)) if found else ([], 0)
+    except StoreDamaged:
+        files = found_files(location, EVENTS)
+        return files, max((file.last for file in files), default=0)
 
 
 def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
@@ -112,56 +133,6 @@ def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
         if other == name:
             what = f"event {sequence}, {name}, is not the same in the stream and in the tables"
     return EventsLost(f"{what}: a rebuild would lose it, so nothing was changed; {REMEDY}")
-
-
-def check(store_url: str) -> list[str]:
-    """What is wrong with a store, a sentence each; empty when it is sound. Reads no payloads."""
-    location = Location.parse(store_url)
-    findings: list[str] = []
-    positions: dict[str, int] = {}
-    for table in _existing(location):
-        opened = Table(location, table)
-        positions[table] = opened.watermark
-        for file in opened.files():
-            if not _is_whole(location, table, file):
-                findings.append(f"{table}: the file {file.path} is missing or has another size: restore it")
-    if findings:
-        return findings
-    written = positions.get(EVENTS, 0)
-    with open_tables(store_url) as connection:
-        for table, position in positions.items():
-            findings += _misplaced(connection, table, position, written)
-        for query, finding in _SUSPECTS.items():
-            findings += [finding.format(name) for (name,) in connection.execute(query).fetchall()]
-    return findings
-
-
-_SUSPECTS = {
-    "select rollout_id from rollouts group by rollout_id having count(*) > 1": (
-        "rollouts: {} has more than one accepted outcome"
-    ),
-    "select campaign from conservation where not holds": (
-        "campaign {}: requested is not finished + aborted + open"
-    ),
-}
-"""Queries for what must not be, with what is said of each name that they give."""
-
-
-def _misplaced(
-    connection: duckdb.DuckDBPyConnection, table: str, position: int, written: int
-) -> Iterator[str]:
-    """Rows of a table that are there twice, come after its `position` or are missing; `written` is that of
-    `events`."""
-    rows, distinct, first, last = connection.execute(
-        "select count(*), count(distinct sequence), coalesce(min(sequence), 1), "
-        f"coalesce(max(sequence), 0) from tables.{table}"
-    ).fetchall()[0]
-    if rows != distinct:
-        yield f"{table}: {rows - distinct} rows are there twice: rebuild it"
-    if last > position or position > written:
-        yield f"{table}: rows up to {last}, position {position}, events {written}: rebuild it"
-    if table == EVENTS and (rows != last - first + 1 or last != written):
-        yield f"events: {rows} rows for sequences {first} to {written}: rebuild it from the stream"
 
 
 class _Files:
@@ -193,9 +164,3 @@ def _existing(location: Location) -> list[str]:
     with store_errors(location.url):
         infos = location.filesystem.get_file_info([location.key("tables", table) for table in TABLES])
     return [table for table, info in zip(TABLES, infos, strict=True) if info.type == pafs.FileType.Directory]
-
-
-def _is_whole(location: Location, table: str, file: DataFile) -> bool:
-    with store_errors(location.url):
-        info = location.filesystem.get_file_info(location.key("tables", table, file.path))
-    return bool(info.type == pafs.FileType.File and info.size == file.size)

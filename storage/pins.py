@@ -5,6 +5,10 @@ reader holds a lock on it, which the operating system takes back when the reader
 for however long it was stopped. On S3 the reader writes it again every PULSE seconds, and one that was not
 written for DEAD_AFTER is nobody's; both ages are taken from the store's clock.
 
+Who writes pins, too: a mark that is part of the name of each file that the process makes (`writing`). So a
+file that no commit names yet is told from one that a killed process left by the store's own facts, and by no
+clock.
+
 No pin is needed to read: a file outlives the commit that replaced it by GRACE seconds in any case. So a
 reader lists files and pins them within that time, or starts again (`pinned`); vacuum looks at the pins last.
 """
@@ -12,8 +16,10 @@ reader lists files and pins them within that time, or starts again (`pinned`); v
 import atexit
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -32,22 +38,26 @@ GRACE = 60.0
 """Seconds for which a file that was replaced stays on disk, pinned or not."""
 PULSE = 60.0
 DEAD_AFTER = 600.0
-_FOLDER = "readers"
+_READERS, _WRITERS = "readers", "writers"
+"""Folders below the store's root."""
 _END_SECONDS = 10.0
 """That the end of a process waits for its pins to be taken away."""
+_MARKED = re.compile(r"-([0-9a-f]{16})\.[0-9]+[-.]")
 _T = TypeVar("_T")
 
 
 class Pin:
     """Files that stay on disk until `release`, or until the process ends."""
 
-    def __init__(self, location: Location, files: Iterable[str]) -> None:
+    def __init__(self, location: Location, files: Iterable[str], folder: str = _READERS) -> None:
         """`files` are keys below the store's root. Where the store may not be written to nothing is pinned:
         then only GRACE protects the reader."""
         self._release: Callable[[], None] = lambda: None
         text = "\n".join(files).encode()
         try:
-            self._release = _pulsing(location, text) if location.is_s3 else _locked(location, text)
+            self._release = (
+                _pulsing(location, text, folder) if location.is_s3 else _locked(location, text, folder)
+            )
         except OSError as error:
             log.debug("files of %s are read without a pin: %s", location.url, error)
 
@@ -72,15 +82,41 @@ def pinned(
 
 def held(location: Location) -> set[str]:
     """Every file that a living reader has pinned. Pins of the dead are removed."""
-    return set(_held_on_s3(location) if location.is_s3 else _held_in_directory(location))
+    return _held(location, _READERS)
+
+
+def _held(location: Location, below: str) -> set[str]:
+    return set((_held_on_s3 if location.is_s3 else _held_in_directory)(location, below))
+
+
+_writers: dict[tuple[int, str], tuple[str, Pin, Iterator[int]]] = {}
+"""By process, so that a fork has its own, and store."""
+_writers_lock = threading.Lock()
+
+
+def writing(location: Location) -> str:
+    """A name for the next file that this process makes, with the mark that it holds from now on."""
+    with _writers_lock:
+        place = os.getpid(), location.url
+        if place not in _writers:
+            mark = secrets.token_hex(8)
+            _writers[place] = mark, Pin(location, [mark], _WRITERS), itertools.count()
+        mark, _, numbers = _writers[place]
+        return f"{mark}.{next(numbers)}"
+
+
+def abandoned(location: Location, files: Iterable[str]) -> set[str]:
+    """Those of the files that have the mark of no living process."""
+    alive = _held(location, _WRITERS)
+    return {file for file in files if not ((found := _MARKED.search(file)) and found[1] in alive)}
 
 
 # --- a directory ---------------------------------------------------------------------------------
 
 
-def _locked(location: Location, text: bytes) -> Callable[[], None]:
+def _locked(location: Location, text: bytes, below: str) -> Callable[[], None]:
     """A locked file; it gets its name only when it has its lock and its lines."""
-    folder = location.path / _FOLDER
+    folder = location.path / below
     folder.mkdir(exist_ok=True)
     process = os.getpid()
     name = f"{process}-{secrets.token_hex(8)}"
@@ -105,8 +141,8 @@ def _locked(location: Location, text: bytes) -> Callable[[], None]:
     return release
 
 
-def _held_in_directory(location: Location) -> Iterator[str]:
-    folder = location.path / _FOLDER
+def _held_in_directory(location: Location, below: str) -> Iterator[str]:
+    folder = location.path / below
     if not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -126,9 +162,9 @@ def _held_in_directory(location: Location) -> Iterator[str]:
 # --- S3 ------------------------------------------------------------------------------------------
 
 
-def _pulsing(location: Location, text: bytes) -> Callable[[], None]:
+def _pulsing(location: Location, text: bytes, below: str) -> Callable[[], None]:
     """An object that a thread keeps young."""
-    place = (_FOLDER, secrets.token_hex(12))
+    place = (below, secrets.token_hex(12))
     location.write(text, *place)
     released = threading.Event()
 
@@ -157,14 +193,14 @@ def _release_all() -> None:
         thread.join(_END_SECONDS)
 
 
-def _held_on_s3(location: Location) -> Iterator[str]:
+def _held_on_s3(location: Location, below: str) -> Iterator[str]:
     files = location.filesystem
-    clock = location.key(_FOLDER, ".clock")
-    location.write(b"", _FOLDER, ".clock")
+    clock = location.key(below, ".clock")
+    location.write(b"", below, ".clock")
     now = files.get_file_info(clock).mtime
     if now is None:
         raise StoreUnreachable(f"the store {location.url} does not tell the age of its objects")
-    for info in files.get_file_info(pafs.FileSelector(location.key(_FOLDER))):
+    for info in files.get_file_info(pafs.FileSelector(location.key(below))):
         if info.path == clock or info.mtime is None:
             continue
         if now - info.mtime > timedelta(seconds=DEAD_AFTER):

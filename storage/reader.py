@@ -9,21 +9,22 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
-from orchard.storage.delta import EVOLVED, DataFile, list_files, watermark_of
-from orchard.storage.errors import StorageError, store_errors
+from orchard.storage.delta import EVOLVED, DataFile, list_files, verify_file, watermark_of
+from orchard.storage.errors import StorageError, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.pins import Pin, pinned
+from orchard.storage.table_log import opened
 from orchard.storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
 
@@ -35,21 +36,33 @@ _SETTINGS = (
 
 
 def open_tables(
-    store_url: str, *, as_of: int | None = None, views: Iterable[str] = VIEWS, memory: str | None = None
+    store_url: str,
+    *,
+    as_of: int | None = None,
+    views: Iterable[str] = VIEWS,
+    memory: str | None = None,
+    verify: Collection[str] = (),
 ) -> duckdb.DuckDBPyConnection:
     """A connection with every view of `orchard.storage.views` and, as `tables.<name>`, the tables as stored.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
     manager). With `as_of` it shows what the log said up to that sequence and nothing later. With `views` it
     has only these, and what they are made of: opening all costs as much as several queries. With `memory`,
-    such as `300MB`, a query that needs more of it goes on in a temporary directory. Raises StorageError when
-    there is no such directory or `as_of` is not in the tables yet, StoreUnreachable.
+    such as `300MB`, a query that needs more of it goes on in a temporary directory. Each file of the tables
+    of `verify` is read first and compared with its SHA-256, where it has one. Raises StorageError when there
+    is no such directory or `as_of` is not in the tables yet, StoreDamaged, StoreUnreachable.
     """
-    location = Location.parse(store_url)
-    if not location.is_s3 and not location.path.is_dir():
-        raise StorageError(
-            f"there is no store at {location.url}: check the path, or start the pipeline first"
-        )
+    location = existing(store_url)
+    chosen, tables = needed(views)
+    with _connected(memory) as connection:
+        _show(connection, *_pinned(location, tables), as_of, verify)
+        _create(connection, chosen)
+    return connection
+
+
+@contextmanager
+def _connected(memory: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A new connection, which stays open unless the block fails."""
     connection = duckdb.connect(":memory:")
     try:
         for setting in _SETTINGS:
@@ -59,19 +72,20 @@ def open_tables(
             connection.execute(f"set memory_limit = '{memory}'")
             connection.execute(f"set temp_directory = '{spill}'")
         connection.execute("create schema tables")
-        chosen, tables = needed(views)
-        _show(connection, location, tables, as_of)
-        for name in chosen:
-            connection.execute(f"create view {name} as {VIEWS[name]}")
+        yield connection
     except BaseException:
         connection.close()
         raise
-    return connection
+
+
+def _create(connection: duckdb.DuckDBPyConnection, views: Iterable[str]) -> None:
+    for name in views:
+        connection.execute(f"create view {name} as {VIEWS[name]}")
 
 
 def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
     """Shows a connection of `open_tables` what has been committed since to any table, `as_of` as there."""
-    _show(connection, Location.parse(store_url), TABLES, as_of)
+    _show(connection, *_pinned(Location.parse(store_url), TABLES), as_of, ())
 
 
 def needed(views: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -87,29 +101,117 @@ def needed(views: Iterable[str]) -> tuple[list[str], list[str]]:
     return [name for name in VIEWS if name in wanted], [table for table in TABLES if table in tables]
 
 
-def _show(
-    connection: duckdb.DuckDBPyConnection, location: Location, tables: Sequence[str], as_of: int | None
-) -> None:
-    with store_errors(location.url):
-        progress = _opened(location, PROGRESS)
-        complete = watermark_of(progress) if progress else 0
-    if as_of is not None:
-        if as_of > complete:
-            raise StorageError(
-                f"the tables of {location.url} are complete up to sequence {complete}, not {as_of}: "
-                "wait for the writer, or name an earlier sequence"
-            )
-        complete = as_of
-    sources, pin = pinned(location, lambda: _sources(location, tables), _files)
-    found = _Snapshot(location, dict(zip(tables, sources, strict=True)), {})
-    for table, source in found.sources.items():
-        found.ends[table] = _NO_END if table == EVENTS and as_of is None else complete
-        scan = _scan(connection, location, table, source)
-        connection.execute(
-            f"create or replace view tables.{table} as {_rows(table, scan, found.ends[table])}"
+def existing(store_url: str) -> Location:
+    """Where the store is; raises StorageError for a directory that is not there."""
+    location = Location.parse(store_url)
+    if not location.is_s3 and not location.path.is_dir():
+        raise StorageError(
+            f"there is no store at {location.url}: check the path, or start the pipeline first"
         )
-    _snapshots[connection] = found
-    _keep(connection, pin)
+    return location
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A table at one version."""
+
+    files: list[DataFile] = field(default_factory=list)
+    evolved: bool = False
+    """Whether they differ in their columns."""
+    watermark: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Tables that belong together: whatever a writer does meanwhile, none is behind `complete`, and none has
+    what `events` has not."""
+
+    location: Location
+    complete: int
+    """Sequence up to which all derived tables are whole."""
+    tables: dict[str, Stored]
+
+    @property
+    def keys(self) -> list[str]:
+        """Of all files, below the store's root."""
+        return [f"tables/{table}/{file.path}" for table, one in self.tables.items() for file in one.files]
+
+
+@contextmanager
+def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[Snapshot]:
+    """The tables as they are now, whose files stay on disk while the block runs."""
+    found, pin = _pinned(location, tables)
+    try:
+        yield found
+    finally:
+        pin.release()
+
+
+def open_snapshot(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
+    """As `open_tables`, of all tables in a snapshot that is held for as long as the connection is open."""
+    with _connected(None) as connection:
+        _show(connection, snapshot, None, None, ())
+        _create(connection, list(VIEWS))
+    return connection
+
+
+def _pinned(location: Location, tables: Sequence[str]) -> tuple[Snapshot, Pin]:
+    return pinned(location, partial(_snapshot, location, tables), lambda found: found.keys)
+
+
+def _snapshot(location: Location, tables: Sequence[str]) -> Snapshot:
+    """In the order against that of the commits, so that each has what those before it are made from."""
+    complete = _watermark(location, PROGRESS)
+    derived = [table for table in tables if table != EVENTS]
+    with ThreadPoolExecutor(4) as threads:
+        found = dict(zip(derived, threads.map(partial(_stored, location), derived), strict=True))
+    if EVENTS in tables:
+        found[EVENTS] = _stored(location, EVENTS)
+    return Snapshot(location, complete, found)
+
+
+def _stored(location: Location, table: str) -> Stored:
+    delta = opened(location, table)
+    if delta is None:
+        return Stored()
+    with store_errors(location.url):
+        declared = {field.name for field in SCHEMAS[table]}
+        stored = {field.name for field in delta.schema().fields}
+        evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
+        return Stored(list_files(delta), evolved, watermark_of(delta))
+
+
+def _show(
+    connection: duckdb.DuckDBPyConnection,
+    found: Snapshot,
+    pin: Pin | None,
+    as_of: int | None,
+    verify: Collection[str],
+) -> None:
+    if pin is not None:
+        _keep(connection, pin)
+    _verify(found, verify)
+    location = found.location
+    if as_of is not None and as_of > found.complete:
+        raise StorageError(
+            f"the tables of {location.url} are complete up to sequence {found.complete}, not {as_of}: "
+            "wait for the writer, or name an earlier sequence"
+        )
+    complete = found.complete if as_of is None else as_of
+    view = _Shown(found, {})
+    for table, stored in found.tables.items():
+        view.ends[table] = _NO_END if table == EVENTS and as_of is None else complete
+        scan = _scan(connection, location, table, stored)
+        connection.execute(f"create or replace view tables.{table} as {_rows(table, scan, view.ends[table])}")
+    _shown[connection] = view
+
+
+def _verify(found: Snapshot, tables: Collection[str]) -> None:
+    """Raises StoreDamaged for a file of these tables that has other bytes than it was written with."""
+    chosen = [(table, file) for table in tables for file in found.tables[table].files]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(lambda one: verify_file(found.location, *one), chosen):
+            pass
 
 
 def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: int) -> str:
@@ -120,13 +222,14 @@ def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: 
     every file of a table to see what it has. On 100,000 rollouts in 17 files, the messages of one take 4 ms
     so, and 34 with a filter.
     """
-    known = _snapshots[connection]
+    known = _shown[connection]
+    location = known.snapshot.location
 
     def reduced(found: re.Match[str]) -> str:
         table = found[1]
-        files, evolved = known.sources[table]
-        chosen = [file for file in files if file.last >= first and file.first <= last]
-        scan = _scan(connection, known.location, table, (chosen, evolved), f"_{table}_within")
+        stored = known.snapshot.tables[table]
+        chosen = [file for file in stored.files if file.last >= first and file.first <= last]
+        scan = _scan(connection, location, table, Stored(chosen, stored.evolved), f"_{table}_within")
         return f"({_rows(table, scan, min(last, known.ends[table]))} and sequence >= {first})"
 
     return re.sub(r"\btables\.(\w+)", reduced, query)
@@ -144,37 +247,29 @@ def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
     connection.register("_pin", token)
 
 
-def _opened(location: Location, table: str) -> DeltaTable | None:
-    try:
-        return DeltaTable(location.table_url(table), storage_options=location.storage_options)
-    except TableNotFoundError:
-        return None
-
-
 def position(store_url: str) -> int:
     """The stream sequence up to which every table is whole; 0 for a store that nothing was written to yet."""
-    return _watermark(store_url, PROGRESS)
+    return _watermark(Location.parse(store_url), PROGRESS)
 
 
 def log_position(store_url: str) -> int:
     """The stream sequence up to which the table `events` is whole; 0 for a store that does not exist yet."""
-    return _watermark(store_url, EVENTS)
+    return _watermark(Location.parse(store_url), EVENTS)
 
 
-def _watermark(store_url: str, table: str) -> int:
-    location = Location.parse(store_url)
+def _watermark(location: Location, table: str) -> int:
+    found = opened(location, table)
     with store_errors(location.url):
-        opened = _opened(location, table)
-        return watermark_of(opened) if opened else 0
+        return watermark_of(found) if found else 0
 
 
 def log_end(store_url: str) -> tuple[int, str | None]:
     """`log_position`, and the id of the event there, None where it is not known."""
     location = Location.parse(store_url)
+    events = opened(location, EVENTS)
+    if events is None:
+        return 0, None
     with store_errors(location.url):
-        events = _opened(location, EVENTS)
-        if events is None:
-            return 0, None
         watermark = watermark_of(events)
         return watermark, last_event_id(location, list_files(events), watermark)
 
@@ -184,72 +279,51 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
     if not watermark or not files:
         return None
     key = location.key("tables", EVENTS, files[-1].path)
-    with store_errors(location.url), location.filesystem.open_input_file(key) as source:
-        parquet = pq.ParquetFile(source)
-        last = parquet.num_row_groups - 1
-        rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
-    at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    try:
+        with store_errors(location.url), location.filesystem.open_input_file(key) as source:
+            parquet = pq.ParquetFile(source)
+            last = parquet.num_row_groups - 1
+            rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
+        at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+    except (StoreUnreachable, ValueError):
+        verify_file(location, EVENTS, files[-1])  # says so where it is the file's fault
+        raise
     found: str | None = rows.column("id")[at].as_py()
     return found
 
 
-_Source = tuple[list[DataFile], bool]
-"""The files of a table that have rows, and whether they differ in their columns."""
 _NO_END = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class _Shown:
     """What a connection shows."""
 
-    location: Location
-    sources: dict[str, _Source]
+    snapshot: Snapshot
     ends: dict[str, int]
     """Last sequence that is shown of each table."""
 
 
-_snapshots: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Snapshot]" = weakref.WeakKeyDictionary()
-
-
-def _sources(location: Location, tables: Sequence[str]) -> list[_Source]:
-    with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(lambda table: _source(location, table), tables))
-
-
-def _files(sources: list[_Source]) -> list[str]:
-    return [file.path for files, _ in sources for file in files]
-
-
-def _source(location: Location, table: str) -> _Source:
-    with store_errors(location.url):
-        delta = _opened(location, table)
-        if delta is None:
-            return [], False
-        files = [replace(file, path=f"tables/{table}/{file.path}") for file in list_files(delta) if file.rows]
-        declared = {field.name for field in SCHEMAS[table]}
-        stored = {field.name for field in delta.schema().fields}
-        evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
-        return files, evolved
+_shown: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Shown]" = weakref.WeakKeyDictionary()
 
 
 def _scan(
-    connection: duckdb.DuckDBPyConnection, location: Location, table: str, source: _Source, name: str = ""
+    connection: duckdb.DuckDBPyConnection, location: Location, table: str, stored: Stored, name: str = ""
 ) -> str:
     """A table expression over the files. DuckDB reads a directory itself; S3 goes through Arrow, because
     DuckDB's own S3 support is an extension that an air-gapped machine cannot download. Arrow's tables are
     registered as `name`."""
-    files, evolved = source
+    keys = [location.key("tables", table, file.path) for file in stored.files]
     name = name or f"_{table}"
-    if files and not location.is_s3 and not evolved:
-        names = ", ".join("'" + location.key(file.path).replace("'", "''") + "'" for file in files)
+    if keys and not location.is_s3 and not stored.evolved:
+        names = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
         return f"read_parquet([{names}])"
     schema = SCHEMAS[table]
-    if not files:
+    if not keys:
         connection.register(name, pa.Table.from_batches([], schema))  # `empty_table` imports pandas
         return name
     import pyarrow.dataset as pads  # imports pandas where there is one: a third of a second for who reads
 
-    keys = [location.key(file.path) for file in files]
     found = pads.dataset(keys, schema=schema, format="parquet", filesystem=location.filesystem)
     connection.register(name, found)
     return name

@@ -113,7 +113,7 @@ _DERIVED = {
         _rows(e.RolloutFinished, e.RolloutAborted),
         "status exit_status cause detail reward resolved * failures submission submission_sha256 leaf "
         "inherited_turns inherited_tokens inherited_cost_usd keys_masked harness_version "
-        "harness_digest",
+        "harness_digest seconds_waiting",
     ),
     "messages_all": _Derived(
         _rows(MessageNode),

@@ -83,7 +83,8 @@ select any_value(a.campaign) as campaign, a.rollout_id, a.attempt, min(a.sequenc
        max(a.reason) as reason, coalesce(any_value(r.cause), max(a.cause)) as cause,
        coalesce(any_value(r.detail), max(a.detail)) as detail,
        max(a.from_attempt) as inherited_from, coalesce(max(a.turns), 0) as inherited_turns,
-       coalesce(max(a.prompt_tokens + a.completion_tokens), 0) as inherited_tokens,
+       case when max(a.from_attempt) is null then 0 else max(a.prompt_tokens + a.completion_tokens) end
+           as inherited_tokens,
        max(a.cost_usd) as inherited_cost_usd, max(a.divergence) as divergence
 from tables.attempts_all a
 left join tables.rollouts_all r on r.rollout_id = a.rollout_id and r.attempt = a.attempt
@@ -186,8 +187,10 @@ select q.campaign, coalesce(e.task_sets[q.task_source], q.task_source) as task_s
        count(*) filter (r.cause = 'blocked') as blocked,
        count(*) filter (r.exit_status = 'format_failure') as malformed,
        coalesce(sum(r.turns), 0)::bigint as turns,
-       coalesce(sum(r.prompt_tokens + r.completion_tokens), 0)::bigint as tokens,
-       sum(r.cost_usd) as cost_usd, coalesce(sum(r.seconds), 0) as seconds
+       case when count(r.prompt_tokens + r.completion_tokens) = count(r.rollout_id)
+            then coalesce(sum(r.prompt_tokens + r.completion_tokens), 0)::bigint end as tokens,
+       case when count(r.cost_usd) = count(r.rollout_id) then sum(r.cost_usd) end as cost_usd,
+       coalesce(sum(r.seconds), 0) as seconds
 from requests q
 join evaluations e on e.campaign = q.campaign
 left join rollouts r on r.rollout_id = q.rollout_id
@@ -195,13 +198,19 @@ group by all
 """
 
 _EVALUATION_CELLS = """
-select campaign, task_set, harness, model, count(*) filter (graded > 0) as tasks,
-       sum(requested)::bigint as requested, sum(graded)::bigint as graded, sum(resolved)::bigint as resolved,
-       sum(aborted)::bigint as aborted, sum(blocked)::bigint as blocked, sum(malformed)::bigint as malformed,
-       avg(resolved / nullif(graded, 0)) as pass_at_1,
-       sum(tokens)::bigint as tokens, sum(cost_usd) as cost_usd,
-       sum(cost_usd) / nullif(sum(resolved), 0) as cost_usd_per_solve
-from evaluation_tasks group by campaign, task_set, harness, model
+with counted as (
+    select *, graded + aborted + blocked > 0 as some_ended from evaluation_tasks
+), summed as (
+    select campaign, task_set, harness, model, count(*) filter (graded > 0) as tasks,
+           sum(requested)::bigint as requested, sum(graded)::bigint as graded,
+           sum(resolved)::bigint as resolved, sum(aborted)::bigint as aborted,
+           sum(blocked)::bigint as blocked, sum(malformed)::bigint as malformed,
+           avg(resolved / nullif(graded, 0)) as pass_at_1,
+           case when count(tokens) = count(*) then sum(tokens)::bigint end as tokens,
+           case when count(cost_usd) = count(*) filter (some_ended) then sum(cost_usd) end as cost_usd
+    from counted group by campaign, task_set, harness, model
+)
+select *, cost_usd / nullif(resolved, 0) as cost_usd_per_solve from summed
 """
 
 _EVALUATION_RUNS = """

@@ -22,7 +22,7 @@ from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import Table
 from orchard.storage.derived import Committed, DerivedTables
-from orchard.storage.errors import StoreFull
+from orchard.storage.errors import StoreDamaged, StoreFull
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
@@ -209,6 +209,9 @@ class Writer:
         except StoreFull:
             merged = 0
             log.warning("no space to compact %s: free some", table)
+        except StoreDamaged as error:
+            merged = 0
+            log.error("not compacted: %s", error)
         gone = replaced.run()
         if look_for_leftovers:
             gone += vacuum(self._location, table)

@@ -1,4 +1,4 @@
-"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of four ways."""
+"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of five ways."""
 
 import asyncio
 import logging
@@ -116,6 +116,13 @@ class Claim:
         """
         log.info("request %d of %s again in %.0f s: %s", self.sequence, self.queue.consumer, delay, reason)
         await put_off(self._connection, entry, delay)
+        await self._settle(ACK)
+
+    async def await_rest(self, entry: QueueEntry, key: str, seconds: float, reason: str) -> None:
+        """As `retry_later`, until the endpoint of this key answers again, which is not asked for
+        `seconds`."""
+        log.debug("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
+        await put_off(self._connection, entry, seconds, awaits=key)
         await self._settle(ACK)
 
     async def terminate(self, reason: str) -> None:

@@ -73,6 +73,11 @@ def work_subject(due_subject: str) -> str:
     return due_subject.replace("orchard.due.", "orchard.work.", 1)
 
 
+def released_subject(later_subject: str) -> str:
+    """The subject of WORK that a request moves to before its time."""
+    return later_subject.replace("orchard.later.", "orchard.work.", 1)
+
+
 def entry(queue: Queue, place: Place, occasion: str, body: bytes) -> QueueEntry:
     """An entry named by its place, the occasion it is made for, and its body.
 

@@ -28,7 +28,7 @@ from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, To
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import end, waited
 from orchard.streams.topology import declare_events
-from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, id_of, sentence, shorter
+from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, empty, id_of, sentence, shorter
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +173,8 @@ class Guard:
         if self._restored not in (None, restored):
             await self._recognize(info.state, newest)
         self._restored = restored
+        if not info.state.last and not seen and self._expected.watermark:
+            return empty(self._expected.watermark)
         ended = await self._without_end(info.state, newest)
         try:
             damage = await marks.read_damage(self._connection)

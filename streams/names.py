@@ -19,6 +19,11 @@ CAMPAIGNS = "ORCHARD_CAMPAIGNS"
 CAMPAIGNS_STREAM = f"KV_{CAMPAIGNS}"
 CAMPAIGNS_PREFIX = f"$KV.{CAMPAIGNS}."
 
+ENDPOINTS = "ORCHARD_ENDPOINTS"
+"""Key-value bucket: which model endpoints rest, and which refuse a campaign."""
+ENDPOINTS_STREAM = f"KV_{ENDPOINTS}"
+ENDPOINTS_PREFIX = f"$KV.{ENDPOINTS}."
+
 HEALTH = "ORCHARD_HEALTH"
 """The newest report of each process about itself, in memory."""
 HEALTH_AGE = 3600.0
@@ -58,6 +63,8 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 ORIGINAL_ID = "Orchard-Message-Id"
 """The request's own id, where the server strips or replaces `Nats-Msg-Id`."""
+AWAITS = "Orchard-Awaits"
+"""Key of the endpoint whose rest a delayed request waits for."""
 
 
 def dead_subject(stream: str, name: str) -> str:

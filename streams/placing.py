@@ -4,6 +4,7 @@ Three things can stand in the way of an entry, and none of them may pass for "st
 by another entry, its name was used before, or the stream is full.
 """
 
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -14,7 +15,13 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import NameReused, QueueFull, WrongSequence
 from orchard.streams.publish import Fate, Message, fates_of
-from orchard.streams.reading import last_message, message_at, server_time
+from orchard.streams.reading import last_message, message_at, moment
+
+_AWAIT_SECONDS = 60.0
+_AWAIT_EACH = 20.0
+"""Seconds after an endpoint was to be asked again in which one request that waits for it comes back to look,
+at least, and for each request that is delayed: of five thousand one comes in some 3 s, of a million hardly
+more."""
 
 
 class Verdict(StrEnum):
@@ -61,20 +68,20 @@ async def place_all(connection: Connection, stream: str, messages: Sequence[Mess
     ]
 
 
-async def put_off(connection: Connection, entry: QueueEntry, delay: float) -> Placed:
-    """Store the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts."""
-    due = await server_time(connection, names.LATER) + timedelta(seconds=delay)
-    message = Message(
-        subject=entry.later_subject,
-        payload=entry.body,
-        id=entry.name,
-        expected=0,
-        extra={
-            names.SCHEDULE: f"@at {due.isoformat().replace('+00:00', 'Z')}",
-            names.SCHEDULE_TARGET: entry.due_subject,
-            names.ORIGINAL_ID: entry.name,
-        },
-    )
+async def put_off(connection: Connection, entry: QueueEntry, delay: float, *, awaits: str = "") -> Placed:
+    """Store the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts.
+
+    One that `awaits` the end of an endpoint's rest is released then. Its own time is for the case that nobody
+    sees that end, and later the more there are, so that few of a crowd come back to look.
+    """
+    now, others = await moment(connection, names.LATER)
+    extra = {names.SCHEDULE_TARGET: entry.due_subject, names.ORIGINAL_ID: entry.name}
+    if awaits:
+        delay += random.uniform(0.0, max(_AWAIT_SECONDS, _AWAIT_EACH * others))
+        extra[names.AWAITS] = awaits
+    due = now + timedelta(seconds=delay)
+    extra[names.SCHEDULE] = f"@at {due.isoformat().replace('+00:00', 'Z')}"
+    message = Message(entry.later_subject, entry.body, entry.name, expected=0, extra=extra)
     return await place(connection, names.LATER, message)
 
 

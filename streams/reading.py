@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from nats.js.api import ConsumerInfo
@@ -124,12 +124,25 @@ async def bounds(connection: Connection, stream: str) -> Bounds:
     return Bounds(state.first_seq, state.last_seq, state.messages)
 
 
+class Moment(NamedTuple):
+    """The server's clock, UTC, and how many messages a stream has at that time."""
+
+    time: datetime
+    messages: int
+
+
 async def server_time(connection: Connection, stream: str) -> datetime:
     """The server's clock, UTC: what it compares with, whatever the clock of this machine says."""
-    now = (await _info(connection, stream, {})).ts
-    if now is None:
+    return (await moment(connection, stream)).time
+
+
+async def moment(connection: Connection, stream: str) -> Moment:
+    """The time, and the size of the stream."""
+    info = await _info(connection, stream, {})
+    if info.ts is None:
         raise TopologyError(f"NATS at {connection.host} does not tell its time: it must be 2.12 or newer")
-    return now
+    assert info.state is not None
+    return Moment(info.ts, info.state.messages)
 
 
 async def subjects(connection: Connection, stream: str, pattern: str) -> dict[str, int]:

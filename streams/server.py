@@ -230,9 +230,12 @@ class EmbeddedServer:
 
 
 def embedded(directory: Path, settings: NatsSettings, *, port: int = 0) -> EmbeddedServer:
-    """The server of a store directory, as configured."""
+    """The server of a store directory, as configured; on `port` where the settings name none."""
     return EmbeddedServer(
-        directory / "nats", port, sync=settings.sync_interval, max_file_store=settings.max_file_store
+        directory / "nats",
+        settings.port or port,
+        sync=settings.sync_interval,
+        max_file_store=settings.max_file_store,
     )
 
 

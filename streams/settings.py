@@ -2,10 +2,10 @@
 
 import re
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 
+from orchard.schemas.addresses import check_nats_urls, check_variable
 from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Port, Size, Unit
 
@@ -89,11 +89,10 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             )
         if self.event_max_bytes == 0:
             raise ValueError("nats.event_max_bytes is 0, for which NATS takes no limit: set -1 or a number")
-        try:
-            for one in (self.url or "").split(","):
-                _ = urlsplit(one).port
-        except ValueError:  # whose text may hold a password
-            raise ValueError("nats.url is no URL of a server: write it as nats://host:port") from None
+        if self.url is not None:
+            check_nats_urls(self.url, "nats.url")
+        check_variable(self.password_env, "nats.password_env")
+        check_variable(self.token_env, "nats.token_env")
         if (self.user is None) != (self.password_env is None):
             raise ValueError("nats.user and nats.password_env belong together: set both or neither")
         queues_in(self.queues)

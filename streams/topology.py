@@ -108,6 +108,15 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             allow_rollup_hdrs=True,
             deny_delete=True,
         ),
+        _stream(
+            settings,
+            names.ENDPOINTS_STREAM,
+            "Model endpoints that rest or refuse: a key-value bucket",
+            f"{names.ENDPOINTS_PREFIX}>",
+            max_msgs_per_subject=1,
+            allow_direct=True,
+            allow_msg_ttl=True,
+        ),
         *memory_configs(settings),
     ]
 

@@ -4,14 +4,16 @@ Leaving one is not confirmed and never fails: a trail that is lost, as on a full
 nothing else, so no attempt waits for it.
 """
 
+import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 from nats.errors import Error as NatsError
 
 from orchard.schemas.decoding import Unreadable, decode
-from orchard.schemas.trails import Trail, trail_subject
+from orchard.schemas.trails import SEGMENT, Segment, Trail, segment_subject, trail_subject
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 1
 _TRAILS = msgspec.json.Decoder(Trail)
+_SEGMENTS = msgspec.json.Decoder(Segment)
 
 
 class Trails:
@@ -29,23 +32,52 @@ class Trails:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sealed: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        """Segments to be forgotten, by rollout: attempt and number."""
 
     async def leave(self, rollout_id: str, trail: Trail) -> None:
-        """Replace the rollout's trail."""
-        await self._publish(rollout_id, msgspec.json.encode(trail), {})
+        """Replace the rollout's trail, whose first `segments` were sealed before."""
+        head = msgspec.structs.replace(trail, events=trail.events[trail.segments * SEGMENT :])
+        await self._publish(trail_subject(rollout_id), msgspec.json.encode(head), {})
+
+    async def seal(self, rollout_id: str, attempt: int, number: int, events: Sequence[int]) -> None:
+        """Write the SEGMENT events of a segment, before the trail that counts it."""
+        self._sealed[rollout_id].add((attempt, number))
+        body = msgspec.json.encode(Segment(events=tuple(events)))
+        await self._publish(segment_subject(rollout_id, attempt, number), body, {})
 
     async def forget(self, rollout_id: str) -> None:
-        """The rollout has its outcome: its trail goes."""
-        await self._publish(rollout_id, b"", {names.TTL: f"{FORGET_SECONDS}s"})
+        """The rollout has its outcome: its trail goes, with the segments that were sealed or found here."""
+        gone = {names.TTL: f"{FORGET_SECONDS}s"}
+        await self._publish(trail_subject(rollout_id), b"", gone)
+        for attempt, number in sorted(self._sealed.pop(rollout_id, ())):
+            await self._publish(segment_subject(rollout_id, attempt, number), b"", gone)
 
     async def find(self, rollout_id: str) -> Trail | None:
-        """The rollout's trail; None where there is none, or none that can be read."""
+        """The rollout's trail with all its events; None where there is none, or none that can be read."""
         try:
             found = await last_message(self._connection, names.TRAILS, trail_subject(rollout_id))
-            return decode(_TRAILS, found.data) if found and found.data else None
+            head = decode(_TRAILS, found.data) if found and found.data else None
+            return await self._joined(rollout_id, head) if head and head.segments else head
         except (StreamsError, Unreadable) as error:
             log.warning("the trail of %s cannot be read: %s", rollout_id, error)
             return None
+
+    async def _joined(self, rollout_id: str, head: Trail) -> Trail | None:
+        """The trail with the events of its segments; None where one is lost."""
+        numbers = range(head.segments)
+        self._sealed[rollout_id] |= {(head.attempt, number) for number in numbers}
+        wanted = [segment_subject(rollout_id, head.attempt, number) for number in numbers]
+        found = await asyncio.gather(
+            *(last_message(self._connection, names.TRAILS, subject) for subject in wanted)
+        )
+        events: list[int] = []
+        for subject, message in zip(wanted, found, strict=True):
+            if message is None or not message.data:
+                log.warning("the trail of %s is not whole: %s is lost", rollout_id, subject)
+                return None
+            events += decode(_SEGMENTS, message.data).events
+        return msgspec.structs.replace(head, events=(*events, *head.events))
 
     async def events(self, sequences: Sequence[int]) -> list[StoredEvent]:
         """The events with these sequences, in their order, without those that are gone.
@@ -55,8 +87,8 @@ class Trails:
         found = await messages_at(self._connection, names.EVENTS, sequences)
         return [message.as_event for message in found]
 
-    async def _publish(self, rollout_id: str, body: bytes, headers: dict[str, str]) -> None:
+    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         try:
-            await self._connection.nats.publish(trail_subject(rollout_id), body, headers=headers or None)
+            await self._connection.nats.publish(subject, body, headers=headers or None)
         except (NatsError, OSError) as error:
-            log.debug("the trail of %s is not left: %s", rollout_id, error)
+            log.debug("%s is not left: %s", subject, error)

@@ -95,6 +95,15 @@ def sentence(found: str) -> str:
     )
 
 
+def empty(watermark: int) -> str:
+    """Of a stream without events, where the tables have some: it has one of two reasons."""
+    return (
+        f"the stream of events of this NATS server is empty and the tables hold events up to {watermark}: "
+        "the server is not this store's (start with the --state or --nats that it was written with), or it "
+        f"has lost everything ({REMEDY}); nothing is claimed or published"
+    )
+
+
 def id_of(payload: bytes) -> str | None:
     """Of an event; None where the bytes are none."""
     try:

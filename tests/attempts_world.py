@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts, rollout_requests
-from orchard.schemas.events import TERMINAL_TYPES, Event
+from orchard.schemas.events import TERMINAL_TYPES, AttemptReleased, Event, payload
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -33,6 +33,7 @@ from orchard.streams.topology import declare
 from orchard.workers.browser.pool import Browsers, browsers
 from orchard.workers.keeper import keep
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxSettings
 from orchard.workers.settings import JudgeSettings
@@ -41,6 +42,7 @@ from orchard.workers.worlds import Shared
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
+SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 SECONDS = 200.0
@@ -59,12 +61,24 @@ class Script:
     """By turn: awaited with the seed before each answer of that turn."""
     seconds: float = 0.0
     """Of thinking, for each answer."""
+    refuses: Callable[[], web.Response] | None = None
+    """What it answers while it is out of order."""
+    refused: int = 0
+    """Requests that it has answered so."""
+    questions: int = 0
+    """That were answered, and asked whether it answers."""
 
     async def chat(self, request: web.Request) -> web.Response:
         """One completion."""
         raw = await request.read()
         body = msgspec.json.decode(raw)
         turn = 1 + sum(message["role"] == "assistant" for message in body["messages"])
+        if self.refuses is not None:
+            self.refused += 1
+            return self.refuses()
+        if body.get("max_tokens") == 1:
+            self.questions += 1
+            return web.json_response({"choices": [{"message": {"content": "y"}, "finish_reason": "length"}]})
         self.asked[body["seed"], turn] += 1
         if (hook := self.hooks.get(turn)) is not None:
             await hook(body["seed"])
@@ -159,15 +173,22 @@ class World:
         slots: int = 1,
         judge: JudgeSettings | None = None,
         spare_browsers: int = 0,
+        others: Mapping[str, EndpointSettings] | None = None,
+        sandbox: SandboxSettings = SANDBOX,
         **endpoint: Any,
     ) -> AsyncIterator[Browsers]:
         """A worker and a steward in this process; a worker that fails fails the test. Its browsers."""
         settings = {
             "default": EndpointSettings(
                 **{"base_url": self.model.url, "prices": {"script": PRICE}, "concurrency": slots, **endpoint}
-            )
+            ),
+            **(others or {}),
         }
-        async with ModelClient(settings) as models, Claims(self.connection, QUEUE) as claims:
+        async with (
+            Rests(self.connection, "test") as rests,
+            ModelClient(settings, rests) as models,
+            Claims(self.connection, QUEUE) as claims,
+        ):
             shared = Shared()
             standby = await shared.of(browsers)
             standby.keep(self.sandboxes, SandboxSettings(), spare_browsers)
@@ -178,7 +199,7 @@ class World:
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
                 sandboxes=self.sandboxes,
-                sandbox_settings=SandboxSettings(),
+                sandbox_settings=sandbox,
                 models=models,
                 judge=judge or JudgeSettings(),
             )
@@ -244,9 +265,15 @@ class World:
                         break
         return found
 
+    async def released(self, campaign: str = "demo") -> list[AttemptReleased]:
+        """Attempts of a campaign that ended without an outcome so far."""
+        subjects = f"orchard.events.{campaign}.*.attempt.released"
+        found = [payload(one.event) async for one in replay(self.connection, subjects=subjects) if one.event]
+        return [one for one in found if isinstance(one, AttemptReleased)]
+
     async def left(self, rollout: str, answers: int) -> None:
         """Wait until the rollout's trail leads to so many messages and calls of `answers` turns."""
-        events = 2 + 3 * answers - 1  # system, task; of each turn message, call, result, but for the last
+        events = 2 + 3 * answers - 2  # system, task; of each turn call, message, result, of the last its call
         async with asyncio.timeout(SECONDS):
             while True:
                 trail = await Publisher(self.connection).trails.find(rollout)

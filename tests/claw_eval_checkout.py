@@ -98,6 +98,117 @@ FILES = {
                 again = {d.tool_name for d in dispatches if d.response_status < 400} & failed
                 return round(len(again) / len(failed), 2) if failed else 1.0
         """,
+    "src/claw_eval/graders/registry.py": """
+        import importlib.util
+        import inspect
+        from pathlib import Path
+        from .base import AbstractGrader
+
+        def get_grader(task_id, tasks_dir="tasks", task_dir=None):
+            path = Path(tasks_dir) / task_id / "grader.py"
+            path = path if path.exists() else Path(task_dir) / "grader.py"
+            spec = importlib.util.spec_from_file_location("task_grader", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            for _, each in inspect.getmembers(module, inspect.isclass):
+                if each.__module__ == "task_grader" and issubclass(each, AbstractGrader):
+                    return each()
+        """,
+    "src/claw_eval/graders/llm_judge.py": """
+        import json
+        import time
+        from types import SimpleNamespace
+
+        class LLMJudge:
+            def __init__(self, model_id="some/model", api_key=None, base_url=""):
+                self.client = None  # one of OpenAI
+                self.model_id = model_id
+                self.log = []
+
+            def evaluate(self, task_prompt, conversation, actions_summary, rubric):
+                return self.asked(f"{task_prompt} {conversation} {actions_summary} {rubric}")
+
+            def evaluate_actions(self, task_prompt, artifacts, rubric):
+                return self.asked(f"{task_prompt} {artifacts} {rubric}")
+
+            def asked(self, text):
+                messages = [
+                    {"role": "system", "content": "You judge."},
+                    {"role": "user", "content": text},
+                ]
+                for _ in range(31):
+                    try:
+                        answer = self.client.chat.completions.create(
+                            model=self.model_id, messages=messages, temperature=0.0, max_tokens=8192
+                        )
+                        found = SimpleNamespace(**json.loads(answer.choices[0].message.content))
+                        self.log.append({"score": found.score})
+                        return found
+                    except Exception:
+                        time.sleep(8)
+
+            def get_call_log(self):
+                return list(self.log)
+        """,
+    "src/claw_eval/sandbox/server.py": """
+        import argparse, base64, json, subprocess
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+        from pathlib import Path
+
+        PIXEL = (
+            "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+        )
+
+        def execute(command, timeout_seconds=30):
+            try:
+                done = subprocess.run(
+                    command, shell=True, capture_output=True, text=True, timeout=timeout_seconds
+                )
+            except subprocess.TimeoutExpired:
+                return {"exit_code": -1, "stdout": "", "stderr": "timed out"}
+            return {"exit_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+        def read(path):
+            return {"content": Path(path).read_text()}
+
+        def write(path, content):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(content)
+            return {"written": path}
+
+        def read_media(path):
+            return {"text_summary": "one frame", "frames": [{"image_b64": PIXEL}, {"image_b64": "?"}]}
+
+        TOOLS = {"/exec": execute, "/read": read, "/write": write, "/read_media": read_media}
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self, status, value):
+                body = value if isinstance(value, bytes) else json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                self.answer(200, {"status": "ok"})
+
+            def do_POST(self):
+                given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                try:
+                    self.answer(200, TOOLS[self.path](**given))
+                except TypeError as error:
+                    self.answer(422, {"detail": str(error)})
+                except OSError:
+                    self.answer(500, b"Internal Server Error")
+
+            def log_message(self, *_): ...
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--host")
+        parser.add_argument("--port", type=int)
+        given = parser.parse_args()
+        ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+        """,
     "mock_services/__init__.py": "",
     "mock_services/desk/server.py": """
         import json, os, random
@@ -105,7 +216,9 @@ FILES = {
         from pathlib import Path
 
         RATE = float(os.environ.get("ERROR_RATE", "0"))
-        FIXTURES = Path(os.environ["DESK_FIXTURES"])
+        FIXTURES = Path(os.environ.get("DESK_FIXTURES", ""))
+        if not FIXTURES.is_file():
+            FIXTURES = Path(__file__).parents[2] / "tasks" / "T01_reply" / "fixtures/desk/tickets.json"
         calls, replies, tickets = [], [], []
 
         def reset():
@@ -274,6 +387,52 @@ FILES = {
         user_agent: {enabled: true, persona: A traveller}
         """,
     "tasks/T04_talk/grader.py": "",
+    "tasks/T06_fallback/task.yaml": """
+        task_id: T06_fallback
+        prompt: {text: See the tickets., language: en}
+        tools: [{name: desk_tickets, description: Lists., input_schema: {type: object, properties: {}}}]
+        tool_endpoints: [{tool_name: desk_tickets, url: "http://localhost:9107/desk/tickets"}]
+        services:
+          - name: desk
+            command: python mock_services/desk/server.py
+            port: 9107
+            health_check: http://localhost:9107/desk/tickets
+            reset_endpoint: http://localhost:9107/desk/reset
+        sandbox_files: [tasks/T03_report/fixtures/numbers.csv]
+        """,
+    "tasks/T06_fallback/grader.py": """
+        from claw_eval.graders.base import AbstractGrader
+        from claw_eval.models.trace import DimensionScores
+
+        class Fallback(AbstractGrader):
+            def grade(self, messages, dispatches, task, audit_data=None, judge=None):
+                worked = [d for d in dispatches if d.tool_name == "Bash" and d.response_status < 400]
+                results = [b for m in messages for b in m.message.content if b["type"] == "tool_result"]
+                assert [b["is_error"] for b in results] == [d.response_status >= 400 for d in dispatches]
+                return DimensionScores(
+                    completion=min(1.0, len(worked) / 2), robustness=self.compute_robustness(dispatches)
+                )
+        """,
+    "tasks/T07_client/task.yaml": "task_id: T07_client\nprompt: {text: Sort the mail.}\n",
+    "tasks/T07_client/grader.py": """
+        import json
+        from claw_eval.graders.base import AbstractGrader
+        from claw_eval.models.trace import DimensionScores
+
+        class Client(AbstractGrader):
+            def grade(self, messages, dispatches, task, audit_data=None, judge=None):
+                answer = judge.client.chat.completions.create(
+                    model=judge.model_id,
+                    messages=[{"role": "user", "content": "Which is spam? " + messages[-1].message.text}],
+                    temperature=0.0,
+                )
+                found = json.loads(answer.choices[0].message.content)
+                return DimensionScores(completion=float(found == {"msg_1": "spam"}), robustness=1.0)
+        """,
+    "tasks/T08_pictured/task.yaml": "task_id: T08_pictured\nprompt: {text: Name it., attachments: [a.jpg]}\n",
+    "tasks/T08_pictured/grader.py": "",
+    "tasks/T09_missing/task.yaml": "task_id: T09_missing\nprompt: {text: See.}\nsandbox_files: [film.mp4]\n",
+    "tasks/T09_missing/grader.py": "",
     "tasks/T05_raises/task.yaml": "task_id: T05_raises\nprompt: {text: Nothing.}\n",
     "tasks/T05_raises/grader.py": """
         from claw_eval.graders.base import AbstractGrader

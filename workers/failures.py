@@ -5,6 +5,7 @@ typed cause, at the boundary where it happened, and passes untouched through har
 """
 
 from orchard.schemas.outcomes import AbortCause
+from orchard.workers.masking import masked
 
 RETRYABLE = frozenset(
     {
@@ -29,14 +30,14 @@ REST = {AbortCause.SANDBOX_REFUSED: 60.0}
 
 
 _DETAIL_LIMIT = 4000
-"""Characters: a detail goes into events, and may quote what somebody else has written."""
+"""Characters: a detail goes into events, and may quote what somebody else has written, keys included."""
 
 
 class InfrastructureError(Exception):
     """Ours, not the model's: never an observation, never a reward."""
 
     def __init__(self, cause: AbortCause, detail: str) -> None:
-        detail = detail[:_DETAIL_LIMIT].encode(errors="replace").decode()
+        detail = masked(detail.encode(errors="replace").decode()).text[:_DETAIL_LIMIT]
         super().__init__(f"{cause.value}: {detail}")
         self.cause = cause
         self.detail = detail
@@ -50,6 +51,17 @@ class InfrastructureError(Exception):
     def rest(self) -> float:
         """Seconds before another attempt, at least; where there are any, this attempt tries nothing more."""
         return REST.get(self.cause, 0.0)
+
+
+class EndpointRests(InfrastructureError):
+    """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
+    the rest, and no try is used up."""
+
+    def __init__(self, key: str, endpoint: str, seconds: float, reason: str) -> None:
+        super().__init__(AbortCause.LLM_UNAVAILABLE, f"endpoint {endpoint!r} rests: {reason}")
+        self.key = key
+        self.endpoint = endpoint
+        self.seconds = seconds
 
 
 class EndedUnderCommand(InfrastructureError):

@@ -13,7 +13,7 @@ import msgspec
 
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.trails import Trail
+from orchard.schemas.trails import SEGMENT, Trail
 from orchard.storage.blobs import BlobStore
 from orchard.streams.trails import Trails
 from orchard.workers.records import Record, read_record
@@ -32,10 +32,14 @@ class Inheritance:
         self._attempt = attempt
         self._replay_key = replay_key
         self._events: list[int] = []
+        self._segments = 0
+        """How many of them, SEGMENT by SEGMENT, are sealed."""
         self._complete: list[int] = []
         """Events before the newest answer."""
         self._unacted = False
         """Whether nothing has followed the newest answer yet."""
+        self._answer = ""
+        """Node of the newest answer."""
         self._answers = 0
         self._replayed: Trail | None = None
         self._replays = 0
@@ -61,14 +65,15 @@ class Inheritance:
     async def note(self, data: msgspec.Struct, sequence: int) -> None:
         """Take notice of an event of this attempt that is stored under `sequence`."""
         if isinstance(data, LLMCall):
-            self._complete = self._events[:-1]
+            self._complete = list(self._events)
+            self._answer = data.node
             self._events.append(sequence)
             self._unacted = True
             self._answers += 1
             await self._leave()
         elif isinstance(data, MessageNode):
             self._events.append(sequence)
-            self._unacted = False
+            self._unacted = self._unacted and data.node_id == self._answer
             if (call := self._calls.get(data.node_id)) is not None:
                 self._events.append(call)
 
@@ -88,7 +93,8 @@ class Inheritance:
         return False
 
     async def absolve(self) -> None:
-        """The attempt was interrupted, as by a worker that drains: the record is not to blame."""
+        """The attempt was interrupted, as by a worker that drains or an endpoint that rests: the record is
+        not to blame."""
         if self._replayed is not None and self._replays:
             self._replays = 0
             if self._answers:
@@ -97,6 +103,12 @@ class Inheritance:
                 await self._trails.leave(self._rollout_id, self._replayed)
 
     async def _leave(self, died_at: str = "") -> None:
+        """The newest SEGMENT events at the least stay out of segments: the last answer may be taken back."""
+        while len(self._events) >= (self._segments + 2) * SEGMENT:
+            start = self._segments * SEGMENT
+            sealed = self._events[start : start + SEGMENT]
+            await self._trails.seal(self._rollout_id, self._attempt, self._segments, sealed)
+            self._segments += 1
         await self._trails.leave(
             self._rollout_id,
             Trail(
@@ -105,5 +117,6 @@ class Inheritance:
                 events=tuple(self._events),
                 replays=self._replays if self._answers < PROVEN_ANSWERS else 0,
                 died_at=died_at,
+                segments=self._segments,
             ),
         )

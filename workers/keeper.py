@@ -1,7 +1,9 @@
-"""The housekeeping of the queues: dead letters are buried and delayed requests forwarded when due."""
+"""The housekeeping of the queues: dead letters are buried, and delayed requests forwarded when due or when
+the endpoint that they wait for answers again."""
 
 import asyncio
 
+from orchard.streams.awaiting import Releases
 from orchard.streams.connection import Connection
 from orchard.streams.delayed import Delayed
 from orchard.streams.undelivered import Undelivered
@@ -9,7 +11,7 @@ from orchard.workers.deadletters import DeadLetters
 
 
 async def keep(connection: Connection) -> None:
-    """Run both until cancelled. At least one process of the house must; any number may.
+    """Run it until cancelled. At least one process of the house must; any number may.
 
     It belongs into a process that is always there: with the whole fleet scaled to zero, this is what turns a
     due request into work that wakes it.
@@ -17,3 +19,4 @@ async def keep(connection: Connection) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(Undelivered(connection, DeadLetters(connection).bury).run())
         tasks.create_task(Delayed(connection).run())
+        tasks.create_task(Releases(connection).run())

@@ -1,14 +1,21 @@
 """Keys in what is to be stored: an agent prints what it finds; trajectories are kept, shared and trained on.
 
-Only keys that can be known by their form are masked: a prefix of the vendor's and a length, or a frame. What
-looks like nothing in particular (a password, forty hexadecimal digits) stays, as commits and digests look so.
-A mask names the kind and has a digest of the key, so that equal keys stay equal; all else stays as it is.
+Masked are keys that can be known by their form (`key_forms`), also where colours or line ends cut them, and
+the operator's own: the values of all variables that the configuration names. What looks like nothing in
+particular (a password in a sentence, forty hexadecimal digits) stays, as commits and digests look so. A mask
+names the kind and has a digest of the key, so that equal keys stay equal; all else stays as it is.
 """
 
 import hashlib
+import json
 import re
+from bisect import bisect_right
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
+from urllib.parse import quote
+
+from orchard.workers.key_forms import FRAMED, PREFIXED, Prefixed
 
 
 class Masked(NamedTuple):
@@ -18,89 +25,129 @@ class Masked(NamedTuple):
     keys: int
 
 
-class _Kind(NamedTuple):
-    name: str
-    hint: str
-    """Is part of every such key: a text without it is not searched."""
-    pattern: re.Pattern[str]
-    """The key, or, where there is one, its group."""
+_SHORTEST_OWN = 8
+"""Characters: what is shorter would be found in words."""
+_own: dict[str, str] = {}
+"""The operator's own secrets, as they may be spelled, and the masks that stand for them."""
 
 
-_BEGINS = "|".join(
-    (
-        r"(?<![A-Za-z0-9_])",
-        r"(?<=\\[nrtbfv0e])",  # `\n`, as arguments of tools have it, which are JSON
-        r"(?<=\\x[0-9A-Fa-f]{2})",
-        r"(?<=\\u[0-9A-Fa-f]{4})",
-        r"(?<=[%=][0-9A-Fa-f]{2})",  # of addresses and of mails
-        r"(?<=[\[;0-9][mK])",  # the end of a terminal's colour
-    )
-)
-"""What a key begins after: no word, or a character that is spelled with letters."""
-
-
-def _kind(name: str, hint: str, pattern: str) -> _Kind:
-    """`pattern` begins with a character or a set: what is before is looked at only where there is one."""
-    start = pattern[: pattern.index("]") + 1] if pattern.startswith("[") else pattern[0]
-    return _Kind(name, hint, re.compile(rf"(?={start})(?:{_BEGINS}){pattern}(?![A-Za-z0-9_])"))
-
-
-_KINDS = (
-    _kind("aws-access-key", "A", r"A(?:KIA|SIA|BIA|CCA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
-    _Kind(
-        "aws-secret-key",
-        "",  # in letters of any size
-        re.compile(r"(?i:secret_?access_?key)[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"),
-    ),
-    _kind("github-token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,255}"),
-    _kind("github-token", "github_pat_", r"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
-    _kind("gitlab-token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}"),
-    _kind("anthropic-key", "sk-ant-", r"sk-ant-[a-z]{3,8}\d\d-[A-Za-z0-9_-]{80,}"),
-    _kind("openrouter-key", "sk-or-v1-", r"sk-or-v1-[0-9a-f]{64}"),
-    _kind("openai-key", "sk-", r"sk-(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,}"),
-    _kind("openai-key", "T3BlbkFJ", r"sk-[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),
-    _kind("google-key", "AIza", r"AIza[0-9A-Za-z_-]{35}"),
-    _kind("google-secret", "GOCSPX-", r"GOCSPX-[A-Za-z0-9_-]{28}"),
-    _kind("google-token", "ya29.", r"ya29\.[A-Za-z0-9_-]{40,}"),
-    _kind("hugging-face-token", "hf_", r"hf_[A-Za-z]{34}"),
-    _kind("groq-key", "gsk_", r"gsk_[A-Za-z0-9]{52}"),
-    _kind("xai-key", "xai-", r"xai-[A-Za-z0-9]{80}"),
-    _kind("replicate-token", "r8_", r"r8_[A-Za-z0-9]{37}"),
-    _kind("slack-token", "xox", r"xox[abeoprs]-(?:\d+-)?[A-Za-z0-9-]{20,}"),
-    _kind("slack-token", "xapp-", r"xapp-\d-[A-Z0-9]+-\d+-[a-f0-9]{32,}"),
-    _kind("slack-webhook", "hooks.slack.com", r"https://hooks\.slack\.com/services/T\w+/B\w+/\w{20,}"),
-    _kind("stripe-key", "k_live_", r"[sr]k_live_[A-Za-z0-9]{24,}"),
-    _kind("npm-token", "npm_", r"npm_[A-Za-z0-9]{36}"),
-    _kind("pypi-token", "pypi-AgE", r"pypi-AgE[A-Za-z0-9_-]{50,}"),
-    _kind("docker-token", "dckr_pat_", r"dckr_pat_[A-Za-z0-9_-]{27}"),
-    _kind("digitalocean-token", "_v1_", r"do[opr]_v1_[0-9a-f]{64}"),
-    _kind("databricks-token", "dapi", r"dapi[0-9a-f]{32}"),
-    _kind("sendgrid-key", "SG.", r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-    _kind("nats-seed", "S", r"S[AOU][A-Z2-7]{56}"),
-    _Kind("azure-key", "AccountKey=", re.compile(r"AccountKey=([A-Za-z0-9+/]{86}==)")),
-    _Kind(
-        "private-key",
-        "PRIVATE KEY-----",
-        re.compile(
-            r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----((?:\s|\\n)[A-Za-z0-9+/=\s:,\\-]{64,}?)"
-            r"-----END (?:[A-Z]+ )?PRIVATE KEY-----"
-        ),
-    ),
-)
+def learn(secrets: Mapping[str, str]) -> None:
+    """Mask these values from now on, in this process: secrets by the names of their variables. Values that
+    are too short or plain to be told from words are left out."""
+    for name, value in secrets.items():
+        if len(value) >= _SHORTEST_OWN and not value.isalpha():
+            for spelled in (value, quote(value, safe=""), json.dumps(value)[1:-1]):
+                _own[spelled] = f"[masked {name}]"
 
 
 def masked(text: str) -> Masked:
-    """The text with every known kind of key in it replaced by `[masked KIND DIGEST]`."""
+    """The text with every known key in it replaced by `[masked KIND DIGEST]`, or `[masked VARIABLE]`."""
     keys = 0
-    for kind in _KINDS:
+    for secret, mask in _own.items():
+        if secret in text:
+            keys += text.count(secret)
+            text = text.replace(secret, mask)
+    for kind in PREFIXED:
         if kind.hint in text:
-            text, found = kind.pattern.subn(partial(_mask, kind.name), text)
+            text, found = _cut(text, [_span(kind, match) for match in kind.found(text, whole=True)])
+            keys += found
+    text, found = _split(text)
+    keys += found
+    small = text.lower()
+    for frame in FRAMED:
+        if any(hint in small for hint in frame.hints):
+            text, found = frame.pattern.subn(partial(_framed, frame.name), text)
             keys += found
     return Masked(text, keys)
 
 
-def _mask(name: str, match: re.Match[str]) -> str:
-    group = 1 if match.re.groups else 0
-    digest = hashlib.sha256(match[group].encode(errors="surrogatepass")).hexdigest()[:8]
+class _Span(NamedTuple):
+    """Where a key is, and what stands for it."""
+
+    start: int
+    end: int
+    mask: str
+
+
+def _span(kind: Prefixed, match: re.Match[str]) -> _Span:
+    return _Span(match.start(), match.end(), _mask(kind.name, match[0]))
+
+
+def _cut(text: str, spans: list[_Span]) -> Masked:
+    pieces, reached, keys = [], 0, 0
+    for span in spans:
+        if span.start >= reached:
+            pieces += [text[reached : span.start], span.mask]
+            reached, keys = span.end, keys + 1
+    return Masked("".join((*pieces, text[reached:])), keys)
+
+
+_CUTS = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
+    r"|\\(?:(?:u001[bB]|x1[bB]|033|e)\[[0-9;]*[A-Za-z]|r\\n|n|\r?\n[ \t]*)"
+    r"|\n[ \t]*|\r\n[ \t]*|\r"
+)
+"""What stands inside of a key that a terminal has coloured or broken, plain or as JSON spells it."""
+
+
+_BEFORE = 8
+"""Characters that say whether a key begins after them."""
+
+
+def _split(text: str) -> Masked:
+    """Keys with such cuts in them. Those without are masked already."""
+    joined = _CUTS.sub("", text)
+    if len(joined) == len(text):
+        return Masked(text, 0)
+    spans: list[_Span] = []
+    place: _Places | None = None
+    for secret, mask in _own.items():
+        at = joined.find(secret)
+        while at >= 0:
+            place = place or _Places(text)
+            spans.append(_Span(place.of(at), place.end_of(at + len(secret)), mask))
+            at = joined.find(secret, at + len(secret))
+    for kind in PREFIXED:
+        if kind.hint in joined:
+            for match in kind.found(joined, whole=False):
+                place = place or _Places(text)
+                start, end = place.of(match.start()), place.end_of(match.end())
+                before = text[max(start - _BEFORE, 0) : start]
+                cut = end - start > len(match[0]) and not _continues(text, end)
+                if cut and kind.begins(before, match[0]):
+                    spans.append(_Span(start, end, _mask(kind.name, match[0])))
+    return _cut(text, sorted(spans))
+
+
+def _continues(text: str, end: int) -> bool:
+    return end < len(text) and (text[end].isalnum() or text[end] == "_")
+
+
+class _Places:
+    """Where the characters of a text without its cuts are in the text."""
+
+    def __init__(self, text: str) -> None:
+        self._joined, self._removed, removed = [0], [0], 0
+        for cut in _CUTS.finditer(text):
+            removed += cut.end() - cut.start()
+            self._joined.append(cut.end() - removed)
+            self._removed.append(removed)
+
+    def of(self, at: int) -> int:
+        """Of the character at a place."""
+        return at + self._removed[bisect_right(self._joined, at) - 1]
+
+    def end_of(self, at: int) -> int:
+        """Behind the character before a place."""
+        return self.of(at - 1) + 1
+
+
+def _framed(name: str, match: re.Match[str]) -> str:
+    group = match.lastindex or 0
     begin, end = match.start(group) - match.start(), match.end(group) - match.start()
-    return f"{match[0][:begin]}[masked {name} {digest}]{match[0][end:]}"
+    return f"{match[0][:begin]}{_mask(name, match[group])}{match[0][end:]}"
+
+
+def _mask(name: str, key: str) -> str:
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"[masked {name} {digest}]"

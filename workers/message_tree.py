@@ -31,23 +31,46 @@ Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Running sums over all calls and commands, branches that were left included."""
+    """Running sums over all calls and commands, branches that were left included. Of tokens and cost they
+    have what is known. Budgets end by that; what is published of a sum with a gap is that it is not known."""
 
     turns: int = 0
     calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float | None = 0.0
-    """None as soon as one call had no known price."""
+    prompt: int = 0
+    """Tokens."""
+    completion: int = 0
+    """Tokens."""
+    uncounted: int = 0
+    """Calls whose tokens are not known."""
+    usd: float = 0.0
+    unpriced: int = 0
+    """Calls whose cost is not known."""
     seconds_llm: float = 0.0
     seconds_commands: float = 0.0
+    seconds_waiting: float = 0.0
+    """For places at the endpoint, by tries that failed, and for answers that did not come."""
     model_kind: ModelKind | None = None
     """ORACLE as soon as one answer came from an oracle; None before the first call."""
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens, summed over the calls."""
-        return self.prompt_tokens + self.completion_tokens
+        """Prompt and completion tokens that are known, summed over the calls."""
+        return self.prompt + self.completion
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.prompt
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.completion
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Of all calls; None as soon as one had no known price."""
+        return None if self.unpriced else self.usd
 
     @property
     def seconds(self) -> float:
@@ -55,19 +78,38 @@ class Totals(msgspec.Struct, kw_only=True):
         return self.seconds_llm + self.seconds_commands
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Both together. A cost that one of them does not know is not known."""
-        known = self.cost_usd is not None and other.cost_usd is not None
+        """Both together."""
         oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
         return Totals(
             turns=self.turns + other.turns,
             calls=self.calls + other.calls,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            prompt=self.prompt + other.prompt,
+            completion=self.completion + other.completion,
+            uncounted=self.uncounted + other.uncounted,
+            usd=self.usd + other.usd,
+            unpriced=self.unpriced + other.unpriced,
             seconds_llm=self.seconds_llm + other.seconds_llm,
             seconds_commands=self.seconds_commands + other.seconds_commands,
+            seconds_waiting=self.seconds_waiting + other.seconds_waiting,
             model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
         )
+
+
+def used_by(call: LLMCall | Completion) -> Totals:
+    """What one answer took."""
+    usage = call.usage
+    return Totals(
+        turns=1,
+        calls=1,
+        prompt=usage.prompt_tokens or 0,
+        completion=usage.completion_tokens or 0,
+        uncounted=None in (usage.prompt_tokens, usage.completion_tokens),
+        usd=call.cost_usd or 0.0,
+        unpriced=call.cost_usd is None,
+        seconds_llm=call.seconds or 0.0,
+        seconds_waiting=call.seconds_waiting or 0.0,
+        model_kind=call.model_kind,
+    )
 
 
 class MessageTree:
@@ -132,8 +174,8 @@ class MessageTree:
             await self.end_replay()
             return None
         completion = answer.completion
-        node = await self._answer(parent, completion)
-        self.replayed += _used(completion)
+        node = await self._keep(await self._answer(parent, completion))
+        self.replayed += used_by(completion)
         return node, completion
 
     async def end_replay(self, divergence: Divergence | None = None) -> None:
@@ -200,12 +242,13 @@ class MessageTree:
         four as LLMCall has them."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
-        self.own += _used(completion)
+        sent = await self._slimmed(node)
+        self.own += used_by(completion)
         await self._publish(
             LLMCall(
                 parent=parent,
-                node=node,
-                turn=self._nodes[node].turn,
+                node=node.node_id,
+                turn=node.turn,
                 endpoint=completion.endpoint,
                 model=completion.model,
                 served_model=completion.served_model,
@@ -220,10 +263,18 @@ class MessageTree:
                 derived_from=derived_from,
                 tools=offered,
                 reasoning_field=completion.reasoning_field or None,
+                seed=completion.seed,
+                tools_left_out=completion.tools_left_out,
                 images_shown=tuple(images_shown) or None,
+                seconds_waiting=completion.seconds_waiting,
+                answer=None if node.node_id in self._nodes else sent,
             )
         )
-        return node
+        return await self._keep(node, sent)
+
+    def waited(self, seconds: float) -> None:
+        """Count seconds in which no answer came."""
+        self.own.seconds_waiting += seconds
 
     async def result(
         self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome, *, role: Role = Role.TOOL
@@ -293,8 +344,8 @@ class MessageTree:
         await self.end_replay(found)
         return None
 
-    async def _answer(self, parent: str, completion: Completion) -> str:
-        return await self._append(
+    async def _answer(self, parent: str, completion: Completion) -> MessageNode:
+        return await self._made(
             parent,
             Role.ASSISTANT,
             completion.text,
@@ -303,7 +354,10 @@ class MessageTree:
             tokens=completion.tokens,
         )
 
-    async def _append(
+    async def _append(self, parent: str | None, role: Role, content: str, **more: Any) -> str:
+        return await self._keep(await self._made(parent, role, content, **more))
+
+    async def _made(
         self,
         parent: str | None,
         role: Role,
@@ -316,8 +370,9 @@ class MessageTree:
         tokens: TokenRecord | None = None,
         pictures: Sequence[Picture] = (),
         images: tuple[Image, ...] = (),
-    ) -> str:
-        """`images` are those of `pictures` that are stored already, with a content that is masked."""
+    ) -> MessageNode:
+        """A message that is nowhere yet. `images` are those of `pictures` that are stored already, with a
+        content that is masked."""
         before_masking = self.keys_masked
         if not images:
             content, images = await self._stored(content, pictures)
@@ -328,10 +383,8 @@ class MessageTree:
         if self.keys_masked > before_masking:
             tokens = None  # they spell it out
         identity = node_id(parent, role, content, tool_calls, tool_call_id, images)
-        if identity in self._nodes:
-            return identity
         before = self._nodes[parent].turn if parent is not None else 0
-        node = MessageNode(
+        return MessageNode(
             node_id=identity,
             parent=parent,
             role=role,
@@ -344,11 +397,18 @@ class MessageTree:
             tokens=tokens,
             images=images,
         )
+
+    async def _keep(self, node: MessageNode, sent: MessageNode | None = None) -> str:
+        """A part of the tree from now on; its id. One that the path has already changes nothing. `sent` is
+        what `_slimmed` made of it, where that is known."""
+        identity = node.node_id
+        if identity in self._nodes:
+            return identity
         if self._record is not None and (adopted := self._record.nodes.get(identity)) is not None:
-            node = adopted
+            node, sent = adopted, None
             self._adopted.append(identity)
         self._nodes[identity], self.newest = node, identity
-        await self._publish(await self._slimmed(node))
+        await self._publish(sent or await self._slimmed(node))
         return identity
 
     async def _stored(self, text: str, pictures: Sequence[Picture]) -> tuple[str, tuple[Image, ...]]:
@@ -393,16 +453,3 @@ class MessageTree:
             return await asyncio.to_thread(slimmed, node, self._blobs)
         except StorageError as error:
             raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
-
-
-def _used(completion: Completion) -> Totals:
-    """What one answer took."""
-    return Totals(
-        turns=1,
-        calls=1,
-        prompt_tokens=completion.usage.prompt_tokens,
-        completion_tokens=completion.usage.completion_tokens,
-        cost_usd=completion.cost_usd,
-        seconds_llm=completion.seconds,
-        model_kind=completion.model_kind,
-    )

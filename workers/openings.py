@@ -4,7 +4,7 @@ The newest event on a rollout's `done` subject decides (decision 0001). Its sequ
 request, and only what is stored over that fence is accepted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,12 +14,13 @@ from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import (
     Event,
     RolloutAborted,
+    RolloutFinished,
     RolloutReopened,
     UnreadablePayload,
     make_event,
     outcome_in,
 )
-from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
 
@@ -38,18 +39,19 @@ async def opened(
     *,
     reason: str,
     source: str,
+    ended: Collection[ExitStatus] = (),
 ) -> list[RolloutRequest]:
     """The requests of those rollouts that are open or, where they aborted, are opened again by this: each
     with its fence, and a base of attempt numbers above those of the outcomes.
 
     Each request comes with the newest event on its rollout's `done` subject. Left out are finished rollouts,
-    and those that have another newest event by now.
+    unless they `ended` so, and those that have another newest event by now.
     """
     fences = {request.rollout_id: open_at(newest) for request, newest in rollouts}
     aborted = [
         (request.rollout_id, event, newest.sequence)
         for request, newest in rollouts
-        if newest is not None and (event := _reopening(request, newest, reason, source)) is not None
+        if newest is not None and (event := _reopening(request, newest, reason, source, ended)) is not None
     ]
     stored = await publisher.guarded([(event, expected) for _, event, expected in aborted])
     fences |= {rollout: fence for (rollout, _, _), fence in zip(aborted, stored, strict=True)}
@@ -101,12 +103,19 @@ def cancelled(request: RolloutRequest, started: StoredEvent | None, source: str)
     )
 
 
-def _reopening(request: RolloutRequest, newest: StoredEvent, reason: str, source: str) -> Event | None:
-    """The event that opens a rollout again whose outcome is an abort or cannot be read."""
-    outcome = outcome_in(newest.event)
-    if not isinstance(outcome, RolloutAborted | UnreadablePayload):
-        return None
-    cause = outcome.cause if isinstance(outcome, RolloutAborted) else AbortCause.INTERNAL_ERROR
+def _reopening(
+    request: RolloutRequest, newest: StoredEvent, reason: str, source: str, ended: Collection[ExitStatus]
+) -> Event | None:
+    """The event that opens a rollout again that aborted, has an unreadable outcome, or `ended` so."""
+    match outcome_in(newest.event):
+        case RolloutAborted(cause=cause):
+            pass
+        case UnreadablePayload():
+            cause = AbortCause.INTERNAL_ERROR
+        case RolloutFinished(exit_status=status) if status in ended:
+            cause = AbortCause.WALL_CLOCK
+        case _:
+            return None
     return make_event(
         RolloutReopened(superseded_sequence=newest.sequence, cause=cause, reason=reason),
         id=f"{request.rollout_id}.reopened.{newest.sequence}",

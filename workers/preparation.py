@@ -1,9 +1,12 @@
-"""Bringing a new sandbox to the state in which a task starts."""
+"""Bringing a new sandbox to the state in which a task starts, or to the one in which it is solved."""
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import Machine
+
+SOLUTION = "/tmp/orchard-solution"
+"""Where the script lies that solves a task graded in place."""
 
 
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:
@@ -25,3 +28,9 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
             AbortCause.INVALID_REQUEST,
             f"set-up commands of {task.task_id} fail ({outcome.returncode}): {outcome.output[-300:]}",
         )
+
+
+async def solve(task: Task, machine: Machine, timeout: float) -> None:
+    """Do what an agent does that knows the solution of a task that is graded in place, a shell script."""
+    await machine.write(SOLUTION, task.gold_patch.encode())
+    await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment)

@@ -54,8 +54,11 @@ class Answer:
             tokens=node.tokens,
             usage=call.usage,
             cost_usd=call.cost_usd,
-            seconds=call.seconds,
+            seconds=call.seconds or 0.0,
+            seconds_waiting=call.seconds_waiting or 0.0,
             tries=call.tries,
+            seed=call.seed,
+            tools_left_out=call.tools_left_out,
             finish_reason=call.finish_reason,
             endpoint=call.endpoint,
             model=call.model,
@@ -98,6 +101,9 @@ def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blob
             record.nodes[node.node_id] = node
         elif isinstance(data, LLMCall):
             calls[data.node] = data, stored.sequence
+            if data.answer is not None:
+                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=trail.attempt)
+                record.nodes.setdefault(data.node, node)
     for node in record.nodes.values():
         if node.role is Role.ASSISTANT and node.parent is not None and node.node_id in calls:
             record.answers.setdefault(node.parent, []).append(Answer(node, *calls[node.node_id]))

@@ -23,27 +23,30 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
-from orchard.workers.budgets import within
-from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded
+from orchard.workers.budgets import as_published, within
+from orchard.workers.failures import EndedUnderCommand, EndpointRests, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders import grade
+from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.patches import state_left_behind
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.inheritance import Inheritance
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.client import ModelClient, OutOfTime
 from orchard.workers.masking import masked
 from orchard.workers.message_tree import MessageTree, Totals
 from orchard.workers.meter import metered
+from orchard.workers.networks import network_of, refusal
 from orchard.workers.openings import facts_of
 from orchard.workers.preparation import prepare
 from orchard.workers.records import replay_key
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.settings import JudgeSettings
 from orchard.workers.task_reading import read_task
-from orchard.workers.worlds import Opening, Shared, Standby, blocks_network, open_world
+from orchard.workers.worlds import Opening, Shared, Standby, open_world
 
 NOT_GRADED = "not-graded"
 """Grader of a reward that no grader was needed for."""
@@ -66,6 +69,8 @@ class AttemptDependencies:
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     shared: Shared = field(default_factory=Shared)
     """Of all worlds that it opens. Whoever made it closes it."""
+    controls: Controls = field(default_factory=Controls)
+    """What is known of the tasks' checks."""
     standby: Standby | None = None
     """Machines that are ready before they are asked for."""
 
@@ -115,6 +120,8 @@ class Attempt:
         self._beside = 0
         """Bytes of memory that it has beside the task."""
         self._harness = planned_harness(request.harness, request.harness_version)
+        self._budget, self._timeouts = request.budget, request.timeouts
+        """Those of the request, until the task says otherwise."""
         self._factory = SandboxFactory(
             dependencies.sandboxes,
             dependencies.sandbox_settings,
@@ -161,24 +168,27 @@ class Attempt:
         return _event(self.request, self.number, self._dependencies.worker, data, name)
 
     async def run(self) -> RolloutFinished:
-        """The whole attempt, bounded by the request's outermost timeout."""
-        deadline = self.request.timeouts.rollout
+        """The whole attempt, bounded by the outermost timeout: the request's, or what the task's own need."""
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(deadline) as limit:
-                return await self._run()
+            async with asyncio.timeout_at(began + self._timeouts.rollout) as limit:
+                task = await self._load_task()
+                self._budget, self._timeouts = as_published(task, self._budget, self._timeouts)
+                limit.reschedule(began + self._timeouts.rollout)
+                return await self._run(task)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise InfrastructureError(
-                AbortCause.ROLLOUT_TIMEOUT, f"not over after {deadline:g} s, more than all its inner limits"
+                AbortCause.ROLLOUT_TIMEOUT,
+                f"not over after {self._timeouts.rollout:g} s, more than all its inner limits",
             ) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EndpointRests):
             if self._inheritance is not None:
                 await self._inheritance.absolve()
             raise
 
-    async def _run(self) -> RolloutFinished:
-        task = await self._load_task()
+    async def _run(self, task: Task) -> RolloutFinished:
         self.memory = self.request.memory or task.memory
         if isinstance(self._harness, ProgramHarness):
             self._layer = await installed(self._dependencies.sandboxes, self._harness.name)
@@ -208,7 +218,10 @@ class Attempt:
             raise InfrastructureError(
                 AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
             ) from error
-        return read_task(raw, self.request.task.task_id)
+        task = read_task(raw, self.request.task.task_id)
+        if (why := refusal(task, self._dependencies.sandbox_settings.task_network)) is not None:
+            raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
+        return task
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
@@ -218,9 +231,9 @@ class Attempt:
             purpose=purpose,
             cpu=task.cpu,
             memory=str(parse_bytes(self.memory) + self._beside) if program else self.memory,
-            timeout=self.request.timeouts.creation,
+            timeout=self._timeouts.creation,
             layers=[program.image] if program else [],
-            block_network=purpose != _ROLLOUT or blocks_network(task),
+            network=network_of(task, agent=purpose == _ROLLOUT),
             standby=lambda: standby.take(task, self.memory) if standby is not None else None,
         )
 
@@ -232,7 +245,7 @@ class Attempt:
                 yield machine
         else:
             async with self._open(task, _ROLLOUT) as machine:
-                await prepare(task, machine, self.request.timeouts.creation)
+                await prepare(task, machine, self._timeouts.creation)
                 yield machine
 
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
@@ -254,11 +267,11 @@ class Attempt:
             publish=self.publish,
             blobs=self._dependencies.blobs,
             sandbox=lambda image, purpose: self._open(msgspec.structs.replace(task, image=image), purpose),
-            command_seconds=request.timeouts.command,
+            command_seconds=self._timeouts.command,
             shared=self._dependencies.shared,
         )
         async with open_world(opening) as world:
-            budget = within(request.budget, request.timeouts)
+            budget = within(self._budget, self._timeouts)
             episode = Episode(
                 task=task,
                 machine=machine,
@@ -266,7 +279,7 @@ class Attempt:
                 spec=request.model,
                 trace=self._trace,
                 budget=world.bounded(budget) if world else budget,
-                timeouts=request.timeouts,
+                timeouts=self._timeouts,
                 seed=self._seed,
                 history=beginning.history if beginning else (),
                 name=self._name,
@@ -280,7 +293,10 @@ class Attempt:
     async def _played(self, harness: Harness, episode: Episode) -> HarnessResult:
         """The harness's run, and what is handed in of it. Raises as `_drive` does."""
         try:
-            result = await harness.run(episode)
+            try:
+                result = await harness.run(episode)
+            except OutOfTime:
+                result = await self._unanswered(episode)
             if episode.world is not None:
                 messages = self._trace.messages(result.leaf)
                 result = replace(result, submission=await episode.world.hand_in(result.exit_status, messages))
@@ -295,6 +311,14 @@ class Attempt:
             elif await self._inheritance.ended_again(self._trace.newest):
                 raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
             raise
+
+    async def _unanswered(self, episode: Episode) -> HarnessResult:
+        """The end of a run whose time was up while the model owed an answer: graded as it stands."""
+        left = ""
+        if episode.world is None:
+            seconds = episode.timeouts.shutdown
+            left = await state_left_behind(episode.machine, episode.task, timeout=seconds)
+        return HarnessResult(exit_status=ExitStatus.UNANSWERED, submission=left, leaf=self._trace.newest)
 
     @property
     def _name(self) -> str:
@@ -314,8 +338,18 @@ class Attempt:
             self._trace.replay(record)
 
     async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
+        while True:
+            try:
+                return await self._grade_once(task, result, machine)
+            except EndpointRests as rest:
+                if self._harness.replayable:
+                    raise
+                # What cannot be replayed would be asked and paid a second time: wait for the judge here.
+                await self._dependencies.models.rest_over(rest)
+
+    async def _grade_once(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
         started = time.monotonic()
-        limit = self.request.timeouts.grading
+        limit = self._timeouts.grading
         controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key
         try:
             async with asyncio.timeout(limit) as bound:
@@ -328,6 +362,7 @@ class Attempt:
                     pristine=lambda: self._open(task, f"control-{next(controls)}"),
                     published=self.request.published_rules,
                     judges=Judges(self._dependencies.models, self._dependencies.judge, self.publish),
+                    controls=self._dependencies.controls,
                 )
         except TimeoutError as error:
             if not bound.expired():
@@ -389,10 +424,11 @@ class Attempt:
             "seconds_creating": self._factory.seconds_creating,
             "seconds_llm": own.seconds_llm,
             "seconds_commands": own.seconds_commands,
+            "seconds_waiting": own.seconds_waiting,
             "seconds_grading": self._seconds_grading,
             "deliveries": self._deliveries,
             "inherited_turns": replayed.turns,
-            "inherited_tokens": replayed.tokens,
+            "inherited_tokens": None if replayed.uncounted else replayed.tokens,
             "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
             "keys_masked": self._trace.keys_masked,
             "harness_version": version,

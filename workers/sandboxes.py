@@ -6,6 +6,7 @@ This is the boundary where the sandbox service's errors become typed infrastruct
 import asyncio
 import itertools
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -27,13 +28,15 @@ from orchard.injector.errors import (
     SandboxUnsupported,
     SandboxWaitTimeout,
 )
+from orchard.injector.results import JobResult
 from orchard.injector.tunnels import AsyncTunnel
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
-from orchard.schemas.sandboxes import OUTPUT_LIMIT, SandboxStatus
+from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
 from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.networks import SHUT, Network
 from orchard.workers.settings import SandboxSettings as SandboxSettings
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
@@ -43,8 +46,6 @@ Create = Callable[[float, str], Awaitable[AsyncSandbox]]
 CLEAN_UP_SECONDS = 30.0
 LONGEST_PAUSE = 16.0
 """Seconds between two tries to create a sandbox, at most."""
-SANDBOX_ENDED = frozenset({"the sandbox died", "the sandbox was deleted"})
-"""Error of a job whose sandbox ended under it."""
 _NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
 LIMITS = {
     "out_of_memory": AbortCause.SANDBOX_OUT_OF_MEMORY,
@@ -65,7 +66,7 @@ def cause_of(error: SandboxError) -> AbortCause:
             | SandboxFailed(reason="image_unavailable" | "image_denied")
         ):
             return AbortCause.IMAGE_UNAVAILABLE
-        case SandboxFailed(reason="image_invalid"):
+        case SandboxFailed(reason="image_invalid" | "egress_refused"):
             return AbortCause.INVALID_REQUEST
         case SandboxUnavailable() | SandboxWaitTimeout():
             return AbortCause.SANDBOX_UNAVAILABLE
@@ -93,6 +94,19 @@ def classified() -> Iterator[None]:
         if isinstance(error, SandboxFailed) and error.reason in LIMITS:
             raise LimitExceeded(LIMITS[error.reason], str(error)) from error
         raise InfrastructureError(cause_of(error), str(error)) from error
+
+
+def ended_with_sandbox(job: Job) -> bool:
+    """Whether the sandbox ended, or was set back, under the command.
+
+    Of an agent that does not say how (before `ending`, or a later one with a word that is not known here) a
+    job without exit code was never reported by its process, and a SIGKILL with a reason that is neither time
+    nor memory was the service's: nothing here cancels commands.
+    """
+    if job.ending not in (None, JobEnding.UNKNOWN):
+        return job.ending in ENDED_WITH_SANDBOX
+    killed = job.exit_code == -signal.SIGKILL and job.error is not None
+    return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
 
 
 class SandboxMachine:
@@ -132,8 +146,8 @@ class SandboxMachine:
                 timed_out=True,
                 out_of_memory=job.oom_killed,
             )
-        if job.error is not None:
-            await self._insist_alive(job.error)
+        if job.ending is not JobEnding.EXITED:
+            await self._insist_alive(job)
         code = NOT_STARTED if job.exit_code is None else job.exit_code
         return CommandOutcome(
             # The sandbox may live and be unable to start this: the agent removed its directory or its shell.
@@ -143,13 +157,15 @@ class SandboxMachine:
             out_of_memory=job.oom_killed,
         )
 
-    async def _insist_alive(self, error: str) -> None:
-        """A job that ended oddly says nothing about the command when its sandbox ended with it."""
+    async def _insist_alive(self, job: JobResult) -> None:
+        """A job that did not simply end says nothing about the command when its sandbox ended with it."""
+        if not (ended := ended_with_sandbox(job)) and job.ending is None and job.error is None:
+            return  # an agent from before there were endings says no more of a command that ran
         with classified():
             info = await self.sandbox.status()
-        # While it is being deleted its record says still that it is ready.
-        if error in SANDBOX_ENDED or info.status is SandboxStatus.FAILED:
-            detail = f"sandbox {info.sandbox_id}: {info.status_message or error}"
+        # While it is being deleted or set back its record says still that it is ready.
+        if ended or info.status is SandboxStatus.FAILED:
+            detail = f"sandbox {info.sandbox_id}: {info.status_message or job.error or 'it ended'}"
             if info.reason in LIMITS:
                 raise LimitExceeded(LIMITS[info.reason], detail)
             if info.reason == SandboxFailed.default_reason:
@@ -244,7 +260,7 @@ class SandboxFactory:
         memory: str,
         timeout: float,
         layers: Sequence[str] = (),
-        block_network: bool = True,
+        network: Network = SHUT,
         standby: Callable[[], AsyncSandbox | None] = lambda: None,
     ) -> AsyncIterator[SandboxMachine]:
         """A ready machine, deleted on the way out.
@@ -257,17 +273,23 @@ class SandboxFactory:
         async def create(left: float, key: str) -> AsyncSandbox:
             if (ready := standby()) is not None:
                 return ready
-            return await self._client.create_sandbox(
-                image,
-                block_network=block_network,
-                cpu=cpu,
-                memory=memory,
-                timeout=left,
-                labels={**self._labels, "purpose": purpose},
-                ttl_seconds=self._settings.ttl_seconds,
-                layers=layers,
-                idempotency_key=key,
-            )
+            try:
+                return await self._client.create_sandbox(
+                    image,
+                    block_network=network.blocked,
+                    egress=network.hosts,
+                    cpu=cpu,
+                    memory=memory,
+                    timeout=left,
+                    labels={**self._labels, "purpose": purpose},
+                    ttl_seconds=self._settings.ttl_seconds,
+                    layers=layers,
+                    idempotency_key=key,
+                )
+            except SandboxUnsupported as error:  # as a network where there is no program for it
+                raise InfrastructureError(
+                    AbortCause.INVALID_REQUEST, f"the sandbox service cannot make it: {error}"
+                ) from None
 
         async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
             yield machine

@@ -1,12 +1,16 @@
 """Configuration of workers and of the sandboxes they use."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
+from orchard.schemas.addresses import check_variable
 from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, Weight, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
+
+TaskNetwork = Literal["never", "as_asked"]
+"""Whether tasks whose definition asks for a network are refused, or given what they ask for."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,9 +65,13 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where doubling after an out-of-memory kill ends."""
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
+    task_network: TaskNetwork = "never"
+    """Whether tasks whose published definition asks for a network, as most of Harbor's do, are refused, or
+    given what they ask for."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.max_memory)  # raises InvalidQuantity
+        check_variable(self.api_key_env, "sandbox.api_key_env")
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from orchard.schemas.campaigns import CampaignState, RolloutRequest
-from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutFinished
+from orchard.schemas.events import AttemptReleased, AttemptSuperseded, RolloutAborted, RolloutFinished
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_rollout_request
@@ -24,9 +24,10 @@ from orchard.streams.errors import FAULTS, OutcomeRefused, StreamsError
 from orchard.streams.shifts import Shift, share_of
 from orchard.streams.tasks import end, waited
 from orchard.workers.deadletters import DeadLetters
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.harnesses import UnknownHarness, planned_harness
 from orchard.workers.openings import cancelled
+from orchard.workers.refused import Refusals
 from orchard.workers.retries import FIRST_DELAY, Abort, Retry, after_failure
 from orchard.workers.rollout import Attempt, AttemptDependencies
 from orchard.workers.settings import WorkerSettings as WorkerSettings
@@ -64,6 +65,7 @@ class Worker:
         self.faults = 0
         """Deliveries that ended in an exception that nobody expected."""
         self._dead = DeadLetters(claims.connection)
+        self._refusals = Refusals(claims.connection)
         self._running: dict[asyncio.Future[Interruption], str] = {}
         """What interrupts each request that was claimed, with the campaign it is of."""
 
@@ -101,8 +103,7 @@ class Worker:
         while self._shift.go_on():
             claim = await self._claim()
             if claim is not None:
-                with self._shift.at_work():
-                    await self._guarded(claim)
+                await self._guarded(claim)
 
     async def _claim(self) -> Claim | None:
         """The next request, or None: after CLAIM_WAIT_SECONDS without one, at once when the shift is over."""
@@ -150,7 +151,8 @@ class Worker:
         self, claim: Claim, request: RolloutRequest, interrupted: asyncio.Future[Interruption]
     ) -> None:
         """What this delivery asks for, where it is not a leftover: its rollout has an outcome, or was
-        reopened since."""
+        reopened since. Only an attempt is work: a worker that finds none may end, while an endpoint rests
+        too."""
         publisher = self._dependencies.publisher
         outcome, started, known = await asyncio.gather(
             publisher.outcome(request.rollout_id),
@@ -168,15 +170,19 @@ class Worker:
                 await claim.complete()
             case CampaignState.PAUSED:
                 await self._park(claim, request)
+            case _ if rest := await self._dependencies.models.resting(request.model.endpoint):
+                entry = rollout_entry(request, successor(claim.message_id))
+                await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
             case _:
-                attempt = await Attempt.begin(
-                    self._dependencies,
-                    request,
-                    sequence=claim.sequence,
-                    deliveries=claim.deliveries,
-                    before=started,
-                )
-                await self._attempt(claim, attempt, interrupted)
+                with self._shift.at_work():
+                    attempt = await Attempt.begin(
+                        self._dependencies,
+                        request,
+                        sequence=claim.sequence,
+                        deliveries=claim.deliveries,
+                        before=started,
+                    )
+                    await self._attempt(claim, attempt, interrupted)
 
     async def _attempt(
         self, claim: Claim, attempt: Attempt, interrupted: asyncio.Future[Interruption]
@@ -193,6 +199,8 @@ class Worker:
                 await self._interrupt(claim, attempt, interrupted.result())
             elif error is None:
                 await self._end(claim, attempt, body.result())
+            elif isinstance(error, EndpointRests):
+                await self._rested(claim, attempt, error)
             elif isinstance(error, InfrastructureError):
                 await self._failed(claim, attempt, error)
             elif isinstance(error, NewerTask):
@@ -219,7 +227,10 @@ class Worker:
                 )
             )
         if isinstance(data, RolloutFinished):
+            await self._refusals.served(attempt.request)
             await self._dependencies.publisher.trails.forget(attempt.request.rollout_id)
+        elif isinstance(data, RolloutAborted) and data.cause is AbortCause.LLM_REFUSED:
+            await self._refusals.refused(attempt.request, data.detail)
         await claim.complete()
 
     async def _failed(self, claim: Claim, attempt: Attempt, error: InfrastructureError) -> None:
@@ -237,6 +248,22 @@ class Worker:
             await self._end(claim, attempt, attempt.aborted(step.cause, error.detail, failures))
         else:
             await self._again(claim, attempt, step, failures=failures, error=error)
+
+    async def _rested(self, claim: Claim, attempt: Attempt, rest: EndpointRests) -> None:
+        """Put the request off until the endpoint answers again: no try is used up, and what was paid for is
+        replayed then."""
+        request = msgspec.structs.replace(attempt.request, attempt_base=attempt.number)
+        await attempt.publish(
+            AttemptReleased(
+                reason="resting",
+                cause=rest.cause,
+                detail=rest.detail,
+                retry_in_seconds=rest.seconds,
+                next_attempt_base=request.attempt_base,
+            )
+        )
+        entry = rollout_entry(request, after_attempt(attempt.number))
+        await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
 
     async def _interrupt(self, claim: Claim, attempt: Attempt, why: Interruption) -> None:
         if why == "cancelled":

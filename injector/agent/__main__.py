@@ -15,6 +15,7 @@ from orchard.injector.agent.local import user_namespace
 
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
+FILES_LIMIT_VARIABLE = "ORCHARD_SANDBOX_FILES"
 PRIVATE_VARIABLE = "ORCHARD_EGRESS_PRIVATE"
 STOP_TIMEOUT = 60.0
 """Seconds: `--stop` waits for an agent to delete its sandboxes, a new agent for a killed one to end."""
@@ -56,6 +57,13 @@ def _options() -> argparse.Namespace:
         default=os.environ.get(DISK_LIMIT_VARIABLE, "20Gi"),
         metavar="SIZE",
         help=f"disk that one sandbox may take (default: ${DISK_LIMIT_VARIABLE} or 20Gi)",
+    )
+    parser.add_argument(
+        "--files-limit",
+        default=os.environ.get(FILES_LIMIT_VARIABLE, "256Ki"),
+        metavar="NUMBER",
+        help="files and directories that one sandbox may make, beside those of its image "
+        f"(default: ${FILES_LIMIT_VARIABLE} or 256Ki)",
     )
     parser.add_argument(
         "--egress-private",
@@ -100,6 +108,7 @@ def _run(state: Path, options: argparse.Namespace) -> int:
     # Only now, because every fork of the spawner pays for what is in memory at its own.
     import asyncio
 
+    from orchard.injector.agent.local.disk import DiskLimits
     from orchard.injector.agent.local.requirements import inspect
     from orchard.injector.agent.service import serve
 
@@ -118,7 +127,10 @@ def _run(state: Path, options: argparse.Namespace) -> int:
             channel,
             requirements,
             options.backend,
-            _bytes(options.disk_limit),
+            DiskLimits(
+                _number("--disk-limit", DISK_LIMIT_VARIABLE, options.disk_limit),
+                _number("--files-limit", FILES_LIMIT_VARIABLE, options.files_limit),
+            ),
             _networks(options.egress_private),
             options.parent_pid,
             ready,
@@ -145,13 +157,13 @@ def _close_inherited(kept: int | None) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _bytes(text: str) -> int:
+def _number(option: str, variable: str, text: str) -> int:
     from orchard.injector.agent.machine import quantity
 
     try:
         return int(quantity(text))
     except ValueError as error:
-        raise AgentError(f"--disk-limit (or {DISK_LIMIT_VARIABLE}): {error}") from error
+        raise AgentError(f"{option} (or {variable}): {error}") from error
 
 
 def _locked(lock: int) -> bool:

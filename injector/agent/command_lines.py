@@ -36,7 +36,10 @@ def command_line(command: str | Sequence[str], login: bool) -> Iterator[CommandL
     if not isinstance(command, str):
         yield CommandLine((), 'exec "$@"', command, True) if login else CommandLine(command, "", (), False)
         return
-    content = command.encode(errors="surrogatepass")
+    try:
+        content = os.fsencode(command)
+    except UnicodeEncodeError:  # it has no bytes, and is refused where it would be executed
+        content = b""
     if len(content) <= LONGEST:
         yield CommandLine((), command, (), login)
         return

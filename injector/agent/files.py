@@ -5,11 +5,10 @@ All functions block; call them in a thread.
 
 import errno
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -17,6 +16,7 @@ from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK = 1 << 18
 """Bytes: a much larger block is the kernel's own affair (`hold_little_memory`), cleared for every use."""
 MOST_ENTRIES = 100_000
@@ -54,10 +54,70 @@ def make_directory(root: int, path: str, owner: Account | None = None) -> None:
 def remove(root: int, path: str) -> None:
     """Remove what is at `path`, a directory with all that is in it. Raises NotFound and RequestInvalid."""
     with explained(path), _parent(root, path) as (parent, name):
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            shutil.rmtree(name, dir_fd=parent)
-        else:
-            os.unlink(name, dir_fd=parent)
+        remove_at(parent, name)
+
+
+def remove_at(parent: int, name: str) -> None:
+    """The same, relative to an open directory. Raises OSError."""
+    if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        _remove_directory(parent, name)
+    else:
+        os.unlink(name, dir_fd=parent)
+
+
+def _remove_directory(parent: int, name: str) -> None:
+    """However deep it is: neither calls nor open descriptors are nested, so the way up leads by `..`.
+
+    Raises OSError, ESTALE for one where somebody else moves directories meanwhile: the way up would lead
+    elsewhere.
+    """
+    above: list[tuple[tuple[int, int], list[str], str]] = []
+    """Of each directory on the way: which it is, what is left to remove in it, its name."""
+    here = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        below = _emptied(here)
+        while True:
+            if below:
+                above.append((_identity(here), below, name))
+                name = below.pop()
+                here = _replaced(here, name)
+                below = _emptied(here)
+            elif above:
+                expected, below, last = above.pop()
+                here = _replaced(here, "..")
+                if _identity(here) != expected:
+                    raise OSError(errno.ESTALE, "it was moved while it was removed")
+                os.rmdir(name, dir_fd=here)
+                name = last
+            else:
+                break
+    finally:
+        os.close(here)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _emptied(directory: int) -> list[str]:
+    """Remove all that is no directory from one; the names of its directories."""
+    below = []
+    for name in os.listdir(directory):
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                below.append(name)
+            else:
+                os.unlink(name, dir_fd=directory)
+    return below
+
+
+def _replaced(directory: int, path: str) -> int:
+    """A directory by its path from another one, which is closed then."""
+    opened = os.open(path, _DIRECTORY, dir_fd=directory)
+    os.close(directory)
+    return opened
+
+
+def _identity(directory: int) -> tuple[int, int]:
+    status = os.fstat(directory)
+    return status.st_dev, status.st_ino
 
 
 def move(root: int, path: str, target: str) -> None:
@@ -86,8 +146,9 @@ def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
 def listing(root: int, path: str) -> list[dict[str, Any]]:
     """Entries of the directory at `path`, by name.
 
-    Each has name, type, size (bytes), modified (ISO 8601, UTC), modified_at (epoch seconds) and symlink. Of a
-    link all but its name is of what it leads to; one that leads nowhere has the type `symlink`.
+    Each has name (as `os.fsdecode` has it), type, size (bytes), modified (ISO 8601, UTC), modified_at (epoch
+    seconds) and symlink. Of a link all but its name is of what it leads to; one that leads nowhere has the
+    type `symlink`.
 
     Raises NotFound, and RequestInvalid when it is no directory or has more than MOST_ENTRIES.
     """
@@ -117,7 +178,7 @@ def _entries(root: int, path: str, fd: int) -> Iterator[dict[str, Any]]:
             if link:
                 status = _target(root, f"{path}/{entry.name}") or status
             yield {
-                "name": os.fsencode(entry.name).decode(errors="replace"),
+                "name": entry.name,
                 "type": _kind(status.st_mode),
                 "size": status.st_size,
                 "modified": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(status.st_mtime)),
@@ -188,6 +249,10 @@ class explained:
     def __enter__(self) -> None:
         if "\0" in self._path or not self._path.startswith("/"):
             raise RequestInvalid(f"`{self._path!r}` is not an absolute path")
+        try:
+            os.fsencode(self._path)
+        except UnicodeEncodeError as error:
+            raise RequestInvalid(f"`{self._path!r}` has surrogates that stand for no byte") from error
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if not isinstance(error, OSError):

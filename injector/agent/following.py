@@ -47,7 +47,7 @@ async def events(job: TrackedJob, begin: tuple[int, int]) -> AsyncIterator[bytes
                     text = base64.b64encode(data).decode()
                     yield _event(name, at, {"data": text, **({"skipped": skipped} if skipped else {})})
             if ended:
-                yield _event("exit", at, job.ending())
+                yield _event("exit", at, job.outcome())
                 return
             if quiet:
                 with suppress(TimeoutError):

@@ -6,6 +6,7 @@ key was used, so that a late repetition is refused and never runs again.
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -15,15 +16,17 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.command_lines import command_line
+from orchard.injector.agent.draining import drained
+from orchard.injector.agent.endings import SENTENCES, Ending
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.kernel import sealed_file
 from orchard.injector.agent.machine import Machine, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
-from orchard.injector.agent.spawning import Spawner
+from orchard.injector.agent.spawning import Failure, Report, Spawner
 
 TIMEOUT_EXIT_CODE = 124
 NOT_FOUND_EXIT_CODE = 127
@@ -43,6 +46,14 @@ class OutputForgotten(Conflict):
     reason = "output_forgotten"
 
 
+class Verdict(NamedTuple):
+    """How a command ended; `error` is for people."""
+
+    ending: Ending
+    exit_code: int | None
+    error: str | None = None
+
+
 @dataclass(kw_only=True, eq=False)
 class TrackedJob:
     """One command. Times are epoch seconds."""
@@ -54,11 +65,12 @@ class TrackedJob:
     err: BoundedOutput
     created_at: float = field(default_factory=time.time)
     status: str = "queued"
-    exit_code: int | None = None
     started_at: float | None = None
     completed_at: float | None = None
-    error: str | None = None
-    timed_out: bool = False
+    verdict: Verdict | None = None
+    """Known once its process has ended, which may be before all that it printed has come."""
+    output_open: bool = False
+    """Others could still write to its output when the job was ended."""
     oom_killed: bool = False
     """The kernel killed a process of the sandbox for memory while the job ran."""
     oom_kills_before: int = 0
@@ -69,7 +81,7 @@ class TrackedJob:
     readers: int = 0
     """Requests that are about to report it: until then nothing is forgotten."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    stopped_for: str | None = None
+    stopped_for: Ending | None = None
     """Why we killed it, when we did."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, when it printed something or ended."""
@@ -118,17 +130,20 @@ class TrackedJob:
             "created_at": self.created_at,
             "started_at": self.started_at,
             "completed_at": self.completed_at,
-            **self.ending(),
+            **self.outcome(),
         }
 
-    def ending(self) -> dict[str, Any]:
+    def outcome(self) -> dict[str, Any]:
         """Of the record, how it ended."""
+        known = self.verdict if self.done.is_set() else None
         return {
             "status": self.status,
-            "exit_code": self.exit_code,
-            "error": self.error,
-            "timed_out": self.timed_out,
+            "exit_code": known and known.exit_code,
+            "error": known and known.error,
+            "timed_out": known is not None and known.ending is Ending.TIMEOUT,
             "oom_killed": self.oom_killed,
+            "ending": known and known.ending,
+            "output_open": self.output_open,
             "stdout_bytes": self.out.total,
             "stderr_bytes": self.err.total,
         }
@@ -146,6 +161,7 @@ class Jobs:
         self._keys: dict[str, TrackedJob] = {}
         self._spent_keys: dict[bytes, None] = {}
         self._leftovers: set[PipeReader] = set()
+        self._draining: set[asyncio.Task[None]] = set()
         self._finished: dict[str, TrackedJob] = {}
         self._held = 0
 
@@ -206,20 +222,22 @@ class Jobs:
     def cancel(self, job_id: str) -> TrackedJob:
         """Kill the job's process group; nothing when it has ended."""
         job = self.get(job_id)
-        self._stop(job, "cancelled")
+        self._stop(job, Ending.CANCELLED)
         return job
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, why: Ending) -> None:
         """End all jobs: the sandbox is gone or going."""
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.stopped_for = job.stopped_for or why
 
-    def settle(self, why: str) -> None:
+    def settle(self, why: Ending) -> None:
         """After the sandbox is gone: whoever still waits is told, nothing stays open."""
+        for task in self._draining:
+            task.cancel()
         for job in self._jobs.values():
             if not job.done.is_set():
-                self._complete(job, None, job.stopped_for or why)
+                self._complete(job, job.verdict or Verdict(why, None, SENTENCES[why]))
         for reader in self._leftovers:
             reader.close()
         self._leftovers.clear()
@@ -238,9 +256,11 @@ class Jobs:
             readers.append(PipeReader(job.printing(job.err)))
         if login:
             readers[-1].consume = WithoutLoginNoise(readers[-1].consume)
-        source = os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", stdin.encode())
+        source = (
+            os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", os.fsencode(stdin))
+        )
         timer = asyncio.get_running_loop().call_later(
-            float(request.get("timeout_seconds") or 300.0), self._stop, job, "timeout"
+            float(request.get("timeout_seconds") or 300.0), self._stop, job, Ending.TIMEOUT
         )
         job.status = "running"
         job.started_at = time.time()
@@ -262,44 +282,52 @@ class Jobs:
             for reader in readers:
                 reader.close_writer()
 
-    def _ended(
-        self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle
-    ) -> Callable[[int, str | None], None]:
-        def report(status: int, failure: str | None) -> None:
+    def _ended(self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle) -> Report:
+        def report(status: int, failure: Failure | None) -> None:
             timer.cancel()
-            for reader in readers:
-                if reader.finish():
-                    self._leftovers = {left for left in self._leftovers if left.open} | {reader}
-            if not job.done.is_set():
-                self._judge(job, status, failure)
+            job.verdict = self._judged(job, status, failure)
+            if [reader for reader in readers if reader.catch_up()]:  # of each, whatever the first one says
+                task = asyncio.get_running_loop().create_task(self._drain(job, readers))
+                self._draining.add(task)
+                task.add_done_callback(self._draining.discard)
+            else:
+                self._end(job, readers)
 
         return report
 
-    def _judge(self, job: TrackedJob, status: int, failure: str | None) -> None:
-        if failure is not None:
-            self._complete(job, NOT_FOUND_EXIT_CODE, failure)
-            return
-        code = os.waitstatus_to_exitcode(status)
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        job.oom_killed = self.machine.oom_kills() > job.oom_kills_before
-        if not killed:
-            self._complete(job, code, _why(job, code))
-        elif job.stopped_for == "timeout":
-            job.timed_out = True
-            self._complete(job, TIMEOUT_EXIT_CODE, "timeout")
-        elif job.stopped_for is not None:
-            self._complete(job, code, job.stopped_for)
-        elif job.oom_killed:
-            self._complete(job, code, "out of memory")
-        elif not self.machine.dying():
-            self._complete(job, code, None)
+    async def _drain(self, job: TrackedJob, readers: list[PipeReader]) -> None:
+        """End the job when its output has: what passes through others comes after its own end."""
+        try:
+            await drained(readers, self.machine.entrance, lambda: job.out.total + job.err.total)
+        finally:
+            self._end(job, readers)
+
+    def _end(self, job: TrackedJob, readers: list[PipeReader]) -> None:
+        open_still = {reader for reader in readers if reader.finish()}
+        if open_still:
+            self._leftovers = {left for left in self._leftovers if left.open} | open_still
+        if job.verdict is not None and not job.done.is_set():
+            job.output_open = bool(open_still)
+            self._complete(job, job.verdict)
         # Else the sandbox is ending: `settle` tells the caller, once the sandbox itself says that it failed.
 
-    def _complete(self, job: TrackedJob, code: int | None, error: str | None) -> None:
-        job.exit_code = code
-        job.error = error
+    def _judged(self, job: TrackedJob, status: int, failure: Failure | None) -> Verdict | None:
+        """How its process ended; None: with the sandbox, of which more is known later."""
+        if failure is not None:
+            return Verdict(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
+        code = os.waitstatus_to_exitcode(status)
+        job.oom_killed = self.machine.oom_kills() > job.oom_kills_before
+        if code != -signal.SIGKILL:
+            return _by_itself(job, code)
+        ending = job.stopped_for or (Ending.OUT_OF_MEMORY if job.oom_killed else None)
+        if ending is not None:
+            return Verdict(ending, TIMEOUT_EXIT_CODE if ending is Ending.TIMEOUT else code, SENTENCES[ending])
+        return None if self.machine.dying() else Verdict(Ending.EXITED, code)
+
+    def _complete(self, job: TrackedJob, verdict: Verdict) -> None:
+        job.verdict = verdict
         job.completed_at = time.time()
-        job.status = "succeeded" if code == 0 and error is None else "failed"
+        job.status = "succeeded" if verdict.exit_code == 0 and verdict.error is None else "failed"
         job.done.set()
         job.tell()
         self._finished[job.job_id] = job
@@ -337,17 +365,27 @@ class Jobs:
             if len(self._spent_keys) > REMEMBERED_KEYS:
                 del self._spent_keys[next(iter(self._spent_keys))]
 
-    def _stop(self, job: TrackedJob, why: str) -> None:
+    def _stop(self, job: TrackedJob, why: Ending) -> None:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)
 
 
-def _why(job: TrackedJob, code: int) -> str | None:
-    """What is to be said of a command that ended by itself; of one that was killed, a shell says 128 + 9."""
+def _of_failure(failure: Failure) -> Ending:
+    if failure.executing and failure.errno in (errno.ENOENT, errno.ENOTDIR):
+        return Ending.NOT_FOUND
+    if failure.errno in (errno.EACCES, errno.EPERM):
+        return Ending.NOT_PERMITTED
+    return Ending.NOT_STARTED
+
+
+def _by_itself(job: TrackedJob, code: int) -> Verdict:
+    """Of a command that nothing stopped; of one of its own that was killed, a shell says 128 + 9."""
+    if job.oom_killed and code == 128 + signal.SIGKILL:
+        return Verdict(Ending.OUT_OF_MEMORY, code, SENTENCES[Ending.OUT_OF_MEMORY])
     if code == NOT_FOUND_EXIT_CODE and isinstance(job.command, str):
-        return "the shell did not find a program (exit code 127)"
-    return "out of memory" if job.oom_killed and code == 128 + signal.SIGKILL else None
+        return Verdict(Ending.EXITED, code, "the shell did not find a program (exit code 127)")
+    return Verdict(Ending.EXITED, code)
 
 
 def _digest(text: str) -> bytes:

@@ -1,5 +1,6 @@
 """What the agent needs from whatever makes its sandboxes: namespaces of a machine, or the Pod it is in."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,9 @@ class SandboxSpec:
             raise RequestInvalid(str(error)) from error
         if not sensible:
             raise RequestInvalid("cpu and memory must be more than zero")
+        for name, seconds in (("timeout", self.timeout), ("ttl_seconds", self.ttl_seconds)):
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise RequestInvalid(f"`{name}` is {seconds:g}: it must be a number of seconds above zero")
         for text in self.egress:
             Rule.of(text)
         if self.egress and not self.block_network:

@@ -102,6 +102,8 @@ class PipeReader:
         self._fd, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._fd, False)
         self._timer: asyncio.TimerHandle | None = None
+        self.closed = asyncio.Event()
+        """Set when nobody can write to the pipe any more."""
         self._loop.add_reader(self._fd, self._read)
 
     @property
@@ -113,25 +115,40 @@ class PipeReader:
         """Close our copy of the writing end, once the process has its own."""
         os.close(self.writer)
 
-    def finish(self) -> bool:
-        """Take what is in the pipe now, and no more. True when other processes still hold its writing end.
+    def pipe(self) -> tuple[int, int] | None:
+        """Device and inode; None when nobody can write to it."""
+        if self._fd < 0:
+            return None
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
 
-        The pipe then stays open, slowly read into nothing, so that they are not killed for writing to it.
-        """
+    def catch_up(self) -> bool:
+        """Take what is in the pipe now. Whether others can still write to it."""
         if self._fd < 0:
             return False
-        self._loop.remove_reader(self._fd)
         pending = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"))[0]
         while pending > 0:
             data = os.read(self._fd, min(pending, CHUNK))
             self.consume(data)
             pending -= len(data)
+        self._read()  # the end, or what came meanwhile
+        return self._fd >= 0
+
+    def finish(self) -> bool:
+        """Take what is in the pipe now, and no more. Whether other processes still hold its writing end.
+
+        The pipe then stays open, slowly read into nothing, so that they are not killed for writing to it.
+        """
+        if not self.catch_up():
+            return False
+        self._loop.remove_reader(self._fd)
         self.consume(b"")
         self._read_into_nothing()
         return self._fd >= 0
 
     def close(self) -> None:
         """Stop reading for good."""
+        self.closed.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._fd >= 0:

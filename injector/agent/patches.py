@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from orchard.injector.agent.jobs import Jobs, TrackedJob
+from orchard.injector.agent.endings import Ending
+from orchard.injector.agent.jobs import Jobs, TrackedJob, Verdict
 
 # Outside a repository, so that nothing is left out silently because it lies beside the current directory,
 # and no configuration of the repository has a say. All or nothing: git writes no file unless every hunk
@@ -19,26 +20,26 @@ _PATCH = ["patch", "-p1", "-N"]
 
 async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[str, Any]:
     """Apply `patch` in `cwd`, by git where the image has it, else by patch. Returns the contract's record."""
-    job = await _run(jobs, request, _GIT, _GIT_ENVIRONMENT, key)
-    if _program_missing(job):
-        job = await _run(jobs, request, _PATCH, {}, None if key is None else f"{key} patch")
-    error = job.error
-    if _program_missing(job):
+    job, ended = await _run(jobs, request, _GIT, _GIT_ENVIRONMENT, key)
+    if ended.ending in (Ending.NOT_FOUND, Ending.NOT_PERMITTED):
+        job, ended = await _run(jobs, request, _PATCH, {}, None if key is None else f"{key} patch")
+    error = ended.error
+    if ended.ending is Ending.NOT_FOUND:
         error = "the image has neither git nor patch; apply the change with exec or upload the files"
-    elif error is None and job.exit_code != 0:
+    elif error is None and ended.exit_code != 0:
         error = "the patch does not apply"
     return {
         "success": job.status == "succeeded",
         "stdout": job.out.text(),
         "stderr": job.err.text(),
-        "exit_code": job.exit_code,
+        "exit_code": ended.exit_code,
         "error": error,
     }
 
 
 async def _run(
     jobs: Jobs, request: dict[str, Any], command: list[str], env: dict[str, str], key: str | None
-) -> TrackedJob:
+) -> tuple[TrackedJob, Verdict]:
     job = await jobs.start(
         {
             "command": command,
@@ -51,8 +52,5 @@ async def _run(
     )
     with job.kept():
         await job.done.wait()
-    return job
-
-
-def _program_missing(job: TrackedJob) -> bool:
-    return job.error is not None and job.error.startswith("could not execute")
+    assert job.verdict is not None, "it has ended"
+    return job, job.verdict

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orchard.injector.agent.endings import Ending
 from orchard.injector.agent.errors import (
     AgentError,
     Conflict,
@@ -144,9 +145,9 @@ class Sandboxes:
         async with sandbox.snapshots.template(machine, name) as template:
             sandbox.ready()  # it may have failed while this waited
             sandbox.begin_again()
-            jobs.abandon("the sandbox was restored")
+            jobs.abandon(Ending.SANDBOX_RESTORED)
             await machine.destroy()
-            jobs.settle("the sandbox was restored")
+            jobs.settle(Ending.SANDBOX_RESTORED)
             await self._start(sandbox, template.create)
 
     def _add(self, spec: SandboxSpec, key: str | None) -> Sandbox:
@@ -226,7 +227,7 @@ class Sandboxes:
             log.warning("sandbox %s: %s", sandbox.spec.sandbox_id, message)
             sandbox.fail(reason, message)
             if sandbox.jobs is not None:
-                sandbox.jobs.settle("the sandbox died")
+                sandbox.jobs.settle(Ending.SANDBOX_DIED)
 
         try:
             async with asyncio.timeout(sandbox.spec.timeout):
@@ -257,13 +258,13 @@ class Sandboxes:
             sandbox.starting.cancel()
             await asyncio.wait([sandbox.starting])
         if sandbox.jobs is not None:
-            sandbox.jobs.abandon("the sandbox was deleted")
+            sandbox.jobs.abandon(Ending.SANDBOX_DELETED)
         if sandbox.machine is not None:
             await sandbox.machine.destroy()
         await sandbox.snapshots.close()
         sandbox.fail("deleted", "it was deleted")
         if sandbox.jobs is not None:
-            sandbox.jobs.settle("the sandbox was deleted")
+            sandbox.jobs.settle(Ending.SANDBOX_DELETED)
         if self._directory is not None:
             directory = self._directory / sandbox.spec.sandbox_id
             (directory / RECORD).unlink(missing_ok=True)

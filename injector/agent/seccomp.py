@@ -50,6 +50,8 @@ _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}
 _FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6, netlink. For any other the kernel may load a module, whoever asks; and a virtual
 machine's line to its host (AF_VSOCK) is not parted by a network namespace."""
+_NETLINK, _USERSOCK = 16, 2
+"""Between processes; what waits in it is counted as nobody's memory. What the kernel answers stays."""
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _RLIMIT_CORE = 4
@@ -59,6 +61,7 @@ _IO_SETUP = {"x86_64": 206, "aarch64": 0}
 _DONE_NOTHING = 0x00050000
 """Errno 0: it looks as if it worked."""
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
+_NO_PROTOCOL = 0x00050000 | 93  # EPROTONOSUPPORT
 
 
 def load(calls: SyscallProgram, instructions: bytes, *, step: int) -> None:
@@ -90,10 +93,14 @@ def program(machine: str) -> bytes:
     families = len(_FAMILIES)
     instructions += [
         (_JUMP_EQUAL, 1, 0, socket),
-        (_JUMP_EQUAL, 0, families + 3, socketpair),
+        (_JUMP_EQUAL, 0, families + 7, socketpair),
         (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS),
         *((_JUMP_EQUAL, families - number, 0, family) for number, family in enumerate(_FAMILIES)),
         (_RETURN, 0, 0, _NO_FAMILY),
+        (_JUMP_EQUAL, 0, 3, _NETLINK),
+        (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS + 16),
+        (_JUMP_EQUAL, 0, 1, _USERSOCK),
+        (_RETURN, 0, 0, _NO_PROTOCOL),
         (_RETURN, 0, 0, _ALLOW),
     ]
     # The limit of core files stays what it is (`entering`); to read it is no change.

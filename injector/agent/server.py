@@ -19,6 +19,7 @@ from orchard.injector.agent.image_requests import ImageRequests
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.agent.machine import Host, Machine, SandboxSpec
+from orchard.injector.agent.queries import query
 from orchard.injector.agent.sandbox import Sandbox
 from orchard.injector.agent.sandboxes import Sandboxes, matching
 from orchard.injector.agent.state_requests import StateRequests
@@ -46,6 +47,11 @@ _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 def _json(document: Any) -> web.Response:
     return web.Response(body=_dumps(document).encode("utf-8", "replace"), content_type="application/json")
+
+
+def _exact(document: Any) -> web.Response:
+    """Of paths and names: bytes that are not UTF-8 are lone surrogates, escaped."""
+    return web.Response(body=json.dumps(document).encode(), content_type="application/json")
 
 
 class AgentServer:
@@ -190,7 +196,7 @@ class AgentServer:
             raise AgentError(f"{path}: {error.strerror}", reason="write_failed") from error
         finally:
             await discarded(upload)
-        return _json({"success": True, "path": request.query["path"], "size": size})
+        return _exact({"success": True, "path": query(request)["path"], "size": size})
 
     async def _read(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
@@ -211,9 +217,9 @@ class AgentServer:
     async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine, WORKSPACE)
-        return _json(
+        return _exact(
             {
-                "path": request.query.get("path", WORKSPACE),
+                "path": query(request).get("path", WORKSPACE),
                 "files": await _in_thread(files.listing, machine, path),
             }
         )
@@ -221,14 +227,14 @@ class AgentServer:
     async def _remove(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         machine, _ = sandbox.ready()
         await _in_thread(files.remove, machine, _path(request, machine))
-        return _json({"success": True, "path": request.query["path"]})
+        return _exact({"success": True, "path": query(request)["path"]})
 
     async def _move(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
         source, target = (_absolute(machine, body[name]) for name in ("path", "target"))
         await _in_thread(partial(files.move, target=target), machine, source)
-        return _json({"success": True, "path": body["target"]})
+        return _exact({"success": True, "path": body["target"]})
 
     async def _watch(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
@@ -263,7 +269,7 @@ class AgentServer:
         path = _path(request, machine)
         with _root(machine) as root:
             done = await archives.unpack(root, path, bodies.pieces(request))
-        return _json({"success": True, "path": request.query["path"], "size": done.size})
+        return _exact({"success": True, "path": query(request)["path"], "size": done.size})
 
     async def _fork(self, request: web.Request, sandbox: Sandbox) -> web.Response:
         forks = await self._sandboxes.fork(sandbox, await request.json(), request.headers.get(KEY_HEADER))
@@ -351,7 +357,7 @@ def _seconds(request: web.Request) -> float:
 
 def _path(request: web.Request, machine: Machine, default: str | None = None) -> str:
     """Absolute; a relative one starts where the image says that its commands do."""
-    path = request.query.get("path", default)
+    path = query(request).get("path", default)
     if path is None:
         raise RequestInvalid("the query needs `path`")
     return _absolute(machine, path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from orchard.injector.agent import kernel, logs
+from orchard.injector.agent.local.disk import DiskLimits
 from orchard.injector.agent.local.host import LocalHost
 from orchard.injector.agent.local.requirements import Requirements
 from orchard.injector.agent.sandboxes import Sandboxes
@@ -33,15 +34,15 @@ async def serve(
     channel: tuple[int, socket.socket, socket.socket],
     requirements: Requirements,
     backend: str,
-    disk_limit: int,
+    disk: DiskLimits,
     private: Sequence[str],
     parent_pid: int | None,
     ready: Callable[[], None],
 ) -> int:
     """Serve on `state`/agent.sock (mode 0600). Returns the exit status; all sandboxes are deleted by then.
 
-    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk_limit` is
-    of one sandbox, in bytes; `private`: see `Shared`; `ready` is called once.
+    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk` is
+    what one sandbox may take; `private`: see `Shared`; `ready` is called once.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
@@ -72,11 +73,7 @@ async def serve(
     gc.set_threshold(20_000, 20, 20)
     spawner_pid, requests, reports = channel
     spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every sandbox with it"))
-    host = (
-        LocalHost(state, spawner, requirements, disk_limit, private)
-        if backend == "local"
-        else UnsafeHost(state)
-    )
+    host = LocalHost(state, spawner, requirements, disk, private) if backend == "local" else UnsafeHost(state)
     host.clean()
     sandboxes = Sandboxes(state / "sandboxes", host, spawner)
     sandboxes.recover()

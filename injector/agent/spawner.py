@@ -8,10 +8,10 @@ It takes requests on a stream socket, with file descriptors attached, and report
             (`entering` says how, as a program of system calls)
     kill    a process group that it started
 
-Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": why it never ran}`; a command
-on a terminal says `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own
-and signals reach it, and so does a launch that is to tell. It never waits for one child in particular, and it
-ends with the agent: with it go all first processes, and with those their sandboxes.
+Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": Failure}`; a command on a
+terminal says `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own and
+signals reach it, and so does a launch that is to tell. It waits for no child in particular that does not end
+by itself, and it ends with the agent: with it go all first processes, and with those their sandboxes.
 """
 
 import array
@@ -168,6 +168,7 @@ class _Spawner:
             if pid not in self._running:  # nobody's, or the one that bore it has not been seen to end
                 for parent in [parent for parent in self._bearing if self._child(parent) == pid]:
                     self._hand_over(parent, pid)
+                    os.waitpid(parent, 0)  # it is about to end, and has the command's output open until then
             self._ended(self._running.pop(pid, None), status)
 
     def _ended(self, command: _Command | None, status: int) -> None:
@@ -203,10 +204,10 @@ class _Spawner:
         if failed is not None:
             number, step = failed
             if "steps" in command.request:
-                why = f"{command.request['steps'][step]}: {os.strerror(number)}"
+                failure = f"{command.request['steps'][step]}: {os.strerror(number)}", number, False
             else:
-                why = entering.explanation(command.request, number, step)
-            self._report({"id": command.name, "failed": why})
+                failure = _never_entered(command.request, number, step)
+            self._report({"id": command.name, "failed": failure})
 
     def _tell(self, told: int) -> None:
         """A command's terminal is its own, or never will be."""
@@ -252,7 +253,7 @@ class _Spawner:
                 setpgroup=0,
             )
         except OSError as error:
-            self._never_ran(request, f"{arguments[0]}: {error.strerror}")
+            self._never_ran(request, (f"{arguments[0]}: {error.strerror}", error.errno or 0, True))
             return
         self._remember(pid, _Command(request["id"]))
         if request["tell"]:
@@ -265,7 +266,7 @@ class _Spawner:
         try:
             pid = self._play(places)
         except OSError as error:
-            self._never_ran(request, f"{request['steps'][0]}: {error.strerror}")
+            self._never_ran(request, (f"{request['steps'][0]}: {error.strerror}", error.errno or 0, False))
             return
         descriptors.remove(written)
         self._remember(pid, _Command(request["id"], written, request), bearing=True)
@@ -295,8 +296,8 @@ class _Spawner:
             self._told[told] = request["id"]
             self._ready.register(told, select.EPOLLIN)
 
-    def _never_ran(self, request: Mapping[str, Any], why: str) -> None:
-        self._report({"id": request["id"], "failed": why})
+    def _never_ran(self, request: Mapping[str, Any], failure: tuple[str, int, bool]) -> None:
+        self._report({"id": request["id"], "failed": failure})
         self._report({"id": request["id"], "exit": 127 << 8})
 
     def _play(self, places: list[tuple[int, int]]) -> int:
@@ -306,10 +307,14 @@ class _Spawner:
         return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
 
 
-def _why_not_started(request: Mapping[str, Any], error: OSError) -> str:
+def _why_not_started(request: Mapping[str, Any], error: OSError) -> tuple[str, int, bool]:
     if error.errno in (errno.E2BIG, errno.EINVAL):
-        return entering.explanation(request, error.errno, entering.EXECUTE)
-    return f"no more processes can be started: {error.strerror}"
+        return _never_entered(request, error.errno, entering.EXECUTE)
+    return f"no more processes can be started: {error.strerror}", error.errno or 0, False
+
+
+def _never_entered(request: Mapping[str, Any], number: int, step: int) -> tuple[str, int, bool]:
+    return entering.explanation(request, number, step), number, step == entering.EXECUTE
 
 
 def _occupy(below: int) -> None:

@@ -8,13 +8,23 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchard.injector.agent.accounts import Account
 from orchard.injector.agent.command_lines import CommandLine
 from orchard.injector.agent.spawner import HEADER
 
-Report = Callable[[int, str | None], None]
+
+class Failure(NamedTuple):
+    """Why a process never ran."""
+
+    why: str
+    errno: int
+    executing: bool
+    """All was ready for it, and its program could not be executed."""
+
+
+Report = Callable[[int, Failure | None], None]
 """Called once with the wait status (`os.WIFEXITED` ...) and why the process never ran, if it did not."""
 
 
@@ -49,7 +59,7 @@ class Spawner:
         self._lost = lost
         self._among_tasks = among_tasks
         self._waiting: dict[str, Report] = {}
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, Failure] = {}
         self._starting: dict[str, Callable[[int, int], None]] = {}
         self._endings: dict[str, asyncio.Event] = {}
         self._gone = False
@@ -196,7 +206,7 @@ class Spawner:
         report = json.loads(message)
         name = report["id"]
         if "failed" in report:
-            self._failures[name] = report["failed"]
+            self._failures[name] = Failure(*report["failed"])
         elif "started" in report:
             self._starting.pop(name)(report["started"], report["inner"])
         else:

@@ -6,8 +6,8 @@
 
 `code` is the exit status, negative for the signal that killed the command, and 127 where it could not start,
 which `error` and the output explain. `exit` is the last frame, after all output. Frames that make
-no sense are passed over, but for input. The session ends with its command, and with a client that
-closes (SIGTERM, and SIGKILL for what is left after CLOSE_GRACE) or vanishes (SIGKILL).
+no sense are passed over, but for input. The session ends with its command, and with a client that closes or
+vanishes: all its processes get SIGTERM, and SIGKILL what is left after CLOSE_GRACE.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ more than a little of what its background children go on printing."""
 STDIN_LIMIT = 16 * 1024 * 1024
 """Bytes that wait for a command which does not read; more is an error, never lost in silence."""
 CLOSE_GRACE = 5.0
-"""Seconds between the SIGTERM that a `close` frame is and the SIGKILL for what is still there."""
+"""Seconds between the SIGTERM that the end of a session is and the SIGKILL for what is still there."""
+LOOK_AGAIN = 0.02
+"""Seconds between looks whether anything is."""
 RETRY_WRITE = 0.1
 """Seconds: a full terminal does not always say when there is room again."""
 DEFAULT_TERM = "xterm-256color"
@@ -66,7 +68,8 @@ class TerminalSession:
         self._session: Session | None = None
 
     async def run(self) -> None:
-        """Serve the connection; when this returns, or is cancelled, nothing of the session runs any more."""
+        """Serve the connection; when this returns, or is cancelled, nothing of the session runs any more: it
+        may take CLOSE_GRACE, or a second cancellation, until it does."""
         try:
             init = await self._init()
             self._master, slave = open_pair(self._machine.root)
@@ -96,6 +99,9 @@ class TerminalSession:
             raise RequestInvalid("`cwd` must be a path and `env` an object of strings")
         if not all(isinstance(value, str) for value in environment.values()):
             raise RequestInvalid("`env` must be an object of strings")
+        for name in environment:
+            if not name or "=" in name or "\0" in name:
+                raise RequestInvalid(f"`env` has `{name[:100]!a}`, which is no name of a variable")
         rows, cols = _size(frame)
         user = frame.get("user")
         if not isinstance(user, str | None):
@@ -116,7 +122,7 @@ class TerminalSession:
                 env={"TERM": DEFAULT_TERM, **machine_environment, **init["env"]},
                 cwd=os.path.join(self._machine.working_directory, init["cwd"]),  # noqa: PTH118
                 stdio=(slave, slave, slave),
-                report=lambda status, failure: self._ended.set_result((status, failure)),
+                report=lambda status, failure: self._ended.set_result((status, failure and failure.why)),
                 on_terminal=lambda leader, pid: self._started.set_result((leader, pid)),
             )
         helpers: list[asyncio.Task[Any]] = []
@@ -131,16 +137,8 @@ class TerminalSession:
             receiving = loop.create_task(self._receive())
             helpers = [output, loop.create_task(self._forward_input()), receiving]
             await _first(self._ended, receiving, output)
-            if (
-                not self._ended.done()
-                and receiving.done()
-                and receiving.result()
-                and self._session is not None
-            ):
-                self._session.signal(self._master, signal.SIGTERM)
-                await asyncio.wait([self._ended], timeout=CLOSE_GRACE)
             if not self._ended.done():
-                self._kill()
+                await self._terminate(output)
                 await self._ended
             await output
             status, failure = self._ended.result()
@@ -151,38 +149,49 @@ class TerminalSession:
         except ConnectionError:
             pass  # nobody is left to be told
         finally:
-            self._kill()
             for helper in helpers:
                 helper.cancel()
+            await self._terminate(None)
             for error in await asyncio.gather(*helpers, return_exceptions=True):
                 if isinstance(error, Exception) and not isinstance(error, ConnectionError):
                     log.error("a terminal session failed", exc_info=error)
 
-    def _kill(self) -> None:
-        if self._session is not None:
+    async def _terminate(self, reading: asyncio.Task[None] | None) -> None:
+        """End all of the session. What it prints meanwhile is read by `reading`, or else into nothing."""
+        if self._session is None:
+            if not self._ended.done():
+                self._spawner.kill(self._name)
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CLOSE_GRACE
+        try:
+            self._session.terminate()
+            while self._session.runs() and loop.time() < deadline:
+                if reading is None or reading.done():
+                    with suppress(OSError):
+                        os.read(self._master, CHUNK)
+                await asyncio.sleep(LOOK_AGAIN)
+        finally:
             self._session.kill()
-        elif not self._ended.done():
-            self._spawner.kill(self._name)
 
     async def _send(self, **frame: object) -> None:
         await self._socket.send_str(
             json.dumps({name: value for name, value in frame.items() if value is not None})
         )
 
-    async def _receive(self) -> bool:
-        """Take frames until the client says `close`, which is True, or vanishes."""
+    async def _receive(self) -> None:
+        """Take frames until the client says `close`, or vanishes."""
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 continue
             try:
                 if not self._take(_decoded(message.data)):
-                    return True
+                    return
             except RequestInvalid as error:
                 log.debug("a frame is passed over: %s", error.detail)
             except InputLost as error:
                 await self._send(type="error", message=error.detail)
-                return False
-        return False
+                return
 
     def _take(self, frame: dict[str, Any]) -> bool:
         """Do what the frame says; False when it says to end."""

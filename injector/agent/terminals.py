@@ -75,6 +75,17 @@ class Session:
             with suppress(ProcessLookupError):
                 os.killpg(group, number)
 
+    def terminate(self) -> None:
+        """Ask all of it to end, what is stopped too."""
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            for pid in self._members():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def runs(self) -> bool:
+        """Whether any of it is left."""
+        return any(True for _ in self._members())
+
     def kill(self) -> None:
         """Kill all of it; a process that began a session of its own has left it."""
         for _ in range(_ROUNDS):

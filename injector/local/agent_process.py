@@ -10,7 +10,7 @@ from orchard.injector.errors import SandboxUnavailable
 LOG = "agent.log"
 ENVIRONMENT = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
-    *("ORCHARD_SANDBOX_DISK", "ORCHARD_EGRESS_PRIVATE"),
+    *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_EGRESS_PRIVATE"),
 )
 """Variables that an agent gets of those that are here: what else is there may be keys."""
 

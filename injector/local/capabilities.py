@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from orchard.injector.agent.local.cgroups import LIMIT_NAMES, Cgroups
+from orchard.injector.agent.local.cgroups import LIMIT_NAMES, SOCKETS, Cgroups
 from orchard.injector.agent.local.requirements import inspect
 
 
@@ -31,7 +31,8 @@ def capabilities(state: Path | None = None) -> list[Capability]:
     found.append(Capability("sandboxes with a network", not remedy, network, remedy))
     for controller, enforced in cgroups.enforced.items():
         how = f"enforced by cgroups ({cgroups.layout.version})" if enforced else "not enforced"
-        remedy = "" if enforced else f"give this process a writable `{controller}` control group"
+        needed = "memory" if controller == SOCKETS else controller
+        remedy = "" if enforced else f"give this process a writable `{needed}` control group"
         found.append(Capability(f"limit of {LIMIT_NAMES[controller]}", enforced, how, remedy))
     says = "watched: a sandbox that takes more is stopped and its files removed"
     found.append(Capability("limit of disk", True, says, ""))

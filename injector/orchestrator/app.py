@@ -15,6 +15,7 @@ from orchard.injector import operations
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.queries import query
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
@@ -299,8 +300,9 @@ def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
 def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
     """What the query says, as the agent shall have it. Raises Invalid."""
     found: dict[str, str] = {}
+    said = query(request)
     for one in operation.parameters:
-        text = request.query.get(one.name) if one.place == "query" else None
+        text = said.get(one.name) if one.place == "query" else None
         if text == "" and one.name == "path":
             text = None  # it names nothing; as a relative path it would be the working directory
         if text is not None:

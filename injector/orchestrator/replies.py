@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 from aiohttp import hdrs, web
 
-from orchard.injector import operations
+from orchard.injector import operations, wire
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import OPERATIONS, REASON_HEADER
@@ -51,7 +50,7 @@ log = logging.getLogger(__name__)
 
 def json_reply(document: Any, status: int = 200) -> web.Response:
     """A compact JSON answer."""
-    return web.Response(status=status, body=msgspec.json.encode(document), content_type="application/json")
+    return web.Response(status=status, body=wire.encode(document), content_type="application/json")
 
 
 async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:
@@ -72,7 +71,7 @@ async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: st
 
 async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The record `FileContent` as JSON, in pieces: a file is never in memory whole."""
-    yield b'{"path":' + msgspec.json.encode(path) + b',"content":"'
+    yield b'{"path":' + wire.encode(path) + b',"content":"'
     size, left = 0, b""
     async for piece in pieces:
         size += len(piece)

@@ -5,18 +5,20 @@ Base64 is decoded as it comes: it may have 200 MB, and nobody else is to wait fo
 """
 
 import difflib
+import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
+from orchard.injector import wire
 from orchard.injector.operations import JSON
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.deadlines import body as whole_body
 from orchard.injector.orchestrator.refusals import Invalid
-from orchard.schemas.sandboxes import UploadFile
+from orchard.schemas.sandboxes import ApplyPatch, ExecRequest, MoveFile, UploadFile
 
 JSON_BODY_LIMIT = 256 * 1024 * 1024
 """Bytes; raw uploads have no limit."""
@@ -31,6 +33,9 @@ _UNFINISHED = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _BLANKS = b" \t\r\n"
 _BYTES = msgspec.json.Decoder(bytes)
 """Decodes Base64 in half the time that binascii needs."""
+
+_OF_FILES = (ApplyPatch, ExecRequest, MoveFile, UploadFile)
+"""Records with texts that may have bytes which are not UTF-8."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -51,14 +56,14 @@ def check_media(request: web.Request) -> None:
 def record(body: bytes, kind: type[T]) -> T:
     """A JSON document as a record. Raises Invalid."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        for name in fields:
-            if name not in kind.__struct_fields__:
-                raise _unknown(name, kind)
-        said = {name: raw for name, raw in fields.items() if not _left_out(name, bytes(raw))}
-        if len(said) < len(fields):
-            body = msgspec.json.encode(said)
-        return msgspec.json.decode(body, type=kind, strict=False)
+        try:
+            return _plain(body, kind)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            if kind not in _OF_FILES or not wire.carries_bytes(body):
+                raise
+            return _with_bytes(body, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
         raise Invalid(["body", *steps(path.rstrip("`"))], message, "validation_error") from error
@@ -66,6 +71,29 @@ def record(body: bytes, kind: type[T]) -> T:
         raise Invalid(["body"], f"the body is not JSON: {error}", "json_invalid") from error
     except RecursionError as error:
         raise Invalid(["body"], "the body is nested too deeply", "json_invalid") from error
+
+
+def _plain(body: bytes, kind: type[T]) -> T:
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    _check_known(fields, kind)
+    said = {name: raw for name, raw in fields.items() if not _left_out(name, bytes(raw))}
+    if len(said) < len(fields):
+        body = msgspec.json.encode(said)
+    return msgspec.json.decode(body, type=kind, strict=False)
+
+
+def _with_bytes(body: bytes, kind: type[T]) -> T:
+    """The same where a text has bytes that are not UTF-8."""
+    fields = wire.members(body)
+    _check_known(fields, kind)
+    said = {name: value for name, value in fields.items() if not _left_out(name, json.dumps(value).encode())}
+    return msgspec.convert(said, kind, strict=False)
+
+
+def _check_known(fields: Iterable[str], kind: type[msgspec.Struct]) -> None:
+    for name in fields:
+        if name not in kind.__struct_fields__:
+            raise _unknown(name, kind)
 
 
 def _left_out(name: str, raw: bytes) -> bool:

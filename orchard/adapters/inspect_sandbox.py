@@ -22,6 +22,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge, SandboxRequestInvalid
 from orchard.injector.sandbox import DEFAULT_TIMEOUT, AsyncSandbox
 from orchard.injector.sandbox_files import WORKSPACE
+from orchard.schemas.sandboxes import JobEnding
 
 
 @sandboxenv(name="orchard")
@@ -93,7 +94,7 @@ class OrchardSandbox(SandboxEnvironment):
                 await self.sandbox.remove(staged)
         if job.timed_out:
             raise TimeoutError(f"the command did not end within {timeout} s")
-        if job.error and "Permission denied" in job.error:
+        if job.ending is JobEnding.NOT_PERMITTED:
             raise PermissionError(job.error)
         if max(job.stdout_bytes, job.stderr_bytes) > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, job.stdout)

@@ -3,6 +3,7 @@
 Without the command line: `python -m orchard.adapters.mcp_server IMAGE`.
 """
 
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -69,12 +70,18 @@ def server(image: str, block_network: bool = True, base_url: str | None = None) 
 
     @tools.tool()
     async def list_files(path: str = "/workspace") -> list[str]:
-        """Names in a directory of the sandbox; those of directories end with a slash."""
+        """Names in a directory of the sandbox; those of directories end with a slash. Bytes that are no text
+        stand as in $'\\xff' of a shell.
+        """
         with told() as sandbox:
             found = await sandbox.list_files(path)
-        return [f"{one.name}{'/' * (one.type == 'directory')}" for one in found]
+        return [f"{_shown(one.name)}{'/' * (one.type == 'directory')}" for one in found]
 
     return tools
+
+
+def _shown(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ _MISTAKES = (
     ("orchard.pipelines.campaigns", "CampaignError"),
     ("orchard.pipelines.datasets.errors", "DatasetError"),
     ("orchard.pipelines.evaluation.suite", "EvaluationError"),
+    ("orchard.pipelines.left_out", "NotImported"),
     ("orchard.pipelines.models.errors", "ModelError"),
     ("orchard.pipelines.rl.coordinator", "RunError"),
     ("orchard.pipelines.rl.engines", "Refused"),
@@ -103,10 +104,31 @@ def options(
     from orchard.schemas import plugins
     from orchard.session import Session
 
+    if config is not None:
+        _hand_down(context, config)
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
     plugins.configure(loaded.plugins, configuration.place(config).absolute().parent)
+    if secrets := configuration.secrets(loaded, os.environ):
+        from orchard.workers.masking import learn
+
+        learn(secrets)
     context.obj = Session(loaded)
+
+
+def _hand_down(context: typer.Context, file: Path) -> None:
+    """Let every process that the command starts read the same file."""
+    from orchard.variables import FILE_VARIABLE
+
+    before = os.environ.get(FILE_VARIABLE)
+    os.environ[FILE_VARIABLE] = str(file.absolute())
+
+    def back() -> None:
+        os.environ.pop(FILE_VARIABLE)
+        if before is not None:
+            os.environ[FILE_VARIABLE] = before
+
+    context.call_on_close(back)
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:

@@ -16,7 +16,6 @@ from orchard.reports import campaign_line, campaign_table, status_table
 from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
-from orchard.schemas.plugins import Kind
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.session import Session
 from orchard.standing import CampaignView, State, standing
@@ -28,11 +27,11 @@ from orchard.streams.health import reports
 from orchard.streams.reading import bounds
 from orchard.streams.topology import declare
 from orchard.submission import (
+    added_fields,
     check_prices,
     check_programs,
     check_workers,
     endpoints_of,
-    needed_plugins,
     queue_of,
 )
 from orchard.terminal import console
@@ -40,6 +39,7 @@ from orchard.terminal import console
 if TYPE_CHECKING:
     from orchard.pipelines.campaigns import Campaigns
     from orchard.pipelines.campaigns import Progress as Step
+    from orchard.pipelines.tasks.registry import Needs
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
@@ -70,7 +70,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         harness: Annotated[
             list[str] | None,
-            typer.Option(help="Harness. Repeatable.", show_default="orchard-bash, or the domain's"),
+            typer.Option(
+                help="Harness. Repeatable.",
+                show_default="the domain's; orchard-bash for patches, else orchard-task",
+            ),
         ] = None,
         domain: Annotated[
             str, typer.Option(help="Domain of the tasks: workers name the one they serve.")
@@ -96,8 +99,13 @@ def register(app: typer.Typer) -> None:
             typer.Option(help="USD of the whole campaign before it is paused; 0 = no cap.", min=0),
         ] = 0.0,
         wall: Annotated[
-            float, typer.Option(help="Seconds of the agent at most; 0 = no limit.", min=0)
-        ] = 3600.0,
+            float | None,
+            typer.Option(
+                help="Seconds of the agent at most; 0 = no limit.",
+                min=0,
+                show_default="what a task publishes, else 3600",
+            ),
+        ] = None,
         temperature: Annotated[
             float | None, typer.Option(help="Sampling temperature.", min=0, max=100)
         ] = None,
@@ -131,12 +139,11 @@ def register(app: typer.Typer) -> None:
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
         from orchard.pipelines.tasks.impossible import mixed
-        from orchard.pipelines.tasks.registry import read_task_refs  # what a status need not wait for
-        from orchard.workers.harnesses import DEFAULT, DEFAULTS, get_harness
+        from orchard.pipelines.tasks.registry import needs_of, read_task_refs  # a status need not wait for it
+        from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj
-        harnesses = tuple(harness or [DEFAULTS.get(domain, DEFAULT)])
-        for each in harnesses:
+        for each in harness or ():
             get_harness(each)  # an unknown one is told now, not by a worker
         refs = read_task_refs(
             session.config.store,
@@ -154,6 +161,9 @@ def register(app: typer.Typer) -> None:
         if impossible:
             traps = read_task_refs(session.config.store, source=IMPOSSIBLE)
             refs = mixed(refs, traps, impossible, name)
+        needs = needs_of(session.config.store, refs)
+        harnesses = tuple(harness or ()) or asyncio.run(_harnesses(session, name, domain, needs))
+        published = any(each.network is not None for each in needs.values())
         spec = CampaignSpec(
             name=name,
             tasks=tuple(refs),
@@ -172,15 +182,19 @@ def register(app: typer.Typer) -> None:
             samples=samples,
             domain=domain,
             priority=priority,
-            budget=Budget(steps=steps, cost_usd=cost, wall_seconds=wall),
+            budget=Budget(
+                steps=steps,
+                cost_usd=cost,
+                wall_seconds=3600.0 if wall is None else wall,
+                wall_for_all=published and wall is not None,
+            ),
             timeouts=Timeouts(),
             max_tries=max_tries,
             replay_attempts=replay,
             published_rules=published_rules,
             max_cost_usd=max_cost or None,
         )
-        needed = needed_plugins(session.config.store, spec)
-        asyncio.run(submit_campaign(session, spec, needed))
+        asyncio.run(submit_campaign(session, spec, needs))
         console.print(
             f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
             f"Follow it with: orchard watch {name}"
@@ -246,19 +260,39 @@ def _campaigns(session: Session, connection: Connection) -> "Campaigns":
     return Campaigns(connection, session.blobs)
 
 
+async def _harnesses(
+    session: Session, name: str, domain: str, needs: Mapping[str, "Needs"]
+) -> tuple[str, ...]:
+    """Where none is named: those that the campaign has, where it goes on, else the default for its tasks."""
+    from orchard.needs import by_patch, default_harness
+
+    if not all(map(by_patch, needs.values())):  # they had another default before
+        async with session.connection("submit") as connection:
+            if (known := await CampaignBook(connection).get(name)) is not None:
+                return (await campaign_spec(session, known[0])).harnesses
+    return (default_harness(domain, needs),)
+
+
 async def submit_campaign(
-    session: Session, spec: CampaignSpec, needed: Mapping[Kind, set[str]] | None = None
+    session: Session, spec: CampaignSpec, needs: Mapping[str, "Needs"] | None = None
 ) -> None:
     """Submit with a progress bar; Ctrl-C leaves a campaign that the same command goes on with.
 
-    With the plug-ins that are `needed`, raises ConfigError when workers serve the queue and none of them can
-    run it (`check_workers`), and when its cap could not hold (`check_prices`).
+    With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`),
+    when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
+    hold (`check_prices`).
     """
+    from orchard.needs import check_network, needed_plugins
+
+    notes = [] if needs is None else check_network(needs, session.config.sandbox.task_network)
+    needed = None if needs is None else needed_plugins(spec, needs)
     async with session.connection("submit") as connection:
         if needed is not None:
             working = alive(await reports(connection))
             endpoints = session.endpoints()
-            notes = [*check_prices(spec, endpoints), *check_workers(spec, working, needed, sorted(endpoints))]
+            check_prices(spec, endpoints, working)
+            notes += check_workers(spec, working, needed, sorted(endpoints))
+            notes += added_fields(spec, endpoints)
             for note in notes:
                 console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
             await check_programs(session, spec.harnesses)
@@ -329,7 +363,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
                 live.update(campaign_table(view, now.pipeline))
                 if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                     shown = time.monotonic()
-                    console.print(campaign_line(view), highlight=False)
+                    console.print(campaign_line(view, now.pipeline), highlight=False)
                 waits = not view.running and view.state in (State.STUCK, State.CANCELLED)
                 looks = looks + 1 if waits else 0
                 paused = view.state is State.PAUSED and not view.running

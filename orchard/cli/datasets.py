@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.cli.left_out import Strict, counted, end, tell_left_out
 from orchard.cli.reading import rows_table
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
@@ -28,6 +28,7 @@ from orchard.pipelines.datasets.importing import (
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
+from orchard.pipelines.left_out import LeftOut, insist
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.datasets import DatasetBuilt
 from orchard.schemas.events import make_event
@@ -288,46 +289,57 @@ def import_(
     name: Annotated[str, typer.Option(help="Name of the published dataset.")] = "orchard-swe",
     harness: Annotated[str, typer.Option(help="Harness that made the trajectories.")] = "mini-swe-agent",
     layout: Annotated[str, typer.Option("--format", help="orchard-swe or orchard-gui.")] = "orchard-swe",
+    strict: Strict = False,
 ) -> None:
-    """Bring published trajectories into the log, to be annotated and built like our own.
+    """Bring published trajectories into the log, to be annotated and built like our own. What is not in the
+    layout is left out and named; the exit status is then 3.
 
     The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
     """
     session: Session = context.obj
-    left_out = Counter[str]()
-    if layout == GUI_LAYOUT:
-        found = read_gui_rows(files, session.blobs, harness, left_out)
-    elif layout == "orchard-swe":
-        found = released(read_released(files), harness, left_out)
-    else:
-        raise DatasetError(f"--format {layout!r} is not known: use orchard-swe or {GUI_LAYOUT}")
-    done = asyncio.run(_import(session, found, campaign, name))
-    show_imported(done, campaign)
-    for why, number in left_out.most_common():
-        console.print(f"[yellow]left out[/] ({number} rows): {escape(why)}", highlight=False)
-    if left_out and not done.rollouts + done.there_already:
-        raise DatasetError(f"no row of {', '.join(map(str, files))} is in the layout {layout}: see above why")
+    readers: dict[str, Read] = {
+        "orchard-swe": lambda: released(read_released(files), harness),
+        GUI_LAYOUT: lambda: read_gui_rows(files, session.blobs, harness),
+    }
+    if layout not in readers:
+        raise DatasetError(f"--format {layout!r} is not known: use {' or '.join(readers)}")
+    import_into(session, readers[layout], campaign, name, strict=strict)
 
 
-async def _import(session: Session, found: Iterator[Foreign], campaign: str, name: str) -> Imported:
-    async with session.connection_or_server("dataset import") as connection:
-        await declare(connection, session.config.nats, [])
-        return await import_trajectories(
-            Publisher(connection),
-            session.blobs,
-            found,
-            campaign=campaign,
-            dataset=name,
-        )
+Read = Callable[[], Iterator[Foreign | LeftOut]]
 
 
-def show_imported(done: Imported, campaign: str) -> None:
-    """What came of an import."""
-    console.print(f"[bold green]imported[/] {done.rollouts} rollouts into {campaign}", highlight=False)
-    if done.there_already:
-        console.print(f"{done.there_already} were there already", highlight=False)
+def import_into(session: Session, read: Read, campaign: str, dataset: str, *, strict: bool) -> None:
+    """Import what `read` gives into a campaign; tell what came of it, what is left out, and where the events
+    wait. Raises NotImported for none at all, or with `strict` for fewer than all."""
+    if strict:
+        looked = [one if isinstance(one, LeftOut) else None for one in read()]
+        bad = [one for one in looked if one is not None]
+        insist(dataset, len(looked) - len(bad), bad, strict=True)
+    done, waiting = asyncio.run(_import(session, read(), campaign, dataset))
+    insist(dataset, done.rollouts + done.there_already, done.left_out, strict=False)
     for flag, number in sorted(done.flags.items()):
         console.print(f"[yellow]{flag}[/]: {number}", highlight=False)
+    tell_left_out(done.left_out, session.directory)
+    if waiting:
+        console.print(f"[yellow]not in the tables yet:[/] {escape(waiting)}", highlight=False, soft_wrap=True)
+    again = f", {done.there_already} were there already" if done.there_already else ""
+    console.print(
+        f"[bold green]imported[/] {done.rollouts} rollouts into {campaign}{again}{counted(done.left_out)}",
+        highlight=False,
+    )
+    end(done.left_out)
+
+
+async def _import(
+    session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
+) -> tuple[Imported, str]:
+    async with session.connection_or_server("import") as connection:
+        await declare(connection, session.config.nats, [])
+        done = await import_trajectories(
+            Publisher(connection), session.blobs, found, campaign=campaign, dataset=dataset
+        )
+        return done, await session.waiting(connection)
 
 
 @app.command()

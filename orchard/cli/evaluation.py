@@ -1,20 +1,25 @@
 """`eval ...`: models x harnesses x task sets as one campaign, and the tables that the log gives of it."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from orchard.cli.campaigns import campaign_spec, resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.listed import DefaultRun
 from orchard.cli.reading import rows_table
+from orchard.config import ConfigError
+from orchard.needs import check_network
 from orchard.pipelines.evaluation.plan import Plan, Planned, gone_on, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import tables_of, write_report
 from orchard.pipelines.evaluation.results import Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
+from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import spec_hash
 from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.events import make_event
@@ -25,7 +30,7 @@ from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
-from orchard.submission import needed_plugins
+from orchard.submission import unpriced
 from orchard.terminal import console
 from orchard.workers.harnesses import get_harness
 
@@ -71,7 +76,8 @@ def run(
     for harness in planned.suite.harnesses:
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
-        show_plan(planned)
+        show_plan(planned, unpriced(planned.spec, session.endpoints()))
+        _show_network(session, planned)
         return
     whole = asyncio.run(_run(session, planned))
     report(context, planned.suite.name, out)
@@ -128,7 +134,7 @@ async def _run(session: Session, plan: Plan) -> bool:
     if cap is not None:
         await resume_campaign(session, name, max_cost_usd=cap)
     if not over:
-        await submit_campaign(session, spec, needed_plugins(session.config.store, spec))
+        await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks))
     async with session.connection("eval") as connection:
         blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
         data = EvaluationPlanned(
@@ -147,8 +153,9 @@ async def _run(session: Session, plan: Plan) -> bool:
     return view.state is State.FINISHED and not view.aborted
 
 
-def show_plan(plan: Plan) -> None:
-    """Rollouts, images and what is known of the cost."""
+def show_plan(plan: Plan, without_price: Sequence[str]) -> None:
+    """Rollouts, images and what is known of the cost. For a model without a price a budget in USD never runs
+    out, so there is no most."""
     columns = [
         "task set",
         "harness",
@@ -164,13 +171,28 @@ def show_plan(plan: Plan) -> None:
     images = [(image, tasks) for image, tasks in plan.images.items()]
     console.print(rows_table(["image", "tasks"], images, title=f"{len(images):,} images"))
     most = "without a limit" if plan.most_usd is None else f"at most {plan.most_usd:,.2f} USD"
+    if without_price:
+        most = f"not known, as the configuration here has no price of {', '.join(without_price)}"
     usd = plan.expected_usd
     expected = "not known: no price, or no rollout of a model yet" if usd is None else f"about {usd:,.2f} USD"
     cap = plan.suite.max_cost_usd
     capped = "" if cap is None else f", paused when {dollars(cap)} are spent"
     console.print(
-        f"{plan.spec.size:,} rollouts, {plan.done:,} of them done; cost {most}, expected {expected}{capped}"
+        f"{plan.spec.size:,} rollouts, {plan.done:,} of them done; cost {most}, expected {expected}{capped}",
+        soft_wrap=True,
     )
+
+
+def _show_network(session: Session, plan: Plan) -> None:
+    """What the tasks have of the network, or why the suite would not be submitted."""
+    try:
+        notes = check_network(
+            needs_of(session.config.store, plan.spec.tasks), session.config.sandbox.task_network
+        )
+    except ConfigError as error:
+        notes = [f"this suite is refused: {error}"]
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _row(cell: Planned) -> tuple[object, ...]:

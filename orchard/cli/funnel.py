@@ -11,13 +11,15 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from orchard.cli.left_out import SkipMalformed, Strict, counted, end, tell_left_out
 from orchard.cli.reading import rows_table
 from orchard.config import ConfigError
 from orchard.pipelines.funnel.encoders import Encoder, EndpointEncoder, HashingEncoder
 from orchard.pipelines.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.funnel.run import THRESHOLDS, Funnel, Passed, write_passed
 from orchard.pipelines.funnel.stages import Rules, Stage, read_sites
-from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows
+from orchard.pipelines.left_out import LeftOut, insist
+from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.pipelines.tasks.swe_files import read_rows
 from orchard.pipelines.tasks.web_rows import COLUMNS, intent_of
@@ -62,13 +64,15 @@ def funnel(
         str | None, typer.Option(help="Embedding model.", show_default="hashing, without a model")
     ] = None,
     endpoint: Annotated[str, typer.Option(help="Endpoint of the embedding model.")] = "default",
-    skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Use the good rows.")] = False,
+    strict: Strict = False,
+    skip_malformed: SkipMalformed = False,
 ) -> None:
     """Filter web tasks by the five stages of the paper's appendix E. Goes on after a break.
 
     Evaluation overlap; parents only; WebVoyager intents; popular sites with two tasks or more; near
     duplicates by embedding. Each dropped task has its reason in `dropped-PURPOSE.jsonl`; what is kept is in
-    `kept-PURPOSE.jsonl`, rows as they came. For example:
+    `kept-PURPOSE.jsonl`, rows as they came. A malformed row, also of a benchmark, is left out and named; the
+    exit status is then 3. For example:
 
         orchard tasks funnel webgym.parquet --sites moz500.csv --out seeds
         orchard tasks import webgym seeds/kept-sft.jsonl
@@ -81,11 +85,13 @@ def funnel(
         raise ConfigError(f"--purpose {unknown[0]} is neither of {', '.join(THRESHOLDS)}")
     if bool(rows) == (source is not None):
         raise ConfigError("give the pool either as files of rows or with --source")
-    pool, places = _stored(session, source) if source else _pool(rows or [], columns, skip_malformed)
+    del skip_malformed
+    left_out: list[LeftOut] = []
+    pool, places = _stored(session, source) if source else _pool(rows or [], columns, left_out, strict)
     rules = Rules(
         splits=frozenset(split or ()),
-        evaluation=_intents(evaluation or []),
-        webvoyager=_intents(webvoyager or []),
+        evaluation=_intents(evaluation or [], left_out, strict),
+        webvoyager=_intents(webvoyager or [], left_out, strict),
         sites=read_sites(sites) if sites else None,
     )
     with progress("intents or blocks") as bar:
@@ -106,6 +112,10 @@ def funnel(
     console.print(_table(passed))
     for one in passed:
         console.print(f"{one.purpose}: {escape(str(out))}/kept-{one.purpose}.jsonl", highlight=False)
+    tell_left_out(left_out, out)
+    if left_out:
+        console.print(f"{len(pool)} tasks filtered{counted(left_out)}", highlight=False)
+    end(left_out)
 
 
 def columns_of(given: Sequence[str]) -> dict[str, str]:
@@ -129,30 +139,43 @@ def _encoder(session: Session, model: str | None, endpoint: str) -> Encoder:
 
 
 def _pool(
-    files: Sequence[Path], columns: Mapping[str, str], skip_malformed: bool
+    files: Sequence[Path], columns: Mapping[str, str], left_out: list[LeftOut], strict: bool
 ) -> tuple[list[Intent], dict[tuple[int, int], str]]:
     """The intents of all rows, and by file and row their ids, which are made unique."""
     pool: list[Intent] = []
     places: dict[tuple[int, int], str] = {}
     used: Counter[str] = Counter()
     for place, file in enumerate(files):
-        problems = []
-        for number, row in read_rows(file):
-            try:
-                intent = intent_of(_whole(row), number, columns)
-            except MalformedRow as bad:
-                problems.append(bad)
-                continue
+        for number, intent in _read(file, columns, left_out, strict):
             used[intent.id] += 1
             if (times := used[intent.id]) > 1:
                 intent = _renamed(intent, f"{intent.id}-{times}")
             pool.append(intent)
             places[place, number] = intent.id
-        if problems and not skip_malformed:
-            raise MalformedRows(str(file), problems)
-        for problem in problems:
-            console.print(f"[yellow]left out:[/] {escape(str(problem))}", highlight=False)
     return pool, places
+
+
+def _read(
+    file: Path, columns: Mapping[str, str], left_out: list[LeftOut], strict: bool
+) -> Iterator[tuple[int, Intent]]:
+    """The intents of a file by row; what is none is added to `left_out`. Raises NotImported at the end where
+    there is none at all, or `strict` and not all are."""
+    good, bad = 0, []
+    for number, row in read_rows(file):
+        try:
+            if isinstance(row, MalformedRow):
+                raise row
+            intent = intent_of(row, number, columns)
+        except MalformedRow as problem:
+            bad.append(LeftOut(f"{file.name}, {problem.left_out.name}", problem.left_out.why))
+            continue
+        except UnicodeEncodeError as error:
+            bad.append(LeftOut(f"{file.name}, line {number}", f"it has text that is no Unicode: {error}"))
+            continue
+        good += 1
+        yield number, intent
+    insist(str(file), good, bad, strict=strict)
+    left_out += bad
 
 
 def _stored(session: Session, source: str) -> tuple[list[Intent], dict[tuple[int, int], str]]:
@@ -172,17 +195,9 @@ def _renamed(intent: Intent, name: str) -> Intent:
     return Intent(id=name, text=intent.text, site=intent.site, split=intent.split, parent=intent.parent)
 
 
-def _whole(row: dict[str, Any] | MalformedRow) -> dict[str, Any]:
-    if isinstance(row, MalformedRow):
-        raise row
-    return row
-
-
-def _intents(files: Iterable[Path]) -> frozenset[str]:
-    """The intents of benchmark files, as they are compared. Raises MalformedRow."""
-    return frozenset(
-        normal(intent_of(_whole(row), n, {}).text) for file in files for n, row in read_rows(file)
-    )
+def _intents(files: Iterable[Path], left_out: list[LeftOut], strict: bool) -> frozenset[str]:
+    """The intents of benchmark files, as they are compared."""
+    return frozenset(normal(intent.text) for file in files for _, intent in _read(file, {}, left_out, strict))
 
 
 def _write_kept(
@@ -198,7 +213,7 @@ def _write_kept(
                 if places.get((place, number)) in kept:
                     yield json.dumps(row, ensure_ascii=False, default=str) + "\n"
 
-    with file.open("w", encoding="utf-8") as out:
+    with file.open("w", encoding="utf-8", errors="backslashreplace") as out:  # as JSON writes half characters
         out.writelines(lines())
 
 

@@ -20,6 +20,7 @@ from orchard.streams.topology import declare
 from orchard.terminal import console, progress
 from orchard.workers.judges import BROWSING
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
 from orchard.workers.settings import JudgeSettings
 
 AGREEMENT = "agreement"
@@ -111,7 +112,8 @@ async def judge_campaign(
                 f"nothing to judge in {campaign}: all {episodes.judged} rollouts have their verdict"
             )
             return True
-        models = ModelClient(endpoints)
+        rests = await stack.enter_async_context(Rests(connection, "judge"))
+        models = ModelClient(endpoints, rests, waits=True)
         stack.push_async_callback(models.close)
         bar = stack.enter_context(progress("rollouts"))
         total = episodes.judged + len(episodes.open)

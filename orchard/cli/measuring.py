@@ -33,6 +33,7 @@ from orchard.streams.topology import declare
 from orchard.terminal import console, progress
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 
 _WORST = 20
@@ -134,7 +135,8 @@ async def measure_rollout(session: Session, wanted: Wanted) -> int:
         await session.committed(connection)
         with open_tables(session.config.store) as tables:
             recorded = read_recorded(tables, session.blobs, wanted.rollout)
-        models = ModelClient(session.endpoints())
+        rests = await stack.enter_async_context(Rests(connection, "measure"))
+        models = ModelClient(session.endpoints(), rests)
         stack.push_async_callback(models.close)
         dependencies = AttemptDependencies(
             worker=f"{socket.gethostname()}-{os.getpid()}",

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from orchard.cli.left_out import SkipMalformed, Strict
 from orchard.cli.task_page import task_page
-from orchard.cli.task_work import harbor_tasks, import_rows, own_task
+from orchard.cli.task_work import import_directories, import_rows, own_task
 from orchard.config import ConfigError
 from orchard.pipelines.tasks.prompts import SOURCE, Defaults, task_from_prompt
 from orchard.pipelines.tasks.repositories import Wanted, read_change
@@ -99,16 +100,15 @@ def register(app: typer.Typer) -> None:
         image: Annotated[str, typer.Option(help="Image of rows that name none.")] = "host",
         workdir: Annotated[str, typer.Option(help="Directory of rows that name none.")] = "/tmp",
         source: Annotated[str, typer.Option(help="Source of the tasks, for `submit --source`.")] = SOURCE,
-        skip_malformed: Annotated[
-            bool, typer.Option("--skip-malformed", help="Import the good lines.")
-        ] = False,
+        strict: Strict = False,
+        skip_malformed: SkipMalformed = False,
     ) -> None:
         """Import prompts, each with a command that checks the outcome or with a grader by name.
 
-        All lines are checked before the first one is imported. A line has `prompt` and `check` (or `grader`
-        and its `settings`), and may have `id`, `files` (path to text, brought for the check alone),
-        `solution` (shell text, for the proof), `setup`, `image`, `workdir`, `environment`, `cpu`, `memory`,
-        `timeout_seconds`, `repo` and `labels`. For example:
+        A malformed line is left out and named; the exit status is then 3. A line has `prompt` and `check`
+        (or `grader` and its `settings`), and may have `id`, `files` (path to text, brought for the check
+        alone), `solution` (shell text, for the proof), `setup`, `image`, `workdir`, `environment`, `cpu`,
+        `memory`, `timeout_seconds`, `repo` and `labels`. For example:
 
             {"id": "sum", "prompt": "Write 2+2 to n.txt.", "check": "grep -qx 4 n.txt"}
 
@@ -116,7 +116,8 @@ def register(app: typer.Typer) -> None:
             orchard tasks from-jsonl prompts.jsonl --grader same-text
         """
         defaults = Defaults(source=source, image=image, workdir=workdir, check=check, grader=grader)
-        import_rows(context.obj, file, partial(task_from_prompt, defaults=defaults), skip_malformed)
+        del skip_malformed
+        import_rows(context.obj, file, partial(task_from_prompt, defaults=defaults), strict)
 
     @app.command("from-harbor")
     def from_harbor(
@@ -129,17 +130,19 @@ def register(app: typer.Typer) -> None:
         source: Annotated[
             str, typer.Option(help="Source of the tasks, for `submit` and suites.", show_default="the format")
         ] = "",
+        strict: Strict = False,
     ) -> None:
         """Import task directories of Harbor (task.toml) or Terminal-Bench (task.yaml).
 
-        All are checked, and images that are missing are built by buildah or docker, before the first one is
-        imported. The task is solved when its test script says so, and proven by its solution. For example:
+        Images that are missing are built by buildah or docker. A directory that is no task, or whose image
+        cannot be built, is left out and named; the exit status is then 3. The task is solved when its test
+        script says so, and proven by its solution. For example:
 
             orchard tasks from-harbor ./terminal-bench-2/fix-git
             orchard tasks from-harbor ./terminal-bench-2 --source terminal-bench-2
             orchard tasks from-harbor ./my-dataset --image registry.example/base:1
         """
-        asyncio.run(harbor_tasks(context.obj, path, image, source))
+        import_directories(context.obj, path, image, source, strict)
 
     @app.command("show")
     def show(

@@ -9,7 +9,7 @@ import msgspec
 import typer
 import uvloop
 
-from orchard.config import Config, checked
+from orchard.config import Config, ConfigError, checked
 from orchard.processes.signals import stop_on_signals
 from orchard.session import Session
 from orchard.terminal import console
@@ -52,11 +52,14 @@ def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None)
     key = api_key_env or (known.api_key_env if known else None)
     if key is None and "OPENAI_API_KEY" in os.environ:
         key = "OPENAI_API_KEY"
-    endpoint = (
-        msgspec.structs.replace(known, base_url=url, api_key_env=key)
-        if known
-        else EndpointSettings(base_url=url, api_key_env=key)
-    )
+    try:
+        endpoint = (
+            msgspec.structs.replace(known, base_url=url, api_key_env=key)
+            if known
+            else EndpointSettings(base_url=url, api_key_env=key)
+        )
+    except ValueError as error:
+        raise ConfigError(f"endpoints.default: {error}") from error
     return msgspec.structs.replace(config, endpoints={**config.endpoints, "default": endpoint})
 
 

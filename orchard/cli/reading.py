@@ -371,9 +371,13 @@ def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
     """Tokens, cost and time of the call that made a message; exit status and time of a command's result."""
     found = []
     if made is not None:
-        found.append(f"{made['prompt_tokens']:,} tokens read, {made['completion_tokens']:,} written")
+        read, written = (
+            "?" if made[name] is None else f"{made[name]:,}"
+            for name in ("prompt_tokens", "completion_tokens")
+        )
+        found.append(f"{read} tokens read, {written} written")
         found += [f"{made['cost_usd']:.4f} USD"] if made["cost_usd"] is not None else []
-        found.append(f"{made['seconds']:.1f} s")
+        found += [f"{made['seconds']:.1f} s"] if made["seconds"] is not None else []
     elif message["role"] == Role.TOOL:
         found += [f"exit {message['returncode']}"] if message["returncode"] is not None else []
         found += ["timed out"] if message["timed_out"] else []

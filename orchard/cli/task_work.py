@@ -1,7 +1,7 @@
 """What the `tasks` commands do: register, make, prove; each with a progress bar where it takes long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,10 @@ import msgspec
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from orchard.cli.left_out import counted, end, tell_left_out
 from orchard.config import ConfigError
 from orchard.injector.agent.local.images import ImageStore
+from orchard.pipelines.left_out import LeftOut, insist
 from orchard.pipelines.tasks.catalogue import catalogue
 from orchard.pipelines.tasks.claw_eval import Reading, read_checkout
 from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
@@ -33,6 +35,7 @@ from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.networks import refusal
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""
@@ -57,32 +60,56 @@ def import_rows(
     session: Session,
     file: Path,
     read: Reader,
-    skip_malformed: bool,
+    strict: bool,
     then: str = "Prove them with: orchard tasks validate",
 ) -> None:
-    """Import the tasks of a file's rows, all of which are checked before; say what to do `then`."""
+    """Import the tasks of a file's rows; say what to do `then`."""
     if not file.is_file():
         raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
-    rows = check_rows(file, read, skip_malformed=skip_malformed)
-    for problem in rows.problems:
-        console.print(f"[yellow]left out:[/] {escape(str(problem))}", highlight=False)
-    new = asyncio.run(register_tasks(session, rows.tasks()))
-    console.print(f"[bold green]imported[/] {new} new tasks of {rows.good} in {escape(file.name)}. {then}")
+    rows = check_rows(file, read)
+    import_all(session, rows.tasks, rows.good, rows.left_out, source=str(file), strict=strict, then=then)
 
 
-def import_checkout(session: Session, root: Path, reading: Reading) -> None:
-    """Import the tasks of a checkout of Claw-Eval; all are read before the first is imported."""
+def import_all(
+    session: Session,
+    tasks: Callable[[], Iterable[Task]],
+    good: int,
+    left_out: Sequence[LeftOut],
+    *,
+    source: str,
+    strict: bool,
+    then: str = "Prove them with: orchard tasks validate",
+) -> None:
+    """Import the `good` tasks of a source, tell what is left out of it, and what to do `then`. Raises
+    NotImported for none at all, or with `strict` for fewer than all."""
+    insist(source, good, left_out, strict=strict)
+    new = asyncio.run(register_tasks(session, tasks()))
+    tell_left_out(left_out, session.directory)
+    console.print(
+        f"[bold green]imported[/] {new} new tasks of {good} in {escape(Path(source).name)}"
+        f"{counted(left_out)}. {then}",
+        highlight=False,
+    )
+    end(left_out)
+
+
+def import_checkout(session: Session, root: Path, reading: Reading, strict: bool) -> None:
+    """Import the tasks of a checkout of Claw-Eval."""
     read = read_checkout(root.resolve(), session.blobs.put, reading)
-    for task, why in read.left_out.items():
-        console.print(f"[yellow]left out:[/] {escape(task)}: {escape(why)}", highlight=False)
-    new = asyncio.run(register_tasks(session, read.tasks))
     judged = sum(task.labels["judge"] == "yes" for task in read.tasks)
     online = sum(task.labels["internet"] == "yes" for task in read.tasks)
-    console.print(
-        f"[bold green]imported[/] {new} new tasks of {len(read.tasks)}; {judged} need a judge "
-        f"(judge.model in orchard.toml), {online} the internet. Run them with: "
-        f"orchard submit NAME --model MODEL --harness claw-react --source {reading.source} --unproven",
-        highlight=False,
+    then = (
+        f"{judged} need a judge (judge.model in orchard.toml), {online} the internet. Run them with: "
+        f"orchard submit NAME --model MODEL --harness claw-react --source {reading.source} --unproven"
+    )
+    import_all(
+        session,
+        lambda: read.tasks,
+        len(read.tasks),
+        read.left_out,
+        source=str(root),
+        strict=strict,
+        then=then,
     )
 
 
@@ -128,7 +155,12 @@ async def validate_tasks(
     chosen = await asyncio.to_thread(_to_validate, session, ids)
     valid = rejected = undecided = 0
     async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(runs=runs, concurrency=concurrency))
+        validator = Validator(
+            client,
+            session.blobs,
+            ValidationSettings(runs=runs, concurrency=concurrency),
+            task_network=session.config.sandbox.task_network,
+        )
         with _bar() as bar:
             row = bar.add_task("validating", total=len(chosen))
 
@@ -179,17 +211,21 @@ async def own_task(session: Session, change: Change, wanted: Wanted, *, runs: in
     )
 
 
-async def harbor_tasks(session: Session, root: Path, image: str, source: str) -> None:
+def import_directories(session: Session, root: Path, image: str, source: str, strict: bool) -> None:
     """Import the task directories at `root`, in their own images, built where need be, or in `image`; from
     `source`, unless that is empty."""
-    found = read_all(root)
-    tasks = [await asyncio.to_thread(_directory_task, session, each, image) for each in found]
-    if source:
-        tasks = [msgspec.structs.replace(task, source=source) for task in tasks]
-    new = await register_tasks(session, tasks)
-    console.print(
-        f"[bold green]imported[/] {new} new tasks of {len(tasks)}. Prove them with: orchard tasks validate"
-    )
+    found, left_out = read_all(root)
+    insist(str(root), len(found), left_out, strict=strict)
+    tasks = []
+    for each in found:
+        try:
+            task = _directory_task(session, each, image)
+        except TaskError as error:
+            left_out.append(LeftOut(str(each.path), str(error).removeprefix(f"{each.path}: ")))
+            insist(str(root), len(found) - 1, left_out, strict=strict)
+            continue
+        tasks.append(msgspec.structs.replace(task, source=source) if source else task)
+    import_all(session, lambda: tasks, len(tasks), left_out, source=str(root), strict=strict)
 
 
 def _directory_task(session: Session, directory: Directory, image: str) -> Task:
@@ -240,10 +276,19 @@ def _to_validate(session: Session, ids: Sequence[str]) -> list[Task]:
         raise ConfigError(
             f"{left_out[0].task_id} has a world that only a rollout can judge: submit it with --unproven"
         )
-    if ids:
-        return every
-    unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
-    return [task for task in every if task_hash(task) in unproven and provable(task)]
+    if not ids:
+        unproven = {each.task_hash for each in stored_tasks(store) if each.state == "imported"}
+        every = [task for task in every if task_hash(task) in unproven and provable(task)]
+    refused = [why for task in every if (why := refusal(task, session.config.sandbox.task_network))]
+    if refused and len(refused) == len(every):
+        raise ConfigError(refused[0])
+    if refused:
+        console.print(
+            f"[yellow]left out:[/] {len(refused)} tasks that ask for a network: without it nothing is shown "
+            f"of them. {escape(refused[0])}",
+            highlight=False,
+        )
+    return [task for task in every if not refusal(task, session.config.sandbox.task_network)]
 
 
 def _bar() -> Progress:

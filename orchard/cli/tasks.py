@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 
 from orchard.cli import funnel, own_tasks
+from orchard.cli.left_out import SkipMalformed, Strict
 from orchard.cli.task_work import (
+    import_all,
     import_checkout,
     import_rows,
     impossible_tasks,
-    register_tasks,
     synthesize_tasks,
     validate_tasks,
 )
@@ -71,12 +72,14 @@ def import_(
     column: Annotated[
         list[str] | None, typer.Option(help="With web tasks: PART=COLUMN where names differ; repeat it.")
     ] = None,
-    skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Import the good rows.")] = False,
+    strict: Strict = False,
+    skip_malformed: SkipMalformed = False,
 ) -> None:
     """Import rows of SWE-bench, SWE-rebench, SWE-rebench V2 or Scale-SWE, Claw-Eval's tasks, or web tasks.
 
-    All rows are checked before the first one is imported; importing again adds nothing twice. Rows with the
-    columns of SWE-bench may be of any repository, where its test command is given. For example:
+    A malformed row or task is left out and named; the exit status is then 3. Importing again adds nothing
+    twice. Rows with the columns of SWE-bench may be of any repository, where its test command is given. For
+    example:
 
         orchard tasks import verified.parquet --source swe-bench-verified
         orchard tasks import ours.jsonl --test-command "pytest -q {tests}"
@@ -85,10 +88,11 @@ def import_(
         orchard tasks import webvoyager WebVoyager_data.jsonl
         orchard tasks import insta pool.parquet --column intent=instruction
     """
+    del skip_malformed
     if directory is not None and str(file) in PROTOCOLS:
         columns = funnel.columns_of(column or [])
         read = partial(task_from_web_row, family=str(file), source=source, columns=columns)
-        import_rows(context.obj, directory, read, skip_malformed, then="Run them with --unproven")
+        import_rows(context.obj, directory, read, strict, then="Run them with --unproven")
         return
     if directory is not None:
         if file != Path(CLAW_EVAL):
@@ -96,10 +100,10 @@ def import_(
         reading = Reading(
             image=image or "host", python=python, error_rate=error_rate, source=source or CLAW_EVAL
         )
-        import_checkout(context.obj, directory, reading)
+        import_checkout(context.obj, directory, reading, strict)
         return
     given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir, source=source)
-    import_rows(context.obj, file, partial(task_from_row, family=family, given=given), skip_malformed)
+    import_rows(context.obj, file, partial(task_from_row, family=family, given=given), strict)
 
 
 @app.command("from-source")
@@ -109,8 +113,10 @@ def from_source(
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="KEY=VALUE for the source; repeat it.")
     ] = None,
+    strict: Strict = False,
 ) -> None:
-    """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice.
+    """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice. What is
+    no task is left out and named; the exit status is then 3.
 
     For example:
 
@@ -121,9 +127,8 @@ def from_source(
         console.print("\n".join(names(Kind.TASK_SOURCE)) or f"no package brings tasks: see {GUIDE}")
         return
     source: TaskSource = need(Kind.TASK_SOURCE, name)
-    given = tasks_of(source, name, dict(_pair(each) for each in option or []))
-    new = asyncio.run(register_tasks(session, given))
-    console.print(f"[bold green]imported[/] {new} new tasks. Prove them with: orchard tasks validate")
+    found, left_out = tasks_of(source, name, dict(_pair(each) for each in option or []))
+    import_all(session, lambda: found, len(found), left_out, source=name, strict=strict)
 
 
 def _pair(text: str) -> tuple[str, str]:

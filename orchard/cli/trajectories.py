@@ -1,21 +1,17 @@
 """`trajectories ...`: ATIF files, for the viewers and logs of others, and theirs for ours."""
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchard.cli.datasets import show_imported
+from orchard.cli.datasets import import_into
+from orchard.cli.left_out import Strict
 from orchard.config import ConfigError
-from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange.export import write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.streams.publisher import Publisher
-from orchard.streams.topology import declare
 from orchard.terminal import console
 
 app = typer.Typer(
@@ -52,24 +48,16 @@ def import_(
         list[Path], typer.Argument(help="ATIF files, or directories of them, as Harbor's jobs.")
     ],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
+    strict: Strict = False,
 ) -> None:
-    """Bring trajectories of others into the log. One that was graded keeps its grade: beside a trajectory in
-    Harbor's layout it is looked for in result.json. Importing again adds nothing twice.
+    """Bring trajectories of others into the log, with their calls, tokens, times and costs. One that was
+    graded keeps its grade: beside a trajectory in Harbor's layout it is looked for in result.json. A file
+    that is none is left out and named; the exit status is then 3. Importing again adds nothing twice.
 
     For example:
 
         orchard trajectories import jobs/2026-11-01 --campaign harbor-runs
     """
-    asyncio.run(_import(context.obj, trajectory_files(files), campaign))
-
-
-async def _import(session: Session, files: Sequence[Path], campaign: str) -> None:
-    for _ in read_trajectories(files, session.blobs):
-        pass  # all are checked before the first is imported
-    async with session.connection_or_server("trajectories import") as connection:
-        await declare(connection, session.config.nats, [])
-        found = read_trajectories(files, session.blobs)
-        done = await import_trajectories(
-            Publisher(connection), session.blobs, found, campaign=campaign, dataset=campaign
-        )
-    show_imported(done, campaign)
+    session: Session = context.obj
+    found = trajectory_files(files)
+    import_into(session, lambda: read_trajectories(found, session.blobs), campaign, campaign, strict=strict)

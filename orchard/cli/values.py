@@ -24,6 +24,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.terminal import console, progress
 from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
 
 app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
 
@@ -100,7 +101,8 @@ async def annotate_campaign(session: Session, campaign: str, asking: Asking, slo
             if not missing:
                 stop.set()
 
-        models = ModelClient(session.endpoints())
+        rests = await stack.enter_async_context(Rests(connection, "annotator"))
+        models = ModelClient(session.endpoints(), rests)
         stack.push_async_callback(models.close)
         claims = await stack.enter_async_context(Claims(connection, QUEUE))
         cases = Cases(session.config.store)
@@ -159,7 +161,8 @@ async def _worker(session: Session, slots: int, idle_exit: float, max_age: float
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("annotator"))
         await declare(connection, session.config.nats, [QUEUE])
-        models = ModelClient(session.endpoints())
+        rests = await stack.enter_async_context(Rests(connection, "annotator"))
+        models = ModelClient(session.endpoints(), rests)
         stack.push_async_callback(models.close)
         claims = await stack.enter_async_context(Claims(connection, QUEUE))
         cases = Cases(session.config.store)

@@ -283,7 +283,6 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
         end = messages[-1]["time"]
         took = (end - before).total_seconds() if before is not None else 0.0
         before = end
-        costs = [call["cost_usd"] for call in made if call["cost_usd"] is not None]
         turns.append(
             Turn(
                 number=number,
@@ -292,15 +291,21 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
                 model=model,
                 command=command,
                 wait=max(took - model - command, 0.0),
-                prompt_tokens=sum(call["prompt_tokens"] or 0 for call in made) if made else None,
-                completion_tokens=sum(call["completion_tokens"] or 0 for call in made) if made else None,
-                cost_usd=sum(costs) if costs else None,
+                prompt_tokens=_known(call["prompt_tokens"] for call in made),
+                completion_tokens=_known(call["completion_tokens"] for call in made),
+                cost_usd=_known(call["cost_usd"] for call in made),
             )
         )
     by_turn: dict[int, list[Branch]] = {}
     for branch in _branches(path, nodes, calls):
         by_turn.setdefault(branch.at, []).append(branch)
     return [replace(turn, branches=by_turn.get(turn.number, [])) for turn in turns]
+
+
+def _known(numbers: Iterable[Any]) -> Any:
+    """The sum of numbers; None without one, and where one is not known."""
+    found = list(numbers)
+    return sum(found) if found and None not in found else None
 
 
 def _branches(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) -> Iterable[Branch]:

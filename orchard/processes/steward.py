@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 
+from orchard.pipelines.breaking import Breaker
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.spending import CostWatch
 from orchard.processes.probe import probing
@@ -35,6 +36,7 @@ async def run_steward(session: Session, probe_port: int | None = None) -> None:
             own = [
                 Reconciler(connection, session.blobs).run(),
                 CostWatch(connection, store).run(),
+                Breaker(connection).run(),
                 keep_book(store, connection),
             ]
             beside = [tasks.create_task(one) for one in own]

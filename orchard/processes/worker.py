@@ -22,7 +22,8 @@ from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers.browser.pool import browsers
 from orchard.workers.harnesses import HARNESS_NAMES
-from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.rests import Rests
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.worker import Worker
 from orchard.workers.worlds import Shared
@@ -40,7 +41,8 @@ async def run_worker(session: Session, name: str | None) -> None:
         await declare(connection, config.nats, [queue, *lends])
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
-        models = ModelClient(endpoints)
+        rests = await stack.enter_async_context(Rests(connection, f"worker {name}"))
+        models = ModelClient(endpoints, rests)
         stack.push_async_callback(models.close)
         shared = Shared()
         sandboxes = await stack.enter_async_context(session.sandboxes())
@@ -70,17 +72,21 @@ async def run_worker(session: Session, name: str | None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.drain)
         serves = ",".join(one.consumer for one in (queue, *lends))
-        look = partial(_worker_report, worker, usable, sorted(endpoints))
+        look = partial(_worker_report, worker, usable, endpoints)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=serves))
         await worker.run()
 
 
 def _worker_report(
-    worker: Worker, usable: Mapping[Kind, list[str]], endpoints: list[str], report: ProcessReport
+    worker: Worker,
+    usable: Mapping[Kind, list[str]],
+    endpoints: Mapping[str, EndpointSettings],
+    report: ProcessReport,
 ) -> ProcessReport:
     return msgspec.structs.replace(
         report,
         numbers={"running": float(worker.running), "slots": float(worker.slots)},
         plugins={kind.value: names for kind, names in usable.items()},
-        endpoints=endpoints,
+        endpoints=sorted(endpoints),
+        priced={name: sorted(settings.prices) for name, settings in endpoints.items()},
     )

@@ -1,5 +1,6 @@
 """The reference of events."""
 
+import re
 from enum import Enum
 from typing import get_type_hints
 
@@ -17,6 +18,8 @@ row of the table [`events`](tables.md#events). The envelope uses the attribute n
 field that has a default may be missing. A type that a version does not know is kept as it is. The
 subjects are in [asyncapi.json](../schemas/asyncapi.json), the JSON Schema in
 [schema.json](../schemas/schema.json)."""
+
+_KINDS = {struct.__name__: kind for kind, struct in EVENT_TYPES.items()}
 
 
 def events() -> str:
@@ -54,10 +57,25 @@ def _parts() -> set[type[msgspec.Struct] | type[Enum]]:
 
 def _fields(struct: type[msgspec.Struct]) -> str:
     rows = [
-        (code(one.name), one.type, code("null" if one.default == "none" else one.default), one.meaning)
+        (
+            code(one.name),
+            _linked(one.type),
+            code("null" if one.default == "none" else one.default),
+            one.meaning,
+        )
         for one in describe(struct, FIELDS)
     ]
     return table(("field", "type", "default", "meaning"), rows)
+
+
+def _linked(words: str) -> str:
+    """A field's type, where it may be the payload of an event with a section of its own."""
+
+    def section(link: re.Match[str]) -> str:
+        kind = _KINDS.get(link[1])
+        return f"[`{kind}`]({anchor(kind)})" if kind else link[0]
+
+    return re.sub(r"\[(\w+)\]\(#\w+\)", section, words)
 
 
 def _members(enumeration: type[Enum]) -> str:

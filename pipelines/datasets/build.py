@@ -40,6 +40,7 @@ from orchard.pipelines.datasets.version import code_version
 from orchard.storage.blobs import BlobStore
 from orchard.storage.durable import write_whole
 from orchard.storage.reader import open_tables, position
+from orchard.storage.tables import DERIVED
 
 SHARD_TRAJECTORIES = 500
 _STATE = ".build.json"
@@ -84,7 +85,7 @@ def build(
         _clean(out)
         return state
     counts: Counter[str] = Counter()
-    with open_tables(store, as_of=state.as_of) as tables:
+    with open_tables(store, as_of=state.as_of, verify=DERIVED) as tables:
         taken, contaminated = candidates(tables, BlobStore(store), settings, counts)
     work = ShardWork(store=store, as_of=state.as_of, out=out, settings=settings)
     size = state.shard_trajectories

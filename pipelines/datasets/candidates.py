@@ -12,6 +12,7 @@ from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, matches
+from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.storage.blobs import BlobStore
@@ -102,7 +103,9 @@ def candidates(
 def _unfit(
     one: Candidate, source: Source, excluded: AbstractSet[str], out: Mapping[str, Reason]
 ) -> str | None:
-    """Why nothing of a rollout's task may train; `excluded` has ids and repositories."""
+    """Why nothing of a rollout may train; `excluded` has ids and repositories."""
+    if one.exit_status == ExitStatus.UNANSWERED and not source.unanswered:
+        return "unanswered"
     if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):

@@ -23,12 +23,12 @@ from orchard.pipelines.datasets.importing import (
     Foreign,
     Message,
     decoded,
-    fault,
     next_node,
     read_released,
     sample_of,
     thought,
 )
+from orchard.pipelines.left_out import LeftOut
 from orchard.schemas.identity import digest
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role, ToolCall
@@ -123,30 +123,27 @@ class _Step:
         )
 
 
-def read_gui_rows(
-    files: Sequence[Path], blobs: BlobStore, harness: str, left_out: Counter[str] | None = None
-) -> Iterator[Foreign]:
-    """The trajectories of Parquet files in the released layout; their pictures become blobs. The rows of one
-    that is not in it are counted in `left_out` by what is wrong; without it, the first of them raises
-    DatasetError, as does a file that is not in the layout."""
+def read_gui_rows(files: Sequence[Path], blobs: BlobStore, harness: str) -> Iterator[Foreign | LeftOut]:
+    """The trajectories of Parquet files in the released layout, and those that are not in it; the pictures
+    become blobs."""
     for steps in _runs(files):
+        if isinstance(steps, LeftOut):
+            yield steps
+            continue
         try:
-            one = _trajectory(steps, blobs, harness)
+            yield _trajectory(steps, blobs, harness)
         except DatasetError as error:
-            if left_out is None:
-                raise DatasetError(
-                    f"the trajectory that begins in row {steps[0].number} is not in the released GUI layout: "
-                    f"{error}"
-                ) from error
-            left_out[fault(error)] += len(steps)
-        else:
-            yield one
+            first, last = steps[0].number, steps[-1].number
+            yield LeftOut(f"row {first}" if first == last else f"rows {first} to {last}", str(error))
 
 
-def _runs(files: Sequence[Path]) -> Iterator[list[_Step]]:
+def _runs(files: Sequence[Path]) -> Iterator[list[_Step] | LeftOut]:
     """The steps of each trajectory."""
     steps: list[_Step] = []
     for number, row in read_released(files, COLUMNS):
+        if isinstance(row, LeftOut):
+            yield row
+            continue
         step = _step(number, row)
         if steps and not steps[-1].begins(step):
             yield steps

@@ -6,7 +6,6 @@ flaws of the released rows are flagged, not mended; only a last call without an 
 that the conversation stays one.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,14 @@ import msgspec
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants, path
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
 from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.images import Image
-from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import SWETests, Task
@@ -81,6 +81,20 @@ class Message(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Took:
+    """What a trajectory took, as its file says; None where it does not."""
+
+    started_at: datetime | None = None
+    seconds: float | None = None
+    seconds_creating: float | None = None
+    seconds_grading: float | None = None
+    llm_calls: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Foreign:
     """A trajectory that another system made: one attempt of one rollout."""
 
@@ -107,6 +121,9 @@ class Foreign:
     metadata: str
     """JSON text, kept as it was."""
     flags: tuple[str, ...] = ()
+    took: Took = Took()
+    calls: Sequence[LLMCall] = ()
+    """Of the model, each with what the file says of it."""
 
 
 @dataclass(frozen=True)
@@ -116,42 +133,54 @@ class Imported:
     rollouts: int
     there_already: int
     flags: dict[str, int]
+    left_out: list[LeftOut]
 
 
 def read_released(
     files: Sequence[Path], columns: Sequence[str] = _COLUMNS
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows with their number over all files. Raises DatasetError for files without the columns."""
+) -> Iterator[tuple[int, dict[str, Any] | LeftOut]]:
+    """Rows with their number over all files; of a file that cannot be read, or not to its end, why."""
     number = 0
     for place in files:
         try:
-            file = pq.ParquetFile(place)
-        except (OSError, ValueError) as error:
-            raise DatasetError(
-                f"{place} is no Parquet file ({error}): give files of the released set"
-            ) from error
-        with file:
-            missing = set(columns) - set(file.schema_arrow.names)
-            if missing:
-                raise DatasetError(
-                    f"{place} has no column {', '.join(sorted(missing))}: the released layout has "
-                    f"{', '.join(columns)}"
-                )
-            for batch in file.iter_batches(_READ_ROWS, columns=list(columns)):
-                for row in batch.to_pylist():
-                    yield number, row
-                    number += 1
+            with pq.ParquetFile(place) as file:
+                if missing := set(columns) - set(file.schema_arrow.names):
+                    raise DatasetError(
+                        f"it has no column {', '.join(sorted(missing))}: the released layout has "
+                        f"{', '.join(columns)}"
+                    )
+                for batch in file.iter_batches(_READ_ROWS, columns=list(columns)):
+                    for row in batch.to_pylist():
+                        yield number, row
+                        number += 1
+        except DatasetError as error:
+            yield number, LeftOut(str(place), str(error))
+        except (OSError, ValueError) as error:  # those of Arrow are one of these
+            why = f"it cannot be read as Parquet ({error}): give files of the released set"
+            yield number, LeftOut(str(place), why)
 
 
 async def import_trajectories(
-    publisher: Publisher, blobs: BlobStore, found: Iterable[Foreign], *, campaign: str, dataset: str
+    publisher: Publisher,
+    blobs: BlobStore,
+    found: Iterable[Foreign | LeftOut],
+    *,
+    campaign: str,
+    dataset: str,
 ) -> Imported:
-    """Publish the events of each trajectory, unless its rollout has an outcome already. Raises DatasetError
-    for one that is not in its layout, and what publishing raises."""
+    """Publish the events of each trajectory, unless its rollout has an outcome already. Raises what
+    publishing raises."""
     check_name(campaign)
-    done, there, flags = 0, 0, Counter[str]()
+    done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
     for one in found:
-        events = events_of(blobs, one, campaign=campaign, dataset=dataset)
+        if isinstance(one, LeftOut):
+            left_out.append(one)
+            continue
+        try:
+            events = events_of(blobs, one, campaign=campaign, dataset=dataset)
+        except UnicodeEncodeError as error:
+            left_out.append(LeftOut(f"row {one.row}", f"it has text that is no Unicode: {error}"))
+            continue
         last = events[-1]
         if await publisher.outcome(last.rollout_id or "") is not None:
             there += 1
@@ -160,7 +189,7 @@ async def import_trajectories(
         await publisher.terminal(last)
         done += 1
         flags.update(one.flags)
-    return Imported(done, there, dict(flags))
+    return Imported(done, there, dict(flags), left_out)
 
 
 def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) -> list[e.Event]:
@@ -192,6 +221,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     if value is not None and one.reward is not None:
         value = one.reward
     now = datetime.now(UTC)
+    took = one.took
     finished = e.RolloutFinished(
         task_id=task.task_id,
         task_source=task.source,
@@ -201,9 +231,17 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
         model_kind=ModelKind.MODEL,
         sample=one.sample,
         worker="import",
-        started_at=now,
-        seconds=0.0,
+        started_at=took.started_at or now,
+        seconds=took.seconds,
         turns=len(assistants(main)),
+        llm_calls=took.llm_calls,
+        prompt_tokens=took.prompt_tokens,
+        completion_tokens=took.completion_tokens,
+        cost_usd=took.cost_usd,
+        seconds_creating=took.seconds_creating,
+        seconds_llm=None,
+        seconds_commands=None,
+        seconds_grading=took.seconds_grading,
         status=one.exit_status.status,
         exit_status=one.exit_status,
         reward=value,
@@ -221,39 +259,37 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     started = e.RolloutStarted(worker="import", request_sequence=0, deliveries=1)
     rewards = [] if value is None else [Reward(value=value, resolved=bool(one.resolved), grader="imported")]
     messages = [slimmed(node, blobs) for node in nodes]
-    return [
-        e.make_event(
+
+    def event(data: msgspec.Struct, name: str) -> e.Event:
+        return e.make_event(
             data,
-            id=f"{rollout}.import.{index}",
+            id=f"{rollout}.import.{name}",
             source=SOURCE,
             campaign=campaign,
             rollout_id=rollout,
             attempt=None if data is request else 1,
             time=now,
         )
+
+    *most, last = [
+        event(data, str(index))
         for index, data in enumerate([request, started, imported, *messages, *rewards, finished])
     ]
+    return [*most, *(event(call, f"call.{index}") for index, call in enumerate(one.calls)), last]
 
 
 def released(
-    rows: Iterable[tuple[int, dict[str, Any]]], harness: str, left_out: Counter[str] | None = None
-) -> Iterator[Foreign]:
-    """Rows of the released layout, made by `harness`. Those that are not in it are counted in `left_out` by
-    what is wrong; without it, the first of them raises DatasetError."""
+    rows: Iterable[tuple[int, dict[str, Any] | LeftOut]], harness: str
+) -> Iterator[Foreign | LeftOut]:
+    """Rows of the released layout, made by `harness`, and those that are not in it."""
     for number, row in rows:
+        if isinstance(row, LeftOut):
+            yield row
+            continue
         try:
-            one = _foreign(number, row, harness)
+            yield _foreign(number, row, harness)
         except DatasetError as error:
-            if left_out is None:
-                raise DatasetError(f"row {number} is not in the released layout: {error}") from error
-            left_out[fault(error)] += 1
-        else:
-            yield one
-
-
-def fault(error: Exception) -> str:
-    """What is wrong with a row, in words that do not say at which place in it."""
-    return re.sub(r"\[\d+\]", "[...]", str(error))
+            yield LeftOut(f"row {number}", str(error))
 
 
 def sample_of(content: Any) -> int:
@@ -263,8 +299,7 @@ def sample_of(content: Any) -> int:
 
 
 def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
-    """Raises DatasetError with what is wrong, in words that differ between rows with that fault only in the
-    number of the message."""
+    """Raises DatasetError with what is wrong."""
     metadata = decoded("metadata", row["metadata"], _Metadata)
     tools = decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
     try:

@@ -37,6 +37,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Rollouts that an oracle played are taken only where they are named: `["oracle"]`."""
     truncated: bool = True
     """Take rollouts that ran out of a budget and were graded."""
+    unanswered: bool = False
+    """Take also those whose time ran out while the model owed an answer: its server may have been busy."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""

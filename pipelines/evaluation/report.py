@@ -105,9 +105,9 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
         ended = max(cell.requested - cell.open, 1)
-        each = (f"{cell.turns / ended:,.1f}", f"{cell.tokens / ended:,.0f}", _usd(cell.cost_usd, ended))
+        each = (f"{cell.turns / ended:,.1f}", _tokens(cell.tokens, ended), _usd(cell.cost_usd, ended))
         solve = (
-            f"{cell.tokens / cell.resolved:,.0f}" if cell.resolved else "",
+            _tokens(cell.tokens, cell.resolved),
             _usd(cell.cost_usd, cell.resolved),
         )
         rows.append((cell.harness, cell.model, *each, f"{cell.seconds / ended:,.0f}", *solve))
@@ -154,6 +154,10 @@ def _hundredths(mean: Mean, *, signed: bool = False) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def _tokens(total: int | None, by: int) -> str:
+    return f"{total / by:,.0f}" if total is not None and by else ""
+
+
 def _usd(total: float | None, by: int) -> str:
     return f"{total / by:.3f}" if total is not None and by else ""
 
@@ -184,8 +188,8 @@ _HOW = (
     "unbiased estimates that any, and that all, of k rollouts resolve a task. Differences are paired by "
     "task; p is that of an exact sign test of the tasks gained and lost: McNemar's, where a task has one "
     "rollout. Two cells differ where the interval is on one side of 0 and p is below 0.05, which is not "
-    "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts passes when "
-    "any, or all, of them resolved it; tasks with fewer are short, and in no figure."
+    "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts "
+    "passes when any, or all, of them resolved it; tasks with fewer are short, and in no figure."
 )
 
 

@@ -36,7 +36,8 @@ class TaskResult(NamedTuple):
     blocked: int
     malformed: int
     turns: int
-    tokens: int
+    tokens: int | None
+    """None where an endpoint did not say."""
     cost_usd: float | None
     """None where no price is known."""
     seconds: float
@@ -58,8 +59,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     malformed: int = 0
     """Ended by answers that the harness could not act on; graded, mostly as unresolved."""
     turns: int
-    tokens: int
+    tokens: int | None
+    """None where those of a rollout are not known."""
     cost_usd: float | None
+    """None where that of a rollout is not known."""
     seconds: float
 
     @property
@@ -187,7 +190,9 @@ def cells_of(rows: Iterable[TaskResult]) -> list[Cell]:
 
 
 def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
-    costs = [row.cost_usd for row in rows if row.cost_usd is not None]
+    costs = [row.cost_usd for row in rows if row.graded + row.aborted + row.blocked]
+    known = [cost for cost in costs if cost is not None]
+    tokens = [row.tokens for row in rows]
     return Cell(
         task_set=key[0],
         harness=key[1],
@@ -198,8 +203,8 @@ def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
         blocked=sum(row.blocked for row in rows),
         malformed=sum(row.malformed for row in rows),
         turns=sum(row.turns for row in rows),
-        tokens=sum(row.tokens for row in rows),
-        cost_usd=sum(costs) if costs else None,
+        tokens=None if None in tokens else sum(known for known in tokens if known is not None),
+        cost_usd=sum(known) if len(known) == len(costs) and known else None,
         seconds=sum(row.seconds for row in rows),
     )
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import Foreign
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.export import KEY
+from orchard.pipelines.interchange.measured import Phases, call_of, took
+from orchard.pipelines.left_out import LeftOut
 from orchard.schemas.images import Image
+from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -47,7 +49,7 @@ class _Verdict(msgspec.Struct, frozen=True):
     rewards: dict[str, float] | None = None
 
 
-class _Trial(msgspec.Struct, frozen=True):
+class _Trial(Phases, frozen=True, kw_only=True):
     """What Harbor writes beside a trial's trajectory."""
 
     task_name: str
@@ -55,31 +57,36 @@ class _Trial(msgspec.Struct, frozen=True):
     verifier_result: _Verdict | None = None
 
 
-def trajectory_files(places: Iterable[Path]) -> list[Path]:
+def trajectory_files(places: Iterable[Path]) -> list[Path | LeftOut]:
     """The files themselves; of a directory, all trajectory.json below it, or else its JSON files."""
-    found: list[Path] = []
+    found: list[Path | LeftOut] = []
     for place in places:
         if place.is_dir():
             inside = sorted(place.rglob("trajectory.json")) or sorted(place.glob("*.json"))
-            if not inside:
-                raise DatasetError(f"{place} has no trajectory.json: give ATIF files, or a directory of them")
-            found += inside
+            found += inside or [LeftOut(str(place), "it has no trajectory.json, and no JSON file")]
         else:
             found.append(place)
     return found
 
 
-def read_trajectories(files: Iterable[Path], blobs: BlobStore | None = None) -> Iterator[Foreign]:
-    """The trajectories of ATIF files; pictures beside a file become blobs, others are left out. Raises
-    DatasetError, with the file, for one that is none."""
+def read_trajectories(
+    files: Iterable[Path | LeftOut], blobs: BlobStore | None = None
+) -> Iterator[Foreign | LeftOut]:
+    """The trajectories of ATIF files, and the files that are none; pictures beside a file become blobs,
+    others are left out of the message."""
     for number, file in enumerate(files):
+        if isinstance(file, LeftOut):
+            yield file
+            continue
         try:
             raw = file.read_bytes()
-            yield _foreign(number, file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
+            one = _foreign(number, file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
         except OSError as error:
-            raise DatasetError(f"{file} cannot be read: {error}") from error
+            yield LeftOut(str(file), f"it cannot be read: {error}")
         except (ValueError, RecursionError) as error:
-            raise DatasetError(f"{file} is no trajectory in ATIF: {error}") from error
+            yield LeftOut(str(file), f"it is no trajectory in ATIF: {error}")
+        else:
+            yield one
 
 
 def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | None) -> Foreign:
@@ -88,11 +95,12 @@ def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs:
     known = _own(found)
     trial = _trial(file)
     nodes: dict[str, MessageNode] = {}
+    calls: dict[str, LLMCall] = {}
     flags: set[str] = set()
     read = partial(_placed, file.parent, blobs, flags)
-    leaf = _add(nodes, found, read)
+    leaf = _add(nodes, calls, found, read, None)
     for other in found.subagent_trajectories or ():
-        _add(nodes, other, read)
+        _add(nodes, calls, other, read, CallKind.SUBAGENT)
     if found.continued_trajectory_ref:
         flags.add("continued_elsewhere")
     resolved = _resolved(trial) if isinstance(known.resolved, msgspec.UnsetType) else known.resolved
@@ -116,6 +124,8 @@ def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs:
             {"agent": found.agent.version, "session_id": found.session_id, "notes": found.notes}
         ).decode(),
         flags=tuple(sorted(flags)),
+        took=took(found, trial),
+        calls=tuple(calls.values()),
     )
 
 
@@ -136,8 +146,15 @@ _Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, .
 """Text and pictures of a content, of which the captions are known."""
 
 
-def _add(nodes: dict[str, MessageNode], found: atif.Trajectory, read: _Read) -> str:
-    """Adds the messages of one conversation; the id of its last. Copied context is the same path again."""
+def _add(
+    nodes: dict[str, MessageNode],
+    calls_made: dict[str, LLMCall],
+    found: atif.Trajectory,
+    read: _Read,
+    kind: CallKind | None,
+) -> str:
+    """Adds the messages of one conversation, and the calls of the model by message; the id of its last.
+    Copied context is the same path again."""
     parent: str | None = None
     turn = 0
     for number, step in enumerate(found.steps, start=1):
@@ -148,7 +165,10 @@ def _add(nodes: dict[str, MessageNode], found: atif.Trajectory, read: _Read) -> 
         calls = tuple(_call(call) for call in step.tool_calls or ())
         said = read(step.message, _own(step).captions)
         tokens = _tokens(step.metrics)
+        before = parent
         parent = _node(nodes, parent, turn, role, said, step.reasoning_content or "", calls, "", tokens)
+        if role is Role.ASSISTANT and (made := call_of(step, found.agent, before, parent, turn, kind)):
+            calls_made.setdefault(parent, made)
         for result in step.observation.results if step.observation else ():
             said = read(result.content, _own(result).captions)
             parent = _node(nodes, parent, turn, Role.TOOL, said, "", (), result.source_call_id or "", None)

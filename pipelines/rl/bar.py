@@ -7,7 +7,7 @@ coordinator may die anywhere and decide again from the log.
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 
 import msgspec
 
@@ -72,11 +72,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A finished rollout. `reward` is None exactly when it was aborted."""
 
     status: RolloutStatus
-    tokens: int = 0
-    """Of the response."""
+    tokens: int | None = 0
+    """Of the response; None where an endpoint did not say."""
     reward: float | None = None
     cause: str = ""
     """Why it was aborted."""
+    untrained: bool = False
+    """Nobody learns of how it ended: the last to come into a group, and left out of its batch."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status is RolloutStatus.ABORTED):
@@ -208,8 +210,12 @@ def is_positive(rollout: Rollout) -> bool:
 
 
 def ranked(graded: dict[int, Rollout]) -> list[int]:
-    """Slots from best to worst: completed before truncated, short before long, early before late."""
-    return sorted(
-        graded,
-        key=lambda at: (graded[at].status is not RolloutStatus.COMPLETED, graded[at].tokens, at),
-    )
+    """Slots from best to worst: those that train first, completed before truncated, short before long and of
+    unknown length, early before late."""
+
+    def rank(at: int) -> tuple[bool, bool, float, int]:
+        one = graded[at]
+        length = inf if one.tokens is None else one.tokens
+        return one.untrained, one.status is not RolloutStatus.COMPLETED, length, at
+
+    return sorted(graded, key=rank)

@@ -28,6 +28,7 @@ from orchard.schemas.groups import (
     PromptSkipped,
     RunStarted,
 )
+from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
@@ -221,12 +222,14 @@ class Coordinator:
         await self._offer([rollout_entry(request, FIRST)])
 
     async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
-        """Another chance for an aborted rollout: first the log, because its sequence is the new fence."""
+        """Another chance for a rollout that trains nobody: first the log, because its sequence is the new
+        fence."""
         again = await opened(
             self._publisher,
             [(self.progress.request(prompt, slot), await self._publisher.outcome(place.rollout_id))],
             reason=f"slot {slot} of prompt {prompt} is refilled",
             source=SOURCE,
+            ended=() if self._plan.unanswered else (ExitStatus.UNANSWERED,),
         )
         if again:  # else somebody else has; the log will tell
             place.reopened.add(place.last)
@@ -308,7 +311,7 @@ class Coordinator:
             degenerate=degenerate,
             generated=len(graded),
             aborted=len(tried) - len(graded),
-            generated_tokens=sum(rollout.tokens for rollout in graded),
+            generated_tokens=sum(rollout.tokens or 0 for rollout in graded),
         )
 
     async def _record(self, data: GroupAssembled | PromptFailed | PromptSkipped, prompt: int) -> None:

@@ -13,6 +13,7 @@ from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from orchard.schemas.identity import check_name, digest, rollout_id
+from orchard.schemas.outcomes import ExitStatus
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -50,6 +51,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """See RolloutRequest."""
     frugal: FrugalSettings | None = None
     """Frugal sampling, in place of `bar`."""
+    unanswered: bool = False
+    """Train on rollouts whose time ran out while the model owed an answer. They count as aborted else."""
+    untrained: tuple[ExitStatus, ...] = ()
+    """Endings whose rollouts come last into a group, and are left out of its batch."""
     baseline: Baseline | None = None
     """How the trainer makes advantages of rewards, for exports; None in plans of before it was there."""
 
@@ -175,6 +180,11 @@ def plan_hash(plan: RunPlan) -> str:
         del built["harness_version"]
     if plan.frugal is None:
         del built["frugal"]
+    for name in ("unanswered", "untrained"):
+        if not built[name]:
+            del built[name]
+    if not plan.budget.wall_for_all:
+        del built["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)
 
 

@@ -1,6 +1,6 @@
 """Where a run stands, folded from its events: pure, in any number of passes, whoever published them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -20,7 +20,7 @@ from orchard.schemas.groups import (
     PromptFailed,
     PromptSkipped,
 )
-from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.outcomes import ExitStatus, RolloutStatus
 
 
 @dataclass
@@ -133,7 +133,9 @@ class Progress:
                 outcome.sample, event.rollout_id
             ):
                 number, place = self._place(outcome.sample, event.rollout_id or "")
-                place.outcomes[sequence] = as_rollout(outcome)
+                place.outcomes[sequence] = as_rollout(
+                    outcome, unanswered=self.plan.unanswered, untrained=self.plan.untrained
+                )
                 place.attempt = event.attempt or 0
                 return number
             case RolloutReopened(superseded_sequence=superseded):
@@ -208,6 +210,7 @@ class Progress:
             reward=rollout.reward,
             status=rollout.status,
             tokens=rollout.tokens,
+            untrained=rollout.untrained,
         )
 
     def _place(self, sample: int, rollout_id: str) -> tuple[int, Place]:
@@ -229,10 +232,23 @@ class Progress:
         return None
 
 
-def as_rollout(outcome: RolloutFinished | RolloutAborted) -> Rollout:
-    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward."""
+def as_rollout(
+    outcome: RolloutFinished | RolloutAborted,
+    *,
+    unanswered: bool = False,
+    untrained: Collection[ExitStatus] = (),
+) -> Rollout:
+    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward. So
+    does one whose time ran out while the model owed an answer, unless `unanswered` ones train."""
     if isinstance(outcome, RolloutAborted):
         return Rollout(status=RolloutStatus.ABORTED, cause=outcome.cause.value)
+    if outcome.exit_status is ExitStatus.UNANSWERED and not unanswered:
+        return Rollout(status=RolloutStatus.ABORTED, cause=outcome.exit_status.value)
     if outcome.reward is None:
         return Rollout(status=RolloutStatus.ABORTED, cause="not_graded")
-    return Rollout(status=outcome.status, tokens=outcome.completion_tokens, reward=outcome.reward)
+    return Rollout(
+        status=outcome.status,
+        tokens=outcome.completion_tokens,
+        reward=outcome.reward,
+        untrained=outcome.exit_status in untrained,
+    )

@@ -23,7 +23,7 @@ from orchard.workers.harnesses import planned_harness
 
 _PASS_RATES = """
 select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
-where campaign = ? and resolved is not null group by task_id
+where campaign = ? and resolved is not null and exit_status <> 'unanswered' group by task_id
 """
 
 UNMATCHED = "exclude_patterns_unmatched"

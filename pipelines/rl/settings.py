@@ -25,6 +25,7 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.identity import digest
+from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.quantities import Unit
 
 
@@ -93,6 +94,11 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Frugal sampling, in place of `bar`; `method = "frugal"` sets it."""
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
+    unanswered: bool = False
+    """Train on rollouts whose time ran out while the policy's server owed an answer. They count as aborted
+    else: how busy the server was is no fault of the policy."""
+    untrained: tuple[ExitStatus, ...] = ()
+    """Endings of which nobody learns: such rollouts come last into a group, and are left out of its batch."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""
@@ -138,9 +144,20 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
 
+_OVER = ["time_limit", "token_limit"]
+"""Endings over the wall and over the context, which the paper's filter of groups takes for noise."""
+
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "swe": {"lr": 1e-6, "steps": 150, "prompts_per_step": 16, "precision": "bfloat16"},
+    "swe": {
+        "lr": 1e-6,
+        "steps": 150,
+        "prompts_per_step": 16,
+        "precision": "bfloat16",
+        "untrained": _OVER,
+    },
     "paper": {
+        "untrained": _OVER,
         "lr": 1e-6,
         "steps": 150,
         "prompts_per_step": 16,
@@ -148,6 +165,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
     },
     "gui": {
+        "untrained": _OVER,
         "lr": 1e-6,
         "precision": "bfloat16",
         "keep_degenerate": False,
@@ -157,6 +175,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "curriculum": {"steps": 30},
     },
     "claw": {
+        "untrained": ["time_limit"],
         "lr": 1e-6,
         "steps": 150,
         "prompts_per_step": 8,
@@ -258,9 +277,12 @@ def settings_hash(settings: RlSettings) -> str:
     for name, default in msgspec.to_builtins(TaskPool()).items():
         if name in ("exclude", "held_out", "unproven", "per_repo", "seed") and told["tasks"][name] == default:
             del told["tasks"][name]
-    for name in ("lora", "pack_tokens"):
-        if told[name] is None:
+    # Settings that are younger than stored runs count only where they are not the default.
+    for name in ("lora", "pack_tokens", "unanswered", "untrained"):
+        if not told[name]:
             del told[name]
+    if not settings.budget.wall_for_all:
+        del told["budget"]["wall_for_all"]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]

@@ -26,11 +26,14 @@ class RunStopped(RunError):
 
 
 def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:
-    """A group without the members that have a sequence of more than `context` tokens: the others train, with
-    advantages among themselves."""
-    pairs = zip(group.members, rows, strict=True)
-    long = {member.rollout_id for member, own in pairs if max(len(one.ids) for one in own) > context}
-    return without(group, rows, long)
+    """A group without the members of whose ending nobody learns and those that have a sequence of more than
+    `context` tokens: the others train, with advantages among themselves."""
+    unfit = {
+        member.rollout_id
+        for member, own in zip(group.members, rows, strict=True)
+        if member.untrained or max(len(one.ids) for one in own) > context
+    }
+    return without(group, rows, unfit)
 
 
 def without(group: GroupAssembled, rows: Rows, left_out: Container[str]) -> Chosen:
@@ -171,7 +174,8 @@ def refusal(
         (
             len(left.members) < len(group.members) and (limits.whole or alike or len(left.members) < 2),
             incomplete,
-            f"{len(left.members)} of {len(group.members)} members have sequences within `context`",
+            f"{len(left.members)} of {len(group.members)} members have an ending that trains and sequences "
+            "within `context`",
         ),
         (oldest < 0, incomplete, "a token names no policy version: have the server report it"),
         (

@@ -230,7 +230,7 @@ class _Sums:
         worth = information(group.positive, group.size)
         self.opened += 1
         self.rollouts += group.used
-        self.tokens += sum(rollout.tokens for rollout in rollouts[: group.used])
+        self.tokens += sum(rollout.tokens or 0 for rollout in rollouts[: group.used])
         self.information += worth
         self.trained += bool(worth or keep)
         if worth:

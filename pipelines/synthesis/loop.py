@@ -37,7 +37,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded
 from orchard.workers.machine import Machine
 from orchard.workers.rollout import AttemptDependencies
@@ -192,6 +192,10 @@ class Run:
                 await self._solved(request)
             else:
                 await self._written(request)
+        except EndpointRests as rest:
+            again = _entry(request, successor(claim.message_id))
+            await claim.await_rest(again, rest.key, rest.seconds, rest.detail)
+            return
         except InfrastructureError as error:
             failures = request.failures + 1
             if failures > MAX_FAILURES:

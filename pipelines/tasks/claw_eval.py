@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 import yaml
 
+from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import (
     NAME,
     WORKSPACE,
+    WORKSPACE_SERVER,
     Checkout,
     ClawEvalTests,
     ClawEvalWorld,
@@ -32,7 +35,10 @@ MEDIA_TYPE = "application/gzip"
 LARGEST = 256 * 1024 * 1024
 """Bytes of one task's files."""
 _LEFT_OUT = frozenset({"__pycache__", ".git", "node_modules", ".venv"})
-_OTHER = re.compile(r"tasks/([\w.-]+)/")
+_NAME = re.compile(r"[\w.-]+")
+_MEDIA = re.compile(r"\[(?:media attached[^:\]]*|(?:image|audio|video): *source):\s*([^\]]+)\]", re.I)
+"""A picture, sound or film in the user's words."""
+_WORKSPACE_SERVER = f"src/{WORKSPACE_SERVER}"
 
 
 class _Prompt(msgspec.Struct):
@@ -110,55 +116,78 @@ class Read:
     """What a checkout gave."""
 
     tasks: list[Task]
-    left_out: dict[str, str]
-    """Task to why."""
+    left_out: list[LeftOut]
 
 
 def read_checkout(root: Path, put: Put, reading: Reading) -> Read:
-    """The tasks of a checkout. Raises TaskError for what is none, or has a task that cannot be read."""
-    if not (root / "src" / "claw_eval").is_dir() or not (root / "tasks").is_dir():
-        raise TaskError(f"{root} is no checkout of Claw-Eval: it needs src/claw_eval and tasks")
+    """The tasks of a checkout, and which are left out. Raises TaskError for what is no checkout."""
+    if not (root / _WORKSPACE_SERVER).is_file() or not (root / "tasks").is_dir():
+        raise TaskError(f"{root} is no checkout of Claw-Eval: it needs {_WORKSPACE_SERVER} and tasks")
     files = sorted(root.glob("tasks/*/task.yaml"))
     if not files:
         raise TaskError(f"{root} has no tasks/*/task.yaml")
+    names = frozenset(file.parent.name for file in files)
     shared = put(_archive(root, _shared(root)), MEDIA_TYPE)
-    read = Read([], {})
+    places: dict[str, str] = {}
+    read = Read([], [])
     for file in files:
-        definition = _definition(file)
-        if why := _unusable(definition, file):
-            read.left_out[definition.task_id] = why
-            continue
-        read.tasks.append(_task(root, file, definition, shared, put, reading))
+        try:
+            definition = _definition(file)
+            _check(definition, file)
+            if (first := places.setdefault(definition.task_id, file.parent.name)) != file.parent.name:
+                raise TaskError(f"its task_id {definition.task_id} is that of {first}")
+            read.tasks.append(storable(_task(root, file, definition, names, shared, put, reading)))
+        except (TaskError, OSError) as error:
+            read.left_out.append(LeftOut(file.parent.name, str(error)))
     return read
 
 
 def _definition(file: Path) -> _Definition:
     try:
         return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), _Definition)
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise TaskError(f"{file} is no task of Claw-Eval: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise TaskError(f"task.yaml is no task of Claw-Eval: {said}") from error
 
 
-def _unusable(definition: _Definition, file: Path) -> str:
+def _check(definition: _Definition, file: Path) -> None:
+    """Raises TaskError for what no harness here can do, or no grader judges."""
     if definition.user_agent.enabled:
-        return "its user is played by a model, which no harness here does"
+        raise TaskError("its user is played by a model, which no harness here does")
+    if shown := [*definition.prompt.attachments, *_MEDIA.findall(definition.prompt.text)]:
+        raise TaskError(f"its user shows {', '.join(shown)}, which no harness here does")
     if not (file.parent / "grader.py").is_file():
-        return "it has no grader.py"
-    return ""
+        raise TaskError("it has no grader.py")
 
 
 def _task(
-    root: Path, file: Path, definition: _Definition, shared: BlobRef, put: Put, reading: Reading
+    root: Path,
+    file: Path,
+    definition: _Definition,
+    names: frozenset[str],
+    shared: BlobRef,
+    put: Put,
+    reading: Reading,
 ) -> Task:
-    directory = file.parent.relative_to(root).as_posix()
+    folder = file.parent
+    directory = folder.relative_to(root).as_posix()
+    environment = definition.environment
+    sandbox_files = tuple(definition.sandbox_files or environment.fixtures)
+    grader_files = tuple(definition.sandbox_grader_files)
+    brought = [_named(root, folder, name) for name in (*sandbox_files, *grader_files)]
+    used = _others(root, folder, definition, names)
+    files = (
+        *_files(folder),
+        *brought,
+        *(path for name in used for path in _files(root / "tasks" / name / "fixtures")),
+    )
     checkout = Checkout(
         shared=shared,
-        task=put(_archive(root, _own(root, file.parent, definition)), MEDIA_TYPE),
+        task=put(_archive(root, files), MEDIA_TYPE),
         task_id=definition.task_id,
         directory=directory,
         python=reading.python,
     )
-    environment = definition.environment
     world = ClawEvalWorld(
         checkout=checkout,
         services=tuple(_service(each) for each in definition.services),
@@ -167,8 +196,8 @@ def _task(
             each.tool_name: Endpoint(url=each.url, method=each.method.upper())
             for each in definition.tool_endpoints
         },
-        sandbox_files=tuple(definition.sandbox_files or environment.fixtures),
-        sandbox_grader_files=tuple(definition.sandbox_grader_files),
+        sandbox_files=sandbox_files,
+        sandbox_grader_files=grader_files,
         snapshot_commands=tuple(definition.env_snapshot_commands),
         snapshot_files=tuple(definition.env_snapshot_files),
         snapshot_seconds=environment.env_snapshot_timeout,
@@ -176,9 +205,6 @@ def _task(
         turns=environment.max_turns,
         wall_seconds=environment.timeout_seconds,
     )
-    for name in (*world.sandbox_files, *world.sandbox_grader_files):
-        if not (file.parent / name).is_file():
-            raise TaskError(f"{file} names the file {name}, which is not there")
     tests = ClawEvalTests(checkout=checkout, local_grader_files=tuple(definition.local_grader_files))
     return Task(
         task_id=definition.task_id,
@@ -190,7 +216,7 @@ def _task(
         grading=PluginGrading(grader=NAME, settings=msgspec.to_builtins(tests)),
         world=WorldUse(kind=NAME, settings=msgspec.to_builtins(world)),
         memory="4Gi",
-        labels=_labels(definition, (file.parent / "grader.py").read_text(encoding="utf-8", errors="replace")),
+        labels=_labels(definition, _text(folder / "grader.py")),
     )
 
 
@@ -225,13 +251,29 @@ def _shared(root: Path) -> Iterator[Path]:
     yield from root.glob("tasks/*/*.py")
 
 
-def _own(root: Path, folder: Path, definition: _Definition) -> Iterator[Path]:
-    """The task's directory, and the fixtures of other tasks that its services read."""
-    yield from _files(folder)
-    said = [each.command for each in definition.services]
-    said += [str(value) for each in definition.services for value in (each.env or {}).values()]
-    for other in sorted({name for text in said for name in _OTHER.findall(text)} - {folder.name}):
-        yield from _files(root / "tasks" / other / "fixtures")
+def _named(root: Path, folder: Path, name: str) -> Path:
+    """The file that a task names: in its directory, else in the checkout. Raises TaskError."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise TaskError(f"it names the file {name}, which leads out of its directory")
+    found = next((path for path in (folder / name, root / name) if path.is_file()), None)
+    if found is None:
+        raise TaskError(f"it names the file {name}, which is not there")
+    return found
+
+
+def _others(root: Path, folder: Path, definition: _Definition, names: frozenset[str]) -> set[str]:
+    """Other tasks whose fixtures this one may read: those that its grader, or its services' commands,
+    variables and programs name. A program may fall back on the fixtures of the task that it was made for."""
+    said = [_text(folder / "grader.py")]
+    for each in definition.services:
+        said += [each.command, *map(str, (each.env or {}).values())]
+        programs = (root / word for word in each.command.split() if word.endswith(".py"))
+        said += [_text(program) for program in programs if program.is_file()]
+    return {name for text in said for name in _NAME.findall(text)} & names - {folder.name}
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -2,7 +2,8 @@
 
 Harbor runs `tests/test.sh`, which writes a number to /logs/verifier/reward.json, or else
 reward.txt: 1 is solved. Terminal-Bench runs `run-tests.sh` with TEST_DIR: exit status 0 is solved. Both run
-in the agent's sandbox, in the image's working directory, with the image's variables.
+in the agent's sandbox, in the image's working directory, with the image's variables. What a definition says
+of network and time-outs, or leaves to the defaults of its format, goes into the task (`Asked`).
 """
 
 import base64
@@ -15,25 +16,29 @@ from typing import Any
 
 import msgspec
 
+from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.harbor_networks import Policy, asked_for
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import StateCheck, Task
+from orchard.schemas.tasks import Asked, StateCheck, Task
+from orchard.workers.networks import SHUT
 
 HARBOR, TERMINAL_BENCH = "harbor", "terminal-bench"
 LARGEST = 16 * 1024 * 1024
 """Bytes of the tests, or of the solution, of one task."""
 
-_REWARD = """\
-if [ -f /logs/verifier/reward.json ]; then
-  cat /logs/verifier/reward.json
-  grep -Eq '"reward"[[:space:]]*:[[:space:]]*1(\\.0*)?[[:space:]]*(,|}|$)' /logs/verifier/reward.json
-else
-  cat /logs/verifier/reward.txt || { echo 'the tests wrote no reward'; exit 1; }
-  grep -Eqx '[[:space:]]*1(\\.0*)?[[:space:]]*' /logs/verifier/reward.txt
-fi
+REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+"""Where Harbor's tests leave their verdict; the first that is there counts."""
+_PYTEST = b"""\
+python3 -c 'import pytest' || exit 127
+python3 -m pytest -rA "$TEST_DIR/test_outputs.py"
+status=$?
+[ $status -lt 3 ] || exit 126
+exit $status
 """
+"""Terminal-Bench's tests without a script. From 3 on pytest says that it could not run them."""
 _HOST_VARIABLE = re.compile(r"\$\{\w+")
 
 
@@ -56,6 +61,9 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     """For every command of the agent."""
     timeout_seconds: float
+    asks: Asked
+    rewards: tuple[str, ...] = ()
+    """Where the tests leave their verdict; empty: it is their exit status."""
     image: str = ""
     """One that is published; else it is to be built from `context`."""
     context: Path
@@ -90,23 +98,19 @@ def directories(root: Path) -> list[Path]:
     return found[:1] if found[0] == root else found
 
 
-def read_all(root: Path) -> list[Directory]:
-    """All task directories at `root`; one TaskError names all that are none."""
-    paths = directories(root)
+def read_all(root: Path) -> tuple[list[Directory], list[LeftOut]]:
+    """The task directories at `root`, and those that are none, each with its reason."""
     found: dict[str, Directory] = {}
-    problems = []
-    for path in paths:
+    left_out = []
+    for path in directories(root):
         try:
             read = read_directory(path)
             if read.name in found:
-                raise TaskError(f"{path}: the task {read.name!r} is already in {found[read.name].path}")
+                raise TaskError(f"the task {read.name!r} is already in {found[read.name].path}")
             found[read.name] = read
         except TaskError as error:
-            problems.append(str(error))
-    if problems:
-        listed = "\n  ".join(problems)
-        raise TaskError(f"{len(problems)} of {len(paths)} are no tasks, nothing was imported:\n  {listed}")
-    return list(found.values())
+            left_out.append(LeftOut(str(path), str(error).removeprefix(f"{path}: ")))
+    return list(found.values()), left_out
 
 
 def read_directory(path: Path) -> Directory:
@@ -117,7 +121,7 @@ def read_directory(path: Path) -> Directory:
         parse_bytes(read.memory)
     except msgspec.DecodeError as error:
         raise TaskError(f"a task or compose file in {path}: {error}") from error
-    except (OSError, InvalidQuantity, ValueError) as error:
+    except (OSError, InvalidQuantity, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: {error}") from error
     return read
 
@@ -147,20 +151,22 @@ def directory_task(
         cpu=directory.cpu,
         memory=directory.memory,
         labels=directory.labels,
+        asks=directory.asks,
     )
 
 
 def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -> StateCheck:
-    """The tests come to a place that no agent can guess, and from there to /tests, where it left nothing."""
+    """The tests come to a place that no agent can guess, and from there to /tests, where it left nothing.
+    What must be done before they run, and cannot be, ends as what cannot be executed does."""
     texts = {path: text for path, data in directory.tests.items() if (text := text_of(data)) is not None}
     binary = {path: data for path, data in directory.tests.items() if path not in texts}
     place = f"/tmp/tests-{digest([texts, sorted(binary)], 24)}"
     command = (
-        "rm -rf /tests /logs/verifier && mkdir -p /logs/verifier /logs/agent || exit 1\n"
-        f"mv {place} /tests || exit 1\n"
+        "rm -rf /tests /logs/verifier && mkdir -p /logs/verifier /logs/agent || exit 126\n"
+        f"mv {place} /tests || exit 126\n"
         + _placed("/tests", binary)
         + "chmod -R 755 /tests\n"
-        + f". {place}.variables\ncd {shlex.quote(workdir)} || exit 1\n{directory.test_command}\n"
+        + f". {place}.variables\ncd {shlex.quote(workdir)} || exit 126\n{directory.test_command}\n"
     )
     variables = _exports({**environment, **directory.environment, **directory.variables})
     files = {f"{place}/{path}": text for path, text in texts.items()}
@@ -168,6 +174,7 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
         files={f"{place}.variables": variables, **files},
         command=command,
         timeout_seconds=directory.timeout_seconds,
+        rewards=directory.rewards or msgspec.UNSET,
     )
 
 
@@ -177,7 +184,9 @@ def _placed(root: str, files: Mapping[str, bytes]) -> str:
     for path, data in files.items():
         target = shlex.quote(f"{root}/{path}")
         text = base64.encodebytes(data).decode()
-        lines.append(f"mkdir -p \"$(dirname {target})\" && base64 -d > {target} <<'END'\n{text}END\n")
+        lines.append(
+            f"mkdir -p \"$(dirname {target})\" && base64 -d > {target} <<'END' || exit 126\n{text}END\n"
+        )
     return "".join(lines)
 
 
@@ -206,13 +215,17 @@ def _format(path: Path) -> str:
 
 
 def _paths(root: Path) -> dict[str, Path]:
-    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it."""
+    """The regular files below `root`, by relative path. Raises TaskError for a link that leads out of it, and
+    for a name that is no text."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             if not path.resolve().is_relative_to(root.resolve()):
                 raise TaskError(f"{path} is a link out of {root}: put a file in its place")
-            found[path.relative_to(root).as_posix()] = path
+            name = path.relative_to(root).as_posix()
+            if name != name.encode(errors="replace").decode():
+                raise TaskError(f"{root} has a file whose name is no Unicode: {name!r}")
+            found[name] = path
     return found
 
 
@@ -229,8 +242,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _one_service(path: Path) -> None:
-    """Raises ValueError for a compose file with more than one service."""
+def _networked(path: Path) -> bool:
+    """Whether the service of a compose file has a network, as it has without such a file. Raises ValueError
+    for several services."""
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (path / name).is_file():
             services = msgspec.yaml.decode((path / name).read_bytes(), type=_Compose).services
@@ -239,6 +253,10 @@ def _one_service(path: Path) -> None:
                     f"{name} has the services {', '.join(services)}, and a task here has one sandbox: "
                     "put what it needs into one image"
                 )
+            return all(
+                not isinstance(one, dict) or one.get("network_mode") != "none" for one in services.values()
+            )
+    return True
 
 
 class _Compose(msgspec.Struct, frozen=True):
@@ -256,27 +274,34 @@ class _Variables(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
 
 
-class _Verifier(msgspec.Struct, frozen=True):
+class _Agent(Policy, frozen=True):
+    timeout_sec: Duration | None = None
+
+
+class _Verifier(Policy, frozen=True):
     timeout_sec: Duration = 600.0
-    env: dict[str, str] = {}
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     environment_mode: str = "shared"
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class _Environment(msgspec.Struct, frozen=True):
+class _Environment(Policy, frozen=True):
+    build_timeout_sec: Duration = 600.0
     docker_image: str = ""
     cpus: float = 1
     memory_mb: int = 2048
     memory: str = ""
     gpus: int = 0
-    env: dict[str, str] = {}
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     workdir: str = ""
-    mcp_servers: list[Any] = []
+    mcp_servers: list[Any] = msgspec.field(default_factory=list)
 
 
 class _TaskToml(msgspec.Struct, frozen=True):
     task: _Named = _Named()
     metadata: dict[str, Any] = {}
     verifier: _Verifier = _Verifier()
+    agent: _Agent = _Agent()
     environment: _Environment = _Environment()
     solution: _Variables = _Variables()
     steps: list[Any] = []
@@ -287,7 +312,8 @@ def _harbor(path: Path) -> Directory:
     environment = given.environment
     beyond = {
         "several steps": given.steps,
-        "a verifier in an environment of its own": given.verifier.environment_mode != "shared",
+        "a verifier in an environment of its own": given.verifier.environment
+        or given.verifier.environment_mode != "shared",
         "GPUs": environment.gpus,
         "MCP servers": environment.mcp_servers,
     }
@@ -300,7 +326,9 @@ def _harbor(path: Path) -> Directory:
                     f"variable {name} is {value!r}, taken from the machine that runs the tests: "
                     "a task holds no secrets, so write a plain value"
                 )
-    _one_service(path / "environment")
+    network = asked_for(environment, given.agent, given.verifier)
+    if not _networked(path / "environment"):
+        network = SHUT
     if not (path / "tests" / "test.sh").is_file():
         raise ValueError("there is no tests/test.sh, so nothing judges the task")
     return Directory(
@@ -309,12 +337,19 @@ def _harbor(path: Path) -> Directory:
         name=given.task.name or path.resolve().name,
         statement=(path / "instruction.md").read_text(encoding="utf-8"),
         tests=_files(path / "tests", "tests"),
-        test_command=f"bash /tests/test.sh\n{_REWARD}",
+        test_command='bash /tests/test.sh; echo "the tests exited with $?"',
+        rewards=REWARDS,
         solution=_files(path / "solution", "solution files"),
         variables=given.verifier.env,
         solution_variables=given.solution.env,
         environment=environment.env,
         timeout_seconds=given.verifier.timeout_sec,
+        asks=Asked(
+            network=not network.blocked,
+            hosts=network.hosts,
+            agent_seconds=given.agent.timeout_sec,
+            creation_seconds=environment.build_timeout_sec,
+        ),
         image=environment.docker_image,
         context=path / "environment",
         workdir=environment.workdir,
@@ -331,12 +366,13 @@ class _TaskYaml(msgspec.Struct, frozen=True):
     instruction: str
     difficulty: str = ""
     category: str = ""
+    max_agent_timeout_sec: Duration = 360.0
     max_test_timeout_sec: Duration = 600.0
 
 
 def _terminal_bench(path: Path) -> Directory:
     given = msgspec.yaml.decode((path / "task.yaml").read_bytes(), type=_TaskYaml)
-    _one_service(path)
+    asks = Asked(network=_networked(path), agent_seconds=given.max_agent_timeout_sec)
     tests = _files(path / "tests", "tests")
     script = path / "run-tests.sh"
     if script.is_file():
@@ -346,7 +382,7 @@ def _terminal_bench(path: Path) -> Directory:
             "there is neither a run-tests.sh nor a tests/test_outputs.py, so nothing judges the task"
         )
     else:
-        tests["run-tests.sh"] = b'python3 -m pytest -rA "$TEST_DIR/test_outputs.py"\n'
+        tests["run-tests.sh"] = _PYTEST
     solution = path / "solution.sh"
     return Directory(
         path=path,
@@ -358,6 +394,7 @@ def _terminal_bench(path: Path) -> Directory:
         solution={"solve.sh": solution.read_bytes()} if solution.is_file() else {},
         variables={"TEST_DIR": "/tests"},
         timeout_seconds=given.max_test_timeout_sec,
+        asks=asks,
         context=path,
         labels=_labels({"difficulty": given.difficulty, "category": given.category}),
     )

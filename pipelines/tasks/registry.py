@@ -19,16 +19,18 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import IMPOSSIBLE, PluginGrading, SWETests, Task, task_hash
+from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.networks import asked
 
 CAMPAIGN = "tasks"
 SOURCE = "orchard/tasks"
 MEDIA_TYPE = "application/json"
 GRADER_LABEL = "orchard.grader"
+NETWORK_LABEL = "orchard.network"
 BATCH = 100
 
 
@@ -100,21 +102,36 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
 
 
 def _labels(task: Task) -> dict[str, str]:
-    """The task's own, and which plug-in it needs, which `submit` looks at."""
-    grading = task.grading
-    return (
-        {**task.labels, GRADER_LABEL: grading.grader} if isinstance(grading, PluginGrading) else task.labels
-    )
+    """The task's own, and what `submit` looks at: the plug-in that it needs, the network that it asks for."""
+    labels = dict(task.labels)
+    if isinstance(task.grading, PluginGrading):
+        labels[GRADER_LABEL] = task.grading.grader
+    if isinstance(task.asks, Asked):
+        labels[NETWORK_LABEL] = asked(task).told
+    return labels
 
 
-def needed_graders(store: str, tasks: Sequence[TaskRef]) -> set[str]:
-    """Names of the plug-ins that grade these tasks."""
-    with open_tables(store) as tables:
+class Needs(msgspec.Struct, frozen=True):
+    """What the tasks table says that a task needs."""
+
+    grader: str | None
+    """Plug-in that judges it."""
+    network: str | None
+    """What it asks to reach, in words; None: it was not read."""
+    patch: bool
+    """Whether a repository's tests judge it."""
+    repo: str
+
+
+def needs_of(store: str, tasks: Sequence[TaskRef]) -> dict[str, Needs]:
+    """What each of these tasks needs, by its id."""
+    with open_tables(store, views=["tasks"]) as tables:
         rows = tables.execute(
-            f"SELECT task_id, labels['{GRADER_LABEL}'] FROM tasks WHERE labels['{GRADER_LABEL}'] IS NOT NULL"
+            f"SELECT task_id, labels['{GRADER_LABEL}'], labels['{NETWORK_LABEL}'], fail_to_pass > 0, repo "
+            "FROM tasks"
         ).fetchall()
-    graders = dict(rows)
-    return {graders[task.task_id] for task in tasks if task.task_id in graders}
+    found = {task_id: Needs(*needs) for task_id, *needs in rows}
+    return {task.task_id: found[task.task_id] for task in tasks if task.task_id in found}
 
 
 def replaced(validation: Validation) -> TaskRejected:

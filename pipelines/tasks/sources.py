@@ -1,9 +1,12 @@
-"""Task sources that are plug-ins: anything that yields tasks, checked before one of them is imported."""
+"""Task sources that are plug-ins: anything that yields tasks, each of which is checked."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.storable import storable
+from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Task
 from orchard.workers.graders import check_grading
@@ -16,23 +19,32 @@ class TaskSource(Protocol):
         """All tasks. `options` are those of the command line; ones that it does not know are a TypeError."""
 
 
-def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> list[Task]:
-    """The tasks of a source.
+def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> tuple[list[Task], list[LeftOut]]:
+    """The tasks of a source, and what it gives that is none: another type, an id that comes twice, a grader
+    that there is not.
 
-    Raises TaskError for what is no task, for an id that comes twice, and for options that it does not take;
-    PluginError for a task whose grader there is not.
+    Raises TaskError for options that it does not take.
     """
     found: dict[str, Task] = {}
+    left_out = []
     try:
-        for number, task in enumerate(source.tasks(**options), 1):
-            if not isinstance(task, Task):
-                raise TaskError(f"item {number} of source {name} is a {type(task).__name__}, not a Task")
-            if found.get(task.task_id, task) != task:
-                raise TaskError(f"source {name} has two tasks with the id {task.task_id}: ids must be unique")
-            parse_bytes(task.memory)
-            parse_cores(task.cpu)
-            check_grading(task)
-            found[task.task_id] = task
-    except (TypeError, InvalidQuantity) as error:
+        for number, item in enumerate(source.tasks(**options), 1):
+            try:
+                task = _checked(item)
+                if found.setdefault(task.task_id, task) != task:
+                    raise TaskError("its id is that of another task: ids must be unique")
+            except (TaskError, InvalidQuantity, PluginError) as error:
+                named = f", {item.task_id}" if isinstance(item, Task) else ""
+                left_out.append(LeftOut(f"item {number}{named}", str(error)))
+    except TypeError as error:
         raise TaskError(f"source {name}: {error}") from error
-    return list(found.values())
+    return list(found.values()), left_out
+
+
+def _checked(item: object) -> Task:
+    if not isinstance(item, Task):
+        raise TaskError(f"it is a {type(item).__name__}, not a Task")
+    parse_bytes(item.memory)
+    parse_cores(item.cpu)
+    check_grading(item)
+    return storable(item)

@@ -9,7 +9,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
+from orchard.pipelines.left_out import LeftOut
+from orchard.pipelines.tasks.errors import MalformedRow, TaskError
+from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.tasks import Task
 
 Reader = Callable[[dict[str, Any], int], Task]
@@ -28,6 +30,11 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that are tasks."""
     problems: tuple[MalformedRow, ...]
 
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The other rows, each with its reason."""
+        return [problem.left_out for problem in self.problems]
+
     def tasks(self) -> Iterator[Task]:
         """The tasks of the good rows, read again from the file."""
         bad = {problem.row for problem in self.problems}
@@ -36,20 +43,16 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
                 yield self.read(row, number)
 
 
-def check_rows(path: Path, read: Reader, *, skip_malformed: bool = False) -> RowFile:
+def check_rows(path: Path, read: Reader) -> RowFile:
     """Look at every row of a `.parquet`, `.jsonl` or `.json` (one object a line, or one list) file.
 
-    Raises MalformedRows when any row is not a task, unless `skip_malformed`; TaskError when the file cannot
-    be read at all.
+    Raises TaskError when the file cannot be read at all, or has no row.
     """
     problems: list[MalformedRow] = []
     seen: dict[str, int] = {}
     for number, row in read_rows(path):
-        if isinstance(row, MalformedRow):
-            problems.append(row)
-            continue
         try:
-            task = read(row, number)
+            task = _task(row, number, read)
         except MalformedRow as problem:
             problems.append(problem)
             continue
@@ -60,11 +63,22 @@ def check_rows(path: Path, read: Reader, *, skip_malformed: bool = False) -> Row
             )
         else:
             seen[task.task_id] = number
-    if problems and not skip_malformed:
-        raise MalformedRows(str(path), problems)
-    if not seen:
+    if not seen and not problems:
         raise TaskError(f"{path} holds no task")
     return RowFile(path=path, read=read, good=len(seen), problems=tuple(problems))
+
+
+def _task(row: dict[str, Any] | MalformedRow, number: int, read: Reader) -> Task:
+    """The task of a row. Raises MalformedRow, also for one that cannot be stored: half characters, lists in
+    lists without end."""
+    if isinstance(row, MalformedRow):
+        raise row
+    try:
+        return storable(read(row, number))
+    except MalformedRow:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise MalformedRow(number, "", f"it cannot be read: {error}") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
@@ -102,7 +116,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]
                 continue
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 yield number, MalformedRow(number, "", f"is not JSON: {error}")
                 continue
             if isinstance(row, dict):
@@ -115,7 +129,7 @@ def _list_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]
     """The rows of a file that is one JSON list; their numbers are places in it."""
     try:
         rows = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{path} cannot be read as a JSON list: {error}") from error
     for number, row in enumerate(rows, start=1):
         yield number, row if isinstance(row, dict) else MalformedRow(number, "", "must be a JSON object")

@@ -13,25 +13,32 @@ from orchard.pipelines.synthesis.drafts import Case, case_of
 from orchard.pipelines.synthesis.gui_proof import by_playing, by_records, on_a_site
 from orchard.pipelines.synthesis.proof import Defect
 from orchard.pipelines.synthesis.proof import prove as bundles_proven
+from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.history import OVER, look
 from orchard.pipelines.tasks.impossible import variants
 from orchard.pipelines.tasks.other_releases import LIST, newer_releases
 from orchard.pipelines.tasks.proof import Proven, prove
 from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
+from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.claw import DOMAIN
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task, graded_in_place, task_hash
 from orchard.storage.blobs import BlobStore
+from orchard.workers.budgets import as_published
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
+from orchard.workers.graders.controls import Controls
 from orchard.workers.machine import Machine
-from orchard.workers.preparation import prepare
+from orchard.workers.networks import asked, refusal
+from orchard.workers.preparation import prepare, solve
 from orchard.workers.sandboxes import SandboxMachine
+from orchard.workers.settings import TaskNetwork
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",
     AbortCause.GRADER_FAILED: "no_verdict",
+    AbortCause.TASK_BROKEN: "task_broken",
     AbortCause.INVALID_REQUEST: "invalid",
     AbortCause.SANDBOX_OUT_OF_MEMORY: "out_of_memory",
 }
@@ -39,9 +46,6 @@ UNFIT = {
 
 LEFT = frozenset({AbortCause.IMAGE_UNAVAILABLE, AbortCause.SANDBOX_REFUSED})
 """Failures that say nothing of a task, and need not concern the others: it stays unproven."""
-
-SOLUTION = "/tmp/orchard-solution"
-"""Where the script lies that solves a task graded in place."""
 
 FOUND = "/tmp/orchard-found"
 """Where the look for solutions in reach writes what it finds."""
@@ -83,7 +87,7 @@ def provable(task: Task) -> bool:
 
 class Validator:
     """Grades tasks in fresh sandboxes, exactly as a worker grades a rollout. With `play`, tasks on generated
-    sites are played in Chromium, too."""
+    sites are played in Chromium, too. `task_network` is what workers give tasks that ask for a network."""
 
     def __init__(
         self,
@@ -92,8 +96,11 @@ class Validator:
         settings: ValidationSettings | None = None,
         *,
         play: bool = False,
+        task_network: TaskNetwork = "never",
     ) -> None:
         self.settings = settings or ValidationSettings()
+        self._task_network = task_network
+        self._controls = Controls()
         self._play_sites = play
         self._client = client
         self._blobs = blobs
@@ -126,9 +133,12 @@ class Validator:
     async def validate(self, task: Task) -> Validation:
         """Prove or reject one task, by the rule of its kind (`prove`).
 
-        Raises InfrastructureError when the machine, and not the task, is to blame.
+        Raises InfrastructureError when the machine, and not the task, is to blame, and TaskError for a task
+        that asks for a network where none is given: without it nothing is shown.
         """
         started = time.monotonic()
+        if (why := refusal(task, self._task_network)) is not None:
+            raise TaskError(why)
         solution = task.gold_patch if task.gold_patch.strip() else ""
         if on_a_site(task):
             return await self._on_its_site(task)
@@ -263,8 +273,13 @@ class Validator:
             purpose="validation",
             cpu=task.cpu,
             memory=task.memory,
-            timeout=self.settings.creation_seconds,
+            timeout=self._timeouts(task).creation,
+            network=asked(task),
         )
+
+    def _timeouts(self, task: Task) -> Timeouts:
+        given = Timeouts(creation=self.settings.creation_seconds, grading=self.settings.grading_seconds)
+        return as_published(task, Budget(), given)[1]
 
     async def _grade(self, task: Task, submission: str, *, copies: bool = True) -> Reward:
         fresh = partial(self._fresh, task)
@@ -276,10 +291,11 @@ class Validator:
                 task,
                 submission,
                 machine,
-                timeout=self.settings.grading_seconds,
+                timeout=self._timeouts(task).grading,
                 blobs=self._blobs,
                 pristine=fresh,
                 copies=copies,
+                controls=self._controls,
             )
 
     def _last_words(self, reward: Reward) -> str:
@@ -292,13 +308,7 @@ class Validator:
         """Be the agent whose sandbox is judged: run the solution, a shell script, and leave."""
         await prepare(task, machine, self.settings.grading_seconds)
         if solution:
-            await machine.write(SOLUTION, solution.encode())
-            await machine.run(
-                f"bash {SOLUTION}",
-                timeout=self.settings.grading_seconds,
-                cwd=task.workdir,
-                env=task.environment,
-            )
+            await solve(task, machine, self._timeouts(task).grading)
 
 
 def _rejected(task: Task, reason: str, detail: str) -> Validation:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.workers.networks import SHUT, Network
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 
 Item = TypeVar("Item")
@@ -44,7 +45,14 @@ async def as_ready(
 
 
 def open_sandbox(
-    client: AsyncSandboxClient, image: str, *, purpose: str, cpu: str, memory: str, timeout: float
+    client: AsyncSandboxClient,
+    image: str,
+    *,
+    purpose: str,
+    cpu: str,
+    memory: str,
+    timeout: float,
+    network: Network = SHUT,
 ) -> AbstractAsyncContextManager[SandboxMachine]:
     """A sandbox for a task in the making, `timeout` seconds for its creation; raises InfrastructureError."""
     return SandboxFactory(
@@ -53,7 +61,7 @@ def open_sandbox(
         _unrecorded,
         key=f"{purpose}-{secrets.token_hex(8)}",
         labels={"campaign": "tasks"},
-    ).open(image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout)
+    ).open(image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout, network=network)
 
 
 async def _unrecorded(_: msgspec.Struct) -> None:

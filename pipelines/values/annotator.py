@@ -35,8 +35,9 @@ from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.streams.shifts import Shift, share_of
 from orchard.workers.deadletters import DeadLetters
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.workers.message_tree import Totals, used_by
 
 log = logging.getLogger("orchard.annotator")
 
@@ -115,10 +116,9 @@ class Annotator:
         while not stop.is_set() and shift.go_on():
             claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
             if claim is not None:
-                with shift.at_work():
-                    await self._handle(claim)
+                await self._handle(claim, shift)
 
-    async def _handle(self, claim: Claim) -> None:
+    async def _handle(self, claim: Claim, shift: Shift) -> None:
         try:
             request = read_annotation_request(claim.body)
         except NewerRequest as error:
@@ -133,7 +133,14 @@ class Annotator:
             await self._dead.reject(claim, f"it wants prompt version {request.prompt_version}: {error}")
             return
         try:
-            event = await self._verdict(request, judge)
+            if rest := await self._models.resting(request.model.endpoint):
+                raise rest  # no work: an annotator that finds none may end, while an endpoint rests too
+            with shift.at_work():
+                event = await self._verdict(request, judge)
+        except EndpointRests as rest:
+            entry = queue_entry(request, successor(claim.message_id))
+            await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
+            return
         except (InfrastructureError, StorageError) as error:
             await self._later(claim, request, str(error))
             return
@@ -240,9 +247,9 @@ def _facts(
     answers: list[Completion],
     seconds: float,
 ) -> AnnotationFacts:
-    """Who was asked what, summed over all tries; the cost is known only where each try's is."""
+    """Who was asked what, summed over all tries; tokens and cost are known only where each try's are."""
     last = answers[-1] if answers else None
-    costs = [answer.cost_usd for answer in answers]
+    used = sum(map(used_by, answers), Totals())
     oracle = any(answer.model_kind is ModelKind.ORACLE for answer in answers)
     return AnnotationFacts(
         annotator=request.annotator,
@@ -255,9 +262,9 @@ def _facts(
         steps=len(case.steps),
         omitted_steps=prompt.omitted_steps,
         tries=len(answers),
-        prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
-        completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        prompt_tokens=used.prompt_tokens,
+        completion_tokens=used.completion_tokens,
+        cost_usd=used.cost_usd,
         seconds=seconds,
     )
 

@@ -29,7 +29,7 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused, StreamsError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.openings import opened
 from orchard.workers.retries import Abort, after_failure
 from orchard.workers.rollout import Attempt, AttemptDependencies, Beginning
@@ -118,6 +118,14 @@ async def run_to_outcome(
         outcome: Outcome
         try:
             outcome = await attempt.run()
+        except EndpointRests as rest:
+            await attempt.publish(
+                AttemptReleased(
+                    reason="resting", cause=rest.cause, detail=rest.detail, retry_in_seconds=rest.seconds
+                )
+            )
+            await dependencies.models.rest_over(rest)
+            continue
         except InfrastructureError as error:
             failures = request.failures + 1
             step = after_failure(

@@ -23,11 +23,14 @@ from orchard.pipelines.values.recorded import BEFORE
 from orchard.pipelines.values.replaying import Replay, replay
 from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.workers.comparing import Divergence
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import planned_harness
 from orchard.workers.harnesses.interface import CannotExecute
+from orchard.workers.networks import network_of, refusal
 from orchard.workers.preparation import prepare
 from orchard.workers.rollout import AttemptDependencies
 from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
@@ -166,7 +169,14 @@ class _State:
                     yield copy
                     return
             machine = await stack.enter_async_context(
-                factory.open(task.image, purpose="rollout", cpu=task.cpu, memory=memory, timeout=timeout)
+                factory.open(
+                    task.image,
+                    purpose="rollout",
+                    cpu=task.cpu,
+                    memory=memory,
+                    timeout=timeout,
+                    network=network_of(task, agent=True),
+                )
             )
             replayed, _ = await _replayed(self.point, machine)
             self.add(replayed)
@@ -187,6 +197,8 @@ class _State:
 async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterator[_State]:
     """The point's state, made in a sandbox of its own. Raises PointRefused, InfrastructureError."""
     recorded, run = point.recorded, f"{point.event_id}.{os.getpid()}-{uuid4().hex[:8]}"
+    if (why := refusal(recorded.task, dependencies.sandbox_settings.task_network)) is not None:
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
     published = 0
 
     async def publish(data: msgspec.Struct) -> None:
@@ -215,6 +227,7 @@ async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterat
         cpu=recorded.task.cpu,
         memory=recorded.memory,
         timeout=recorded.request.timeouts.creation,
+        network=network_of(recorded.task, agent=True),
     ) as base:
         done, processes = await _replayed(point, base)
         state = _State(point, base, done.commands, copies=processes == 0)

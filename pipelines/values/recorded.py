@@ -18,7 +18,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.comparing import Executed
 from orchard.workers.harnesses.interface import text_action
 from orchard.workers.large_messages import whole
-from orchard.workers.message_tree import Totals
+from orchard.workers.message_tree import Totals, used_by
 
 T = TypeVar("T")
 
@@ -63,17 +63,11 @@ class Recorded:
         """What the path up to step `step` has used of the budget."""
         totals = Totals()
         for node in self.until(step):
-            used = Totals(seconds_commands=node.result.seconds if node.result else 0.0)
             if node.role is Role.ASSISTANT:
                 call = self.calls.get(node.node_id)
-                used.turns = used.calls = 1
-                used.cost_usd = call.cost_usd if call else None
-                if call is not None:
-                    used.prompt_tokens = call.usage.prompt_tokens
-                    used.completion_tokens = call.usage.completion_tokens
-                    used.seconds_llm = call.seconds
-                    used.model_kind = call.model_kind
-            totals += used
+                totals += used_by(call) if call else Totals(turns=1, calls=1, uncounted=1, unpriced=1)
+            elif node.result is not None:
+                totals += Totals(seconds_commands=node.result.seconds)
         return totals
 
     def executed(self, step: int) -> list[Executed]:

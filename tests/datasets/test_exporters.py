@@ -8,6 +8,7 @@ from typing import Any
 import datasets as hf
 import numpy as np
 import pandas
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import SFTConfig, SFTTrainer
@@ -19,6 +20,7 @@ from orchard.pipelines.datasets.exporters.write import EXPORTERS, export
 from orchard.pipelines.datasets.importing import events_of, import_trajectories, read_released, released
 from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.pipelines.left_out import LeftOut
 from orchard.schemas.blobs import INLINE_LIMIT
 from orchard.schemas.events import encode_event, payload
 from orchard.storage.blobs import BlobStore
@@ -290,10 +292,20 @@ def test_large_parts_of_imported_messages_are_blobs(tmp_path: Path) -> None:
     assert said.tool_calls[0].arguments == call["function"]["arguments"]
 
 
-async def test_files_in_another_layout_are_refused(built: Path, tmp_path: Path) -> None:
-    done = export(built, "tokens", tmp_path / "out")
-    with pytest.raises(DatasetError, match="has no column messages"):
-        list(read_released([done.file]))
+async def test_files_in_another_layout_cost_themselves(built: Path, tmp_path: Path) -> None:
+    good = export(built, "orchard-swe", tmp_path / "good").file
+    other = export(built, "tokens", tmp_path / "out").file
     (tmp_path / "text.parquet").write_text("no")
-    with pytest.raises(DatasetError, match="is no Parquet file"):
-        list(read_released([tmp_path / "text.parquet"]))
+    whole = pq.read_table(good)
+    pq.write_table(whole, tmp_path / "torn.parquet", row_group_size=1)
+    raw = bytearray((tmp_path / "torn.parquet").read_bytes())
+    raw[8:40] = b"\xff" * 32
+    (tmp_path / "torn.parquet").write_bytes(raw)
+    files = [other, tmp_path / "text.parquet", tmp_path / "torn.parquet", good]
+    read = [row for _, row in read_released(files)]
+    left_out = [row for row in read if isinstance(row, LeftOut)]
+    assert [each.name for each in left_out] == [str(file) for file in files[:3]]
+    assert "no column messages" in left_out[0].why and "as Parquet" in left_out[1].why
+    assert [row for row in read if not isinstance(row, LeftOut)][-whole.num_rows :] == whole.select(
+        ["messages", "tools", "metadata"]
+    ).to_pylist()

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.gui import GUI
 from orchard.pipelines.datasets.exporters.write import SPELLED, export
 from orchard.pipelines.datasets.gui_rows import read_gui_rows
-from orchard.pipelines.datasets.importing import import_trajectories
+from orchard.pipelines.datasets.importing import Foreign, import_trajectories
 from orchard.pipelines.datasets.rows import read_rows
+from orchard.pipelines.left_out import LeftOut
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.messages import Role
 from orchard.storage.blobs import BlobStore
@@ -203,7 +203,7 @@ def test_trajectories_of_two_files_are_two_and_the_same_one_is_one(tmp_path: Pat
     assert [("t", untyped.sample)] == ids("h", first)
 
 
-def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_counted_and_the_others_come(
+def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_named_and_the_others_come(
     tmp_path: Path,
 ) -> None:
     def of(task: str, step: int, **more: Any) -> dict[str, Any]:
@@ -220,16 +220,16 @@ def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_counted_and_the_ot
         of("pictureless", 0, images=[]),
         of("last", 0, messages=[developer, answer], images=[]),
     ]
-    left_out = Counter[str]()
     file = written(tmp_path / "a.parquet", rows)
-    found = list(read_gui_rows([file], BlobStore(tmp_path / "s"), "browser", left_out))
+    every = list(read_gui_rows([file], BlobStore(tmp_path / "s"), "browser"))
+    found = [one for one in every if isinstance(one, Foreign)]
     assert [(one.task_id, one.row) for one in found] == [("first", 0), ("last", 6)]
     assert found[1].nodes[0].role is Role.SYSTEM
-    assert left_out == {
-        "Invalid enum value 'robot' - at `$.messages[...].role`": 3,
-        "metadata: not JSON text": 1,
-        "images: another number than of marks <image> in the messages": 1,
-    }
+    assert [one for one in every if isinstance(one, LeftOut)] == [
+        ("rows 1 to 3", "Invalid enum value 'robot' - at `$.messages[0].role`"),
+        ("row 4", "metadata: not JSON text"),
+        ("row 5", "images: another number than of marks <image> in the messages"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,10 @@ def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_counted_and_the_ot
         (row(0, messages=[{"role": "user", "content": ""}], images=[]), "messages: none of the assistant"),
     ],
 )
-def test_a_row_that_is_not_in_the_layout_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(DatasetError, match=said):
-        list(read_gui_rows([written(tmp_path / "a.parquet", [wrong])], BlobStore(tmp_path / "s"), "browser"))
+def test_a_row_that_is_not_in_the_layout_says_why(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    file = written(tmp_path / "a.parquet", [wrong])
+    (left,) = read_gui_rows([file], BlobStore(tmp_path / "s"), "browser")
+    assert isinstance(left, LeftOut) and said in left.why
 
 
 @pytest.mark.parametrize(
@@ -263,5 +264,5 @@ def test_what_our_export_cannot_have_said_is_refused(
     one = row(0)
     one["messages"][2]["content"] = answer
     one["metadata"] = json.dumps({**json.loads(one["metadata"]), "orchard": {"tools": TOOLS, **own}})
-    with pytest.raises(DatasetError, match=said):
-        list(read_gui_rows([written(tmp_path / "a.parquet", [one])], BlobStore(tmp_path / "s"), "browser"))
+    (left,) = read_gui_rows([written(tmp_path / "a.parquet", [one])], BlobStore(tmp_path / "s"), "browser")
+    assert isinstance(left, LeftOut) and said in left.why

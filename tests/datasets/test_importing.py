@@ -1,15 +1,14 @@
 """Published rows as trajectories: each has an id of its own, bad ones are counted, large parts are blobs."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.importing import events_of, released
+from orchard.pipelines.datasets.importing import Foreign, events_of, released
+from orchard.pipelines.left_out import LeftOut
 from orchard.schemas.blobs import INLINE_LIMIT
 from orchard.schemas.events import payload
 from orchard.schemas.identity import rollout_id
@@ -31,7 +30,7 @@ def row(
     }
 
 
-def test_a_row_that_is_not_in_the_layout_is_counted_by_what_is_wrong_and_the_others_come() -> None:
+def test_a_row_that_is_not_in_the_layout_is_named_with_what_is_wrong_and_the_others_come() -> None:
     bad = [
         row(role="critic"),
         row(role=None),
@@ -46,17 +45,15 @@ def test_a_row_that_is_not_in_the_layout_is_counted_by_what_is_wrong_and_the_oth
         row() | {"messages": None},
     ]
     rows = [*enumerate([*bad, row("first"), row(role=None), row("last", role="developer")])]
-    left_out = Counter[str]()
-    found = list(released(rows, "h", left_out))
+    every = list(released(rows, "h"))
+    found = [one for one in every if isinstance(one, Foreign)]
     assert [one.nodes[1].content for one in found] == ["first", "last"]
     assert found[1].nodes[0].role is Role.SYSTEM
-    assert (left_out.total(), left_out["metadata: not JSON text"], len(left_out)) == (12, 2, 10)
-    assert left_out.most_common(1) == [("messages: Expected `str`, got `null` - at `$[...].role`", 2)]
-    assert "messages: Expected `object`, got `null` - at `$[...].tool_calls[...].function`" in left_out
-    with pytest.raises(
-        DatasetError, match="row 0 is not in the released layout: messages: Invalid enum value"
-    ):
-        list(released(rows, "h"))
+    left_out = {one.name: one.why for one in every if isinstance(one, LeftOut)}
+    assert list(left_out) == [f"row {number}" for number in (*range(11), 12)]
+    assert left_out["row 1"] == "messages: Expected `str`, got `null` - at `$[0].role`"
+    assert left_out["row 2"] == "messages: Expected `object`, got `null` - at `$[1].tool_calls[0].function`"
+    assert left_out["row 9"] == "metadata: not JSON text"
 
 
 def test_what_a_row_says_is_its_identity_and_not_its_place_or_index() -> None:

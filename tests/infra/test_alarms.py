@@ -36,6 +36,7 @@ WELL = {
     'orchard_model_tries{endpoint="e",model="m",ending="refused"}': "90x240",
     'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': "20x240",
     'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': "3x240",
+    'orchard_endpoint_resting{endpoint="e"}': "0x240",
     'jetstream_stream_last_seq{stream_name="ORCHARD_EVENTS"}': "100x240",
     'jetstream_stream_total_messages{stream_name="ORCHARD_LATER"}': "5x240",
     'jetstream_stream_total_messages{stream_name="ORCHARD_DEAD"}': "0x240",
@@ -73,6 +74,7 @@ TROUBLE: dict[str, dict[str, str | None]] = {
         'orchard_model_tries{endpoint="e",model="m",ending="refused"}': "225x119 226x120"
     },
     "OrchardModelDown": {'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': "20x119 21x120"},
+    "OrchardModelRests": {'orchard_endpoint_resting{endpoint="e"}': "0x119 1x120"},
     "OrchardModelSlow": {'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': "120x119 121x120"},
     "OrchardCertificateEnds": {
         'orchard_nats_certificate_end_seconds{process="writer"}': f"{14 * DAY + 119 * 60}x240"

@@ -13,6 +13,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from orchard.pipelines.archiving import Archiving
+from orchard.pipelines.breaking import BREAKS_AT, Breaker
 from orchard.pipelines.campaigns import Campaigns
 from orchard.pipelines.reconciling import Reconciler
 from orchard.pipelines.spending import CostWatch
@@ -28,14 +29,17 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.rests import CampaignRefused, Rest
 from orchard.schemas.trails import Trail
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
 from orchard.storage.writer import Writer
 from orchard.streams import names
+from orchard.streams.awaiting import Releases
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.endpoints import EndpointBook
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
 from orchard.streams.guard import Guard
@@ -177,6 +181,38 @@ async def test_annotations_are_offered_claimed_answered_and_put_off(roles: dict[
                 await claim.complete()
             else:
                 await claim.retry_later(named(claim.queue, "again", claim.body), 3600.0, "test")
+
+
+async def test_a_worker_lets_an_endpoint_rest_and_the_steward_releases_what_waits_for_it(
+    roles: dict[str, Connection],
+) -> None:
+    rest = Rest(endpoint="e", model="m", reason="answered 429", seconds=3600.0, prober="test")
+    await Publisher(roles["operator"]).offer(request(0))
+    of_worker, releases = EndpointBook(roles["worker"]), Releases(roles["steward"])
+    async with Claims(roles["worker"], QUEUE) as claims:
+        assert await of_worker.put_rest("key", rest, 0)
+        claim = await claims.next(timeout=10)
+        assert claim is not None
+        await claim.await_rest(request(1), "key", 3600.0, "test")
+        assert await releases.look() == 0
+        (stored,) = (await of_worker.rests()).values()
+        assert await of_worker.put_rest("key", msgspec.structs.replace(rest, over=True), stored.revision)
+        assert await releases.look() == 1
+        again = await claims.next(timeout=10)
+        assert again is not None
+    assert (await bounds(roles["steward"], names.LATER)).messages == 0
+
+
+async def test_a_worker_counts_refusals_and_the_steward_breaks(roles: dict[str, Connection]) -> None:
+    refused = CampaignRefused(campaign="demo", model="m", endpoint="e", reason="no", count=BREAKS_AT)
+    await CampaignBook(roles["operator"]).create("demo", RECORD)
+    assert await EndpointBook(roles["worker"]).put_refusal(refused, 0)
+
+    await Breaker(roles["steward"]).look()
+
+    known = await CampaignBook(roles["operator"]).get("demo")
+    assert known is not None and known[0].state is CampaignState.PAUSED
+    assert [one.refused.count for one in await EndpointBook(roles["operator"]).refusals()] == [0]
 
 
 async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: dict[str, Connection]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from orchard.injector.client import AsyncSandbox
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxRequestInvalid
 
 if TYPE_CHECKING:
@@ -101,6 +101,18 @@ async def test_validation_says_where(
     detail = (await reply.json())["detail"]
     assert reply.status == 422
     assert detail[0]["loc"] == place and set(detail[0]) == {"loc", "msg", "type"}
+
+
+@pytest.mark.parametrize("field", ["timeout", "ttl_seconds"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0"])
+async def test_a_time_is_a_number(
+    http: aiohttp.ClientSession, client: AsyncSandboxClient, field: str, number: str
+) -> None:
+    """JSON has no NaN, and a client that writes null for it makes a sandbox that lives for ever."""
+    reply = await http.post("/sandboxes", json={"image": "host", field: number + ".0" * (number == "0")})
+    assert (reply.status, (await reply.json())["detail"][0]["loc"]) == (422, ["body", field])
+    with pytest.raises(SandboxRequestInvalid, match=field):
+        await client.create_sandbox("host", **{field: float(number) or -1.0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", [{"cpu": "lots"}, {"memory": "16GB"}, {"memory": "0"}])

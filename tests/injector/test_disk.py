@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchard.injector.agent.local.disk import RESERVE, SMALL, Space, excess, scarce
+from orchard.injector.agent.local.disk import RESERVE, SMALL, DiskLimits, Space, Usage, excess, scarce
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFailed
 
@@ -19,7 +19,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 FILLERS = {
     "one large file": "head -c 100000000 /dev/zero > large; sleep 1041",
-    "many files": "i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done; sleep 1041",
+    "many files": "i=0; while [ $i -lt 8000 ]; do : > $i; i=$((i+1)); done; sleep 1041",
     "an open file without a name": ("exec 3> gone; rm gone; head -c 100000000 /dev/zero >&3; sleep 1041"),
 }
 
@@ -29,7 +29,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Servi
     """A service on a disk of its own, with a limit of 50 MiB for each sandbox."""
     disk = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "none", str(disk)], check=True)
-    running = start_service(disk / "state", env={"ORCHARD_SANDBOX_DISK": "50Mi"})
+    limits = {"ORCHARD_SANDBOX_DISK": "50Mi", "ORCHARD_SANDBOX_FILES": "5000"}
+    running = start_service(disk / "state", env=limits)
     yield running
     running.stop()
     subprocess.run(["umount", str(disk)], check=True)
@@ -48,7 +49,8 @@ async def test_a_disk_filler_is_stopped_and_its_files_are_gone(
         assert job.error == "the sandbox died"
         info = await filler.status()
         assert (info.status, info.reason) == ("failed", "disk_limit")
-        assert f"{50 * 2**20} is the limit" in info.status_message
+        limit = "files and directories, and 5000" if how == "many files" else f"{50 * 2**20}"
+        assert f"{limit} is the limit" in info.status_message
         left = limited.state / "sandboxes" / filler.sandbox_id
         eventually(lambda: [path.name for path in left.iterdir()] == ["record.json"], "its files are gone")
         assert before - Space.of(limited.state).free < 10_000_000
@@ -67,18 +69,23 @@ async def test_below_the_limit_nothing_happens(limited: "Service") -> None:
         assert (await sandbox.exec("sleep 1.5; stat -c %s x")).stdout == "30000000\n"
 
 
+LIMITS = DiskLimits(10, 100)
+
+
 def test_who_has_to_be_stopped() -> None:
     plenty = Space(total=100 * SMALL, free=50 * SMALL, files=50 * SMALL)
-    assert excess({"a": 5, "b": 11, "c": 12}, 10, plenty).keys() == {"b", "c"}
-    assert excess({"a": 5, "b": 10}, 10, plenty) == {}
-    assert excess({}, 10, Space(total=SMALL, free=0, files=0)) == {}
+    assert excess({"a": Usage(5), "b": Usage(11), "c": Usage(12)}, LIMITS, plenty).keys() == {"b", "c"}
+    assert excess({"a": Usage(5), "b": Usage(10)}, LIMITS, plenty) == {}
+    assert excess({}, LIMITS, Space(total=SMALL, free=0, files=0)) == {}
+    over = excess({"a": Usage(5, 101), "b": Usage(5, 100)}, DiskLimits(2**30, 100), plenty)
+    assert over == {"a": "it made 101 files and directories, and 100 is the limit"}
 
 
 def test_of_a_disk_that_is_nearly_full_the_largest_goes() -> None:
     full = Space(total=100 * SMALL, free=RESERVE - 1, files=SMALL)
     assert scarce(full) and scarce(Space(total=100 * SMALL, free=SMALL, files=RESERVE - 1))
-    assert excess({"a": 5, "b": 7}, 10, full).keys() == {"b"}
-    assert excess({"a": 5, "b": 11}, 10, full).keys() == {"b"}
+    assert excess({"a": Usage(5), "b": Usage(7)}, LIMITS, full).keys() == {"b"}
+    assert excess({"a": Usage(5), "b": Usage(11)}, LIMITS, full).keys() == {"b"}
 
 
 def test_a_small_disk_may_be_filled() -> None:
@@ -90,6 +97,13 @@ def test_bytes_and_files_can_both_run_out() -> None:
     before = Space(total=SMALL, free=1000, files=1000)
     assert Space(total=SMALL, free=900, files=1000).less_than(before) == 100
     assert Space(total=SMALL, free=1100, files=700).less_than(before) == 300
+
+
+@pytest.mark.parametrize(("inodes", "worth"), [(950, False), (889, True), (None, False)])
+def test_a_tenth_of_either_limit_is_worth_counting(inodes: int | None, worth: bool) -> None:
+    limits, before = DiskLimits(SMALL, 1100), Space(total=SMALL, free=1000, files=1000, inodes=1000)
+    after = Space(total=SMALL, free=1000, files=1000, inodes=inodes)
+    assert after.worth_counting(before, limits) is worth
 
 
 def test_a_limit_that_is_no_size_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -368,4 +368,4 @@ async def test_names_that_are_no_text_pass_through(arena: Arena) -> None:
     name = base64.b64encode(os.urandom(3)).decode().strip("=").replace("/", "_")
     await arena.attack(["bash", "-c", f"touch -- $'new\\nline' $'\\xff{name}' '-rf' '$(id)'"])
     listed = [entry.name for entry in await arena.attacker.list_files("/workspace")]
-    assert {"new\nline", "-rf", "$(id)", f"�{name}"} <= set(listed)
+    assert {"new\nline", "-rf", "$(id)", f"\udcff{name}"} <= set(listed)

@@ -193,8 +193,9 @@ async def test_an_oom_kill_deep_inside_a_command_is_seen(client: AsyncSandboxCli
 @pytest.mark.needs_root("limits of memory and processes")
 async def test_files_in_memory_count(client: AsyncSandboxClient) -> None:
     async with await client.create_sandbox("host", memory="64Mi") as sandbox:
-        job = await sandbox.exec("head -c 200000000 /dev/zero > /dev/shm/x")
-    assert job.oom_killed
+        full = await sandbox.exec("head -c 200000000 /dev/zero > /dev/shm/x")
+        assert "No space left" in full.stderr and not full.oom_killed
+        assert (await sandbox.exec(["python3", "-c", "bytearray(40 * 2**20)"])).oom_killed
 
 
 @pytest.mark.needs_root("limits of memory and processes")

@@ -116,6 +116,32 @@ async def test_hanging_up_kills_the_whole_session_and_nothing_else(sandbox: Asyn
         await process.write_stdin("x")
 
 
+GRACEFUL = "trap 'sleep 0.2; echo goodbye > said; exit' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("way", ["the client closes", "the client vanishes", "a frame says so"])
+async def test_what_runs_on_a_terminal_is_asked_to_end_before_it_is_killed(
+    http: aiohttp.ClientSession, sandbox: AsyncSandbox, way: str
+) -> None:
+    """In the foreground and in a process group of its own in the background."""
+    command = f"set -m; ({GRACEFUL.replace('said', 'other')}) & {GRACEFUL}"
+    async with http.ws_connect(f"/sandboxes/{sandbox.sandbox_id}/exec/pty") as line:
+        await line.send_json({"type": "init", "cmd": command})
+        printed = b""
+        while printed.count(b"ready") < 2:
+            frame = json.loads((await line.receive()).data)
+            printed += base64.b64decode(frame.get("data", ""))
+        if way == "a frame says so":
+            await line.send_json({"type": "close"})
+            assert [json.loads(message.data) async for message in line][-1] == {"type": "exit", "code": 0}
+        elif way == "the client vanishes":
+            assert line._response.connection is not None and line._response.connection.transport is not None
+            line._response.connection.transport.abort()
+    async with asyncio.timeout(LIMIT):
+        while (await sandbox.exec("cat said other")).stdout != "goodbye\n" * 2:
+            pass
+
+
 @pytest.mark.timeout(60)
 async def test_so_does_an_orchestrator_that_is_killed(
     service: "Service", start_service: "type[Service]", sandbox: AsyncSandbox
@@ -189,12 +215,14 @@ TOO_MUCH = {"type": "stdin", "data": base64.b64encode(b"line\n" * 1_800_000).dec
         [{"type": "init"}],
         [{"type": "init", "cmd": []}],
         [{"type": "init", "cmd": ["true"], "env": {"a": 1}}],
+        [{"type": "init", "cmd": ["true"], "env": {"a=b": "c"}}],
+        [{"type": "init", "cmd": ["true"], "env": {"": "c"}}],
         [{"type": "init", "cmd": ["true"], "rows": -1}],
         [{"type": "init", "cmd": ["sleep", "9"]}, {"type": "stdin", "data": "?"}],
         [{"type": "init", "cmd": ["sleep", "9"]}, TOO_MUCH, TOO_MUCH],
         ["[" * 200_000],
     ],
-    ids=range(10),
+    ids=range(12),
 )
 async def test_a_frame_that_makes_no_sense_is_an_error(
     http: aiohttp.ClientSession, sandbox: AsyncSandbox, frames: list[Any]
@@ -212,7 +240,7 @@ async def test_a_frame_that_makes_no_sense_is_an_error(
     "init",
     [
         {"cmd": "echo \ud800"},
-        {"cmd": ["true"], "env": {"\ud800": "", "a\0": "b"}},
+        {"cmd": ["true"], "env": {"\ud800": "", "a": "\0"}},
         {"cmd": ["true"], "cwd": "/\ud800"},
     ],
     ids=range(3),

@@ -68,6 +68,7 @@ def test_capabilities_tell_what_works_and_what_is_missing(monkeypatch: pytest.Mo
         "limit of memory",
         "limit of process count",
         "limit of processor time",
+        "limit of socket buffers",
         "limit of disk",
     }
     monkeypatch.setattr(shutil, "which", lambda _name: None)

@@ -65,6 +65,15 @@ async def test_what_cannot_be_one_is_refused(client: AsyncSandboxClient, env: di
         await client.create_sandbox("host", env=env)
 
 
+@pytest.mark.parametrize("name", ["", "A=B", "A\0", "=A"])
+async def test_of_a_command_only_what_can_be_one_is_taken(client: AsyncSandboxClient, name: str) -> None:
+    sandbox = await client.create_sandbox("host")
+    with pytest.raises(SandboxRequestInvalid, match="env") as refused:
+        await sandbox.exec("env", env={name: "value"})
+    assert refused.value.status == 422
+    assert "no-name.1=2" in (await sandbox.exec("env", env={"no-name.1": "2"})).stdout
+
+
 async def test_a_repeated_request_has_the_same(client: AsyncSandboxClient, service: "Service") -> None:
     first = await client.create_sandbox("host", env={"A": "1"}, idempotency_key="variables")
     again = await client.create_sandbox("host", env={"A": "1"}, idempotency_key="variables")

@@ -25,12 +25,12 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
     return errors[0]
 
 
-def test_malformed_rows_are_named_and_nothing_is_imported(command_line: Command, tmp_path: Path) -> None:
+def test_where_no_row_is_a_task_it_is_an_error_that_names_them(command_line: Command, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"repo": "a/b", "instance_id": "x"}) + "\nnot json\n")
-    done = command_line("tasks", "import", str(rows), store=tmp_path / "store")
+    done = command_line("tasks", "import", str(rows), "--skip-malformed", store=tmp_path / "store")
     text = sentence(done)
-    assert "rows.jsonl" in text
+    assert "rows.jsonl has no item to import" in text and "line 2: is not JSON" in done.stderr
     assert not (tmp_path / "store" / "blobs").exists()
 
 

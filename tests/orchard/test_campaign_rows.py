@@ -50,6 +50,19 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
 
 
+async def test_a_model_that_is_not_told_of_its_tools_is_named_once(keep: Any) -> None:
+    author = Author()
+    runs = author.rollout(0, ["ls"], resolved=True)[:-1]
+    rollout = runs[0].rollout_id or ""
+    calls = [
+        author.event(msgspec.structs.replace(llm_call(turn), tools_left_out=told), rollout)
+        for turn, told in ((1, None), (2, True), (3, True), (4, False))
+    ]
+    view = _view(CAMPAIGN, RECORD, read(await keep([*runs, *calls]), [], []), InQueues(), "", [])
+    (sentence,) = (hint for hint in hints(view, PipelineView()) if "not told of its tools" in hint)
+    assert "m at endpoint default" in sentence
+
+
 async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
     """Arrow does in many places, for as long as everything else that `status` does takes."""
     store = await keep(Author().rollout(0, ["ls"], resolved=True))

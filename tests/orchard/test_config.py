@@ -9,10 +9,20 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from orchard.cli.app import options
 from orchard.cli.processes import replaced
-from orchard.config import Config, ConfigError, checked, load
+from orchard.config import Config, ConfigError, checked, load, secrets
 from orchard.config_toml import as_toml
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.location import Location
+from orchard.storage.lock import writer_lock
+from orchard.streams.server import embedded
+from orchard.streams.settings import NatsSettings
+from orchard.up import Supervisor
+from orchard.workers.failures import InfrastructureError
 
 
 @pytest.fixture
@@ -65,6 +75,7 @@ def test_unknown_keys_are_named(elsewhere: Path) -> None:
         "ORCHARD_SANDBOX_SERVICE_PORT=8080",
         "ORCHARD_HOME=/opt/orchard",
         "ORCHARD_SANDBOX_DISK=5Gi",
+        "ORCHARD_SANDBOX_FILES=1Mi",
     ],
 )
 def test_variables_of_others_are_passed_over(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
@@ -260,3 +271,182 @@ def test_every_key_that_config_prints_has_a_comment() -> None:
     keys = [at for at, line in enumerate(lines) if re.match(r"(# )?\w+ = ", line)]
     assert len(keys) > 60
     assert [lines[at] for at in keys if not lines[at - 1].startswith("# ") or " = " in lines[at - 1]] == []
+
+
+ENDPOINT = '[endpoints.a]\nbase_url = "https://h/v1"'
+KEY = "sk-" + "ant-api03-" + "Ab3" * 20
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[worker]\nslots = "8"', ["worker.slots", "'8'", "did you mean 8?"]),
+        ('[up]\noracle = "no"', ["up.oracle"]),
+        ('[up]\noracle = "true"', ["up.oracle", "did you mean true?"]),
+        ("[worker]\nslotz = 8", ["worker.slotz", "did you mean worker.slots?"]),
+        ("[workers]\nslots = 8", ["workers", "did you mean worker?"]),
+        ('[nats]\nurl = "127.0.0.1:4222"', ["nats", "did you mean 'nats://127.0.0.1:4222'?"]),
+        ('[nats]\nurl = "http://h:4222"', ["nats", "did you mean 'nats://h:4222'?"]),
+        ('[nats]\nurl = "nats://"', ["nats.url names no host"]),
+        ('[sandbox]\nurl = "10.0.0.3:8080"', ["sandbox.url", "did you mean 'http://10.0.0.3:8080'?"]),
+        ('[endpoints.a]\nbase_url = "localhost:8000/v1"', ["endpoints.a", "'http://localhost:8000/v1'?"]),
+        ('[endpoints.a]\nbase_url = "api.x.com/v1"', ["endpoints.a", "did you mean 'https://api.x.com/v1'?"]),
+        ('[endpoints.a]\nbase_url = "https://h/v1/chat/completions"', ["did you mean 'https://h/v1'?"]),
+        ('[endpoints.a]\nbase_url = "https://h/v1"\nreplicas = ["h2/v1"]', ["replicas", "'http://h2/v1'?"]),
+        ('[endpoints.a]\nbase_url = ""', ["endpoints.a.base_url is empty"]),
+        ('[endpoints.a]\napi_key_env = "K"', ["endpoints.a", "base_url"]),
+        (
+            '[endpoints.a]\nbase_url = "https://h/v1"\nconcurrency = "9"',
+            ["endpoints.a.concurrency", "mean 9?"],
+        ),
+        (
+            '[endpoints.a]\nbase_url = "https://h/v1"\napi_key = "x"',
+            ["a.api_key:", "mean endpoints.a.api_key_env?"],
+        ),
+        ('[endpoints.a.prices.m]\nprompt = "1.5"', ["endpoints.a.prices.m.prompt", "did you mean 1.5?"]),
+    ],
+)
+def test_a_fault_is_told_with_file_key_and_what_may_be_meant(
+    elsewhere: Path, text: str, said: list[str]
+) -> None:
+    base = 'base_url = "https://h/v1"\n' if ".prices" in text else ""
+    (elsewhere / "orchard.toml").write_text(f"[endpoints.a]\n{base}{text}\n" if base else f"{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        load()
+    assert all(one in str(refused.value) for one in ["orchard.toml: ", *said]), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *(
+            (place, value)
+            for place in (
+                ENDPOINT + '\napi_key_env = "{}"',
+                '[nats]\ntoken_env = "{}"',
+                '[nats]\nuser = "u"\npassword_env = "{}"',
+                '[sandbox]\napi_key_env = "{}"',
+            )
+            for value in (
+                KEY,
+                "hf_" + "aBcD" * 8,
+                "0f" * 16,
+                "AKIA" + "Q2" * 8,
+                "two words",
+                "$NAME",
+                "a.b-c",
+            )
+        ),
+        ('[endpoints.a]\nbase_url = "https://user:{}@h/v1"', KEY),
+        ('[endpoints.a]\nbase_url = "user:{}@h/v1"', KEY),
+        ('[endpoints.a]\nbase_url = "{}"', KEY),
+        ('[nats]\nurl = "user:{}@h:4222"', KEY),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_refused_and_not_repeated(
+    elsewhere: Path, place: str, value: str
+) -> None:
+    (elsewhere / "orchard.toml").write_text(place.format(value))
+    with pytest.raises(ConfigError) as refused:
+        load()
+    told = f"{refused.value} {refused.value.__cause__}"
+    assert value not in told and ("api_key_env" in told or "nats." in told or "base_url" in told)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OPENAI_API_KEY", "openai_key", "_K9", "MY_VERY_LONG_PROVIDERS_API_KEY_2", "my_provider_api_key_env"],
+)
+def test_names_of_variables_are_accepted(elsewhere: Path, name: str) -> None:
+    (elsewhere / "orchard.toml").write_text(
+        f'[endpoints.a]\nbase_url = "https://h/v1"\napi_key_env = "{name}"'
+    )
+    assert load().endpoints["a"].api_key_env == name
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_environment_gives_texts_that_are_taken_as_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "WORKER__SLOTS": "8",
+        "UP__ORACLE": "false",
+        "NATS__ACK_WAIT": "90",
+        "ARCHIVE__AFTER_DAYS": "1.5",
+        "ENDPOINTS__A__BASE_URL": "http://h/v1",
+        "ENDPOINTS__A__STREAM": "1",
+        "ENDPOINTS__A__PRICES__M__PROMPT": "2",
+        "ENDPOINTS__A__PRICES__M__COMPLETION": "3.5",
+        "ORACLE__MIX__RESOLVES": "1",
+    }.items():
+        monkeypatch.setenv(f"ORCHARD_{name}", value)
+    config = load()
+    endpoint = config.endpoints["a"]
+    assert (config.worker.slots, config.up.oracle, config.nats.ack_wait) == (8, False, 90.0)
+    assert (config.archive.after_days, endpoint.stream, endpoint.prices["m"].completion) == (1.5, True, 3.5)
+
+
+def test_the_file_that_a_command_names_is_its_childrens_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child reads the variable, and so the file, from whichever folder it works in."""
+    (tmp_path / "mine.toml").write_text("[worker]\nslots = 7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCHARD_CONFIG", raising=False)
+    seen: list[int] = []
+    app = typer.Typer()
+    app.callback()(options)
+
+    @app.command()
+    def show() -> None:
+        monkeypatch.chdir("/")
+        seen.append(load().worker.slots)
+
+    assert CliRunner().invoke(app, ["--config", "mine.toml", "show"]).exit_code == 0
+    assert seen == [7] and "ORCHARD_CONFIG" not in os.environ
+
+
+def test_the_embedded_server_listens_on_the_port_of_the_configuration(tmp_path: Path) -> None:
+    assert embedded(tmp_path, NatsSettings(port=4444), port=5555).port == 4444
+    assert embedded(tmp_path, NatsSettings(), port=5555).port == 5555
+
+
+def test_the_operators_secrets_are_what_the_configuration_names() -> None:
+    config = checked(
+        {
+            "nats": {"url": "nats://u:hunter2!@h:4222,tls://h2", "user": "u", "password_env": "NATS_PW"},
+            "endpoints": {"a": {"base_url": "http://h/v1", "api_key_env": "A_KEY"}},
+        }
+    )
+    environment = {
+        "A_KEY": "a",
+        "NATS_PW": "b",
+        "SANDBOX_API_KEY": "c",
+        "OTHER": "d",
+        "AWS_SESSION_TOKEN": "e",
+    }
+    assert secrets(config, environment) == {
+        "A_KEY": "a",
+        "NATS_PW": "b",
+        "SANDBOX_API_KEY": "c",
+        "AWS_SESSION_TOKEN": "e",
+        "nats.url 0": "hunter2!",
+    }
+
+
+def test_a_detail_of_a_failure_does_not_repeat_a_key() -> None:
+    error = InfrastructureError(
+        AbortCause.LLM_UNAVAILABLE, f"401: Incorrect API key provided: {KEY}AA{'x' * 40}"
+    )
+    assert KEY not in error.detail and "[masked anthropic-key" in error.detail and KEY not in str(error)
+
+
+def test_a_second_up_with_a_state_of_its_own_names_who_works_on_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    supervisor = Supervisor(Config(store=str(store), state=str(tmp_path / "other")), announce=print)
+    supervisor._check_stream_is_here()
+    with writer_lock(Location.parse(store)):
+        with pytest.raises(ConfigError, match=rf"\(process {os.getpid()}\) works on the store .*its --state"):
+            supervisor._check_stream_is_here()
+        (tmp_path / "other" / "nats").mkdir(parents=True)
+        supervisor._check_stream_is_here()

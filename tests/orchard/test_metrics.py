@@ -22,6 +22,7 @@ from orchard.schemas.events import (
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.rests import EndpointRested
 from orchard.storage.writer import Writer, WriterSettings
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
@@ -101,6 +102,8 @@ def events() -> list[Event]:
     )
     made.append((3, inherited))
     made.append((3, AttemptReleased(reason="error", cause=AbortCause.LLM_UNAVAILABLE)))
+    made.append((0, EndpointRested(endpoint="e", resting=False)))
+    made.append((0, EndpointRested(endpoint="e", resting=True, reason="answered 429")))
     made.append((0, llm_call(1, model="m", endpoint="e", seconds=3.0, tries=3)))
     return [
         make_event(
@@ -148,11 +151,12 @@ async def test_outcomes_tokens_costs_and_sandbox_times_are_served(
             ("orchard_model_tries", "answered", "e", "m"): 1.0,
             ("orchard_model_tries", "e", "m", "refused"): 2.0,
             ("orchard_attempts_released", "demo", "llm_unavailable"): 1.0,
+            ("orchard_endpoint_resting", "e"): 1.0,
             ("orchard_sandbox_seconds", "0.5", "creating"): 2.0,
             ("orchard_sandbox_seconds", "0.95", "commands"): 4.0,
             ("orchard_rollouts_reconciled", "demo"): 1.0,
             ("orchard_inherited_tokens", "demo"): 66.0,
-            ("orchard_log_position",): 11.0,
+            ("orchard_log_position",): 13.0,
         }.items()
     )
 

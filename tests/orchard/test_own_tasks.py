@@ -103,12 +103,84 @@ async def test_rows_of_any_repository_are_imported(
 
 
 @pytest.mark.slow
-async def test_of_a_file_with_a_bad_line_nothing_is_imported(
+async def test_a_bad_item_costs_itself_and_the_exit_status_says_so(
     running: Running, command_line: Command, tmp_path: Path
 ) -> None:
     lines = tmp_path / "bad.jsonl"
     lines.write_text('{"id": "half-1", "prompt": "p", "check": "true"}\n{"id": "half-2", "prompt": "p"}\n')
-    done = await asyncio.to_thread(command_line, "tasks", "from-jsonl", str(lines), store=running.store)
-    assert done.returncode == 1
-    assert "line 2: give either `check`" in done.stderr
-    assert not [each for each in stored_tasks(running.store) if each.ref.task_id.startswith("half-")]
+
+    async def imported(*words: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, "tasks", *words, store=running.store, COLUMNS="500")
+
+    def stored() -> list[str]:
+        names = [each.ref.task_id for each in stored_tasks(running.store)]
+        return [name for name in names if name.startswith("half-")]
+
+    done = await imported("from-jsonl", str(lines), "--strict")
+    assert (done.returncode, stored()) == (1, [])
+    assert "1 of 2 items" in done.stderr and "line 2: give either `check`" in done.stderr
+    done = await imported("from-jsonl", str(lines))
+    assert (done.returncode, stored()) == (3, ["half-1"]), done.stdout
+    assert "line 2: give either `check`" in done.stdout
+    assert "imported 1 new tasks of 1 in bad.jsonl, 1 left out" in done.stdout.splitlines()[-1]
+
+    for number in range(26):
+        folder = tmp_path / "set" / f"half-{number + 2}"
+        (folder / "tests").mkdir(parents=True)
+        (folder / "tests" / "test.sh").touch()
+        (folder / "instruction.md").write_text("Do it.")
+        (folder / "task.toml").write_text("[environment]\ngpus = 1\n" if number else "")
+    done = await imported("from-harbor", str(tmp_path / "set"), "--image", "host")
+    assert (done.returncode, stored()) == (3, ["half-1", "half-2"]), done.stdout + done.stderr
+    assert "imported 1 new tasks of 1 in set, 25 left out" in done.stdout.splitlines()[-1]
+    assert done.stdout.count("the task needs GPUs") == 20 and "and 5 more" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "all of them: " in line]
+    assert len(Path(line.rpartition(": ")[2]).read_text().splitlines()) == 25
+
+
+ONLINE = {
+    "task.toml": "[verifier]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 900\n[environment]\nworkdir = '/tmp'",
+    "instruction.md": "Fetch the page.\n",
+    "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+    "solution/solve.sh": "true\n",
+}
+SUITE = """
+name = "terminal"
+harnesses = ["orchard-task"]
+task_sets = [{ source = "terminal", unproven = true }]
+models = [{ name = "oracle", endpoint = "oracle", kind = "oracle" }]
+"""
+
+
+async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_them_without(
+    running: Running, command_line: Command, tmp_path: Path
+) -> None:
+    for name, text in ONLINE.items():
+        (tmp_path / "fetch" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetch" / name).write_text(text)
+    (tmp_path / "suite.toml").write_text(SUITE)
+
+    async def done(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, *words, store=running.store, COLUMNS="200", **variables)
+
+    imported = ("tasks", "from-harbor", str(tmp_path / "fetch"), "--image", "host", "--source", "terminal")
+    assert (await done(*imported)).returncode == 0
+    submit = ("submit", "online", "--model", "oracle/resolves", "--source", "terminal", "--unproven")
+    for words in (submit, ("eval", str(tmp_path / "suite.toml")), ("tasks", "validate", "fetch")):
+        refused = await done(*words)
+        assert refused.returncode == 1, words
+        assert "task_network" in refused.stderr
+        assert "asks for a network" in refused.stderr or "1 of 1 tasks ask for a network" in refused.stderr
+    planned = await done("eval", str(tmp_path / "suite.toml"), "--plan")
+    assert "this suite is refused: 1 of 1 tasks ask for a network (fetch)" in planned.stdout
+
+    asked = await done(*submit, ORCHARD_SANDBOX__TASK_NETWORK="as_asked")
+    assert "1 of 1 tasks have a network, for agent and check: any public address" in asked.stdout
+    await until(lambda: bool(running.outcomes("online")), "the outcome where the workers say never")
+    ended = "select harness, cause, turns from rollouts where campaign = 'online'"
+    assert running.sql(ended) == [("orchard-task", "invalid_request", 0)]
+
+    begun, granted = [*submit], {"ORCHARD_SANDBOX__TASK_NETWORK": "as_asked"}
+    begun[1] = "begun"
+    assert (await done(*begun, "--harness", "orchard-bash", **granted)).returncode == 0
+    assert (await done(*begun, **granted)).returncode == 0, "a campaign goes on with the harness that it has"

@@ -148,24 +148,29 @@ async def test_submitting_again_adds_nothing_and_another_plan_is_refused(running
     assert running.sql(requests) == [(spec.size,)]
 
 
-async def test_a_dead_endpoint_aborts_without_reward_and_the_campaign_can_be_resumed(
+async def test_a_dead_endpoint_aborts_nothing_and_status_says_that_it_rests(
     running: Running, orchard: Command
 ) -> None:
     spec = running.spec("dead-endpoint", models=(ModelSpec(name="some-model"),))
     await running.submit(spec)
+
+    def told() -> str:
+        return " ".join(orchard("status", store=running.store).stdout.split())
+
+    await until(lambda: "endpoint default rests since" in told(), "the rest")
+    assert "could not be reached" in told()
+    assert running.outcomes("dead-endpoint") == []
+    cancelled = orchard("cancel", "dead-endpoint", store=running.store)
+    assert cancelled.returncode == 0, cancelled.stderr
     outcomes = await finished(running, "dead-endpoint", spec.size)
-    assert set(outcomes) == {("aborted", "llm_unavailable")}
+    assert set(outcomes) == {("aborted", "cancelled")}
     assert running.sql("select count(*) from rewards_all where campaign = 'dead-endpoint'") == [(0,)]
     assert running.sql("select graded, pass_rate from pass_rates where campaign = 'dead-endpoint'") == [
         (0, None)
     ]
     resumed = orchard("resume", "dead-endpoint", store=running.store)
     assert "3 rollouts offered again" in resumed.stdout, resumed.stderr
-    again = "select count(*) from rollouts_all where campaign = 'dead-endpoint'"
-    await until(lambda: running.sql(again) == [(2 * spec.size,)], "the second aborts")
-    await until(
-        lambda: len(running.outcomes("dead-endpoint")) == spec.size, "one outcome that stands for each"
-    )
+    assert orchard("cancel", "dead-endpoint", store=running.store).returncode == 0
 
 
 @pytest.mark.slow

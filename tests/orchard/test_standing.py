@@ -3,15 +3,19 @@
 from datetime import UTC, datetime
 from io import StringIO
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from orchard.reports import campaign_line, campaign_table, hints, status_table
+from orchard.rests import rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
-from orchard.standing import CampaignView, InQueues, PipelineView, State, state_of
+from orchard.schemas.rests import Rest
+from orchard.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
 from orchard.storage.spending import Spent
+from orchard.streams.endpoints import StoredRest
 
 
 def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:
@@ -70,12 +74,45 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
     )
     paused, unseen = hints(view, PipelineView())
     assert "because its calls have cost much: `orchard resume c --max-cost USD`" in paused
-    assert "3 model calls have no known price" in unseen
-    assert "cap: 5.25 USD of 5.00 USD are spent" in campaign_line(view)
+    assert "3 model calls have no known cost" in unseen
+    assert "5.25 USD of 5.00 USD are spent, and what 3 calls cost that nobody knows" in campaign_line(view)
     screen = Console(width=200, file=StringIO())
     screen.print(status_table([view], PipelineView()), campaign_table(view, PipelineView()))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+    assert "≥ 5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+
+
+def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
+    view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
+    paused, _ = hints(view, PipelineView())
+    assert "prices.MODEL" in paused and "`orchard resume c` goes on" in paused
+
+
+def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
+    none = CampaignView("c", 4, State.RUNNING, ended=Work(3, 0, None, counted=False, priced=False))
+    some = CampaignView("c", 4, State.RUNNING, ended=Work(3, 500, 1.5, counted=False, priced=False))
+    assert "3 turns, tokens not known, no price known" in campaign_line(none)
+    assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
+
+
+def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_with_its_reason() -> None:
+    now = datetime(2026, 1, 2, 14, 0, tzinfo=UTC)
+    rest = Rest(endpoint="default", model="m", reason="answered 429: quota", seconds=120.0, prober="p")
+    stored = StoredRest(key="k", rest=rest, revision=1, left=120.0, age=600.0)
+    said = rest_sentence(stored, now)
+    assert said == "endpoint default rests until 14:02: answered 429: quota"
+    soon = msgspec.structs.replace(stored, left=4.0)
+    assert rest_sentence(soon, now) == (
+        "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota"
+    )
+    pipeline = PipelineView(rests=(said,))
+    assert said in hints(CampaignView("c", 4, State.RUNNING), pipeline)
+    assert said in campaign_line(CampaignView("c", 4, State.RUNNING), pipeline)
+    (broken,) = hints(CampaignView("c", 4, State.PAUSED, reason="5 rollouts were refused"), PipelineView())
+    assert (
+        broken
+        == "c is paused, because 5 rollouts were refused: `orchard resume c` goes on when that is mended"
+    )
 
 
 def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:

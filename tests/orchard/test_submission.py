@@ -7,12 +7,14 @@ import msgspec
 import pytest
 
 from orchard.config import ConfigError
+from orchard.needs import check_network, default_harness
+from orchard.pipelines.tasks.registry import Needs
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.plugins import Kind
-from orchard.submission import check_prices, check_workers, endpoints_of
+from orchard.submission import check_prices, check_workers, endpoints_of, unpriced
 from orchard.workers.llm.settings import EndpointSettings, Price
 
 NOTHING: dict[Kind, set[str]] = {}
@@ -58,18 +60,28 @@ def test_a_plugin_that_no_worker_has_is_refused() -> None:
         check_workers(plan(), [worker(plugins={"graders": ["other"]})], {Kind.GRADER: {"mine"}}, [])
 
 
-def test_a_cap_is_refused_for_a_model_without_a_price_and_noted_where_its_endpoint_is_elsewhere() -> None:
-    unpriced = EndpointSettings(base_url="http://h/v1")
+def test_a_cap_is_refused_for_a_model_without_a_price() -> None:
+    """By the configuration here, or, where workers serve the queue, by theirs: they price the calls."""
+    without = EndpointSettings(base_url="http://h/v1")
     priced = EndpointSettings(base_url="http://h/v1", prices={"m": Price(prompt=1.0, completion=1.0)})
     capped = msgspec.structs.replace(plan(), max_cost_usd=5.0)
-    assert check_prices(plan(), {"default": unpriced}) == []
-    assert check_prices(capped, {"default": priced}) == []
-    with pytest.raises(ConfigError, match=r'model m has no price.*\[endpoints.default.prices."m"\]'):
-        check_prices(capped, {"default": unpriced})
-    [note] = check_prices(capped, {"other": priced})
-    assert "default is not configured here" in note
+    knows, knows_not = worker(priced={"default": ["m"]}), worker(priced={"default": ["n"]})
+    elsewhere = worker("rollout-swe-other", priced={"default": []})
+    check_prices(plan(), {"default": without})
+    check_prices(capped, {"default": priced}, [worker(), elsewhere])
+    check_prices(capped, {}, [knows])
+    for endpoints, working in (
+        ({"default": without}, []),
+        ({"other": priced}, []),
+        ({}, [worker(), elsewhere]),
+        ({"default": priced}, [knows, knows_not]),
+    ):
+        with pytest.raises(ConfigError, match=r'model m has no price.*\[endpoints.default.prices."m"\]'):
+            check_prices(capped, endpoints, working)
     oracle = ModelSpec(name="oracle", endpoint="oracle", kind=ModelKind.ORACLE)
-    assert check_prices(msgspec.structs.replace(capped, models=(oracle,)), {"oracle": unpriced}) == []
+    check_prices(msgspec.structs.replace(capped, models=(oracle,)), {"oracle": without})
+    assert unpriced(plan(), {"default": without}) == unpriced(plan(), {}) == ["m"]
+    assert unpriced(plan(), {"default": priced}) == []
 
 
 def test_models_have_one_endpoint_or_one_each_in_their_order() -> None:
@@ -78,3 +90,33 @@ def test_models_have_one_endpoint_or_one_each_in_their_order() -> None:
     assert endpoints_of(["m", "claude@20260101"], ["fast", "vendor"]) == ["fast", "vendor"]
     with pytest.raises(ConfigError, match="--endpoint is given 2 times for 3 models"):
         endpoints_of(["m", "n", "o"], ["fast", "vendor"])
+
+
+PATCH = Needs(grader=None, network=None, patch=True, repo="six")
+CHECK = Needs(grader=None, network=None, patch=False, repo="prompts")
+ONLINE = Needs(grader=None, network="any public address", patch=False, repo="harbor")
+OFFLINE = Needs(grader=None, network="nothing", patch=False, repo="harbor")
+UNREAD = Needs(grader=None, network=None, patch=False, repo="terminal-bench")
+
+
+def test_tasks_that_ask_for_a_network_are_refused_with_their_count_and_the_setting() -> None:
+    needs = {"a": ONLINE, "b": ONLINE, "c": OFFLINE, "d": PATCH}
+    with pytest.raises(ConfigError, match=r"2 of 4 tasks ask for a network \(a, b\)") as refused:
+        check_network(needs, "never")
+    assert all(word in str(refused.value) for word in ("sandbox.task_network", '"as_asked"', "no-network"))
+    assert check_network({"c": OFFLINE, "d": PATCH}, "never") == []
+    [note] = check_network(needs, "as_asked")
+    assert note == "2 of 4 tasks have a network, for agent and check: any public address"
+
+
+def test_directories_that_were_imported_before_are_told_of_and_run() -> None:
+    [note] = check_network({"a": UNREAD, "b": CHECK}, "never")
+    assert "1 tasks (a) were imported before" in note
+
+
+def test_the_default_harness_is_that_of_the_tasks_kind() -> None:
+    assert default_harness("swe", {"a": PATCH}) == "orchard-bash"
+    assert default_harness("swe", {"a": CHECK, "b": ONLINE}) == "orchard-task"
+    assert default_harness("claw", {"a": CHECK}) == "claw-react"
+    with pytest.raises(ConfigError, match="1 tasks are judged by a patch and 2 by what is left"):
+        default_harness("swe", {"a": PATCH, "b": CHECK, "c": ONLINE})

@@ -13,7 +13,15 @@ from orchard.cli.evaluation import show_plan
 from orchard.pipelines.evaluation.plan import gone_on, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import markdown, tables_of, write_report
-from orchard.pipelines.evaluation.results import Cell, Results, paired, read_results
+from orchard.pipelines.evaluation.results import (
+    Cell,
+    Pair,
+    Results,
+    TaskResult,
+    cells_of,
+    paired,
+    read_results,
+)
 from orchard.pipelines.evaluation.suite import EvaluationError, Suite, campaign_of, published, read_suite
 from orchard.pipelines.scores import Tally
 from orchard.pipelines.tasks.directories import directory_task, read_directory
@@ -236,6 +244,26 @@ def cell(harness: str, model: str, **resolved: tuple[int, int]) -> Cell:
     )
 
 
+def test_a_cell_with_a_rollout_of_unknown_cost_has_no_total() -> None:
+    def row(task: str, ended: int, cost: float | None) -> TaskResult:
+        return TaskResult("s", "h", "m", task, 2, ended, 0, 0, 0, 0, 0, 0, cost, 0.0)
+
+    known = [row("a", 2, 1.0), row("b", 1, 0.5), row("open", 0, None)]
+    assert [cell.cost_usd for cell in cells_of(known)] == [1.5]
+    assert [cell.cost_usd for cell in cells_of([*known, row("c", 1, None)])] == [None]
+    assert [cell.cost_usd for cell in cells_of([row("open", 0, None)])] == [None]
+
+
+def test_two_cells_differ_where_the_interval_and_the_sign_test_say_so() -> None:
+    def cells(tasks: int) -> Pair | None:
+        gained = {f"t{number}": (0, 1) for number in range(tasks)}
+        return paired(cell("h1", "m", **gained), cell("h2", "m", **dict.fromkeys(gained, (1, 1))))
+
+    few, many = cells(2), cells(8)
+    assert few is not None and many is not None
+    assert (few.p, few.differs) == (0.5, False) and (many.p < 0.05, many.differs) == (True, True)
+
+
 def test_a_pair_is_over_the_tasks_that_both_graded_with_mcnemars_p() -> None:
     first = cell("h1", "m", **{f"t{n}": (0, 1) for n in range(8)}, lost=(1, 1), same=(1, 1), alone=(1, 1))
     second = cell("h2", "m", **{f"t{n}": (1, 1) for n in range(8)}, lost=(0, 1), same=(1, 1))
@@ -319,8 +347,11 @@ async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Co
     unknown = plan_suite(suite, await committed())
     assert (unknown.spec.size, unknown.most_usd, unknown.expected_usd) == (5, 15.0, None)
     with console.capture() as shown:
-        show_plan(unknown)
-    assert "5 rollouts, 0 of them done; cost at most 15.00 USD, expected not known" in shown.get()
+        show_plan(unknown, [])
+        show_plan(unknown, ["m"])
+    priced, unpriced = (line for line in shown.get().splitlines() if "of them done" in line)
+    assert "5 rollouts, 0 of them done; cost at most 15.00 USD, expected not known" in priced
+    assert "cost not known, as the configuration here has no price of m" in unpriced
     assert set(unknown.images) == {
         f"swebench/sweb.eval.x86_64.psf_1776_requests-{number}:latest" for number in range(5)
     }
@@ -382,7 +413,7 @@ async def test_every_published_suite_says_rollouts_images_and_expected_cost(
     ):
         plan = plan_suite(suites[name], store)
         with console.capture() as shown:
-            show_plan(plan)
+            show_plan(plan, ())
         assert all(image in shown.get() for image in images), name
         expected = 0.5 * plan.spec.size
         assert says in shown.get() and f"expected about {expected:,.2f} USD" in shown.get(), name

@@ -1,14 +1,14 @@
 """ATIF out and in: rollouts of the log as files of Harbor's format, and the files of others as rollouts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.importing import events_of, import_trajectories
+from orchard.pipelines.datasets.importing import Foreign, events_of, import_trajectories
 from orchard.pipelines.interchange.export import trajectory_of, write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.schemas import events as e
@@ -229,13 +229,15 @@ def test_what_is_no_trajectory_is_named(tmp_path: Path, change: dict[str, Any], 
     step = {"step_id": 1, "source": "agent", "message": "Done."}
     good = {"schema_version": "ATIF-v1.7", "agent": {"name": "x", "version": "1"}, "steps": [step]}
     file.write_text(json.dumps(good | change))
-    with pytest.raises(DatasetError, match=rf"bad\.json is no trajectory in ATIF: .*{says}"):
-        list(read_trajectories([file]))
-    with pytest.raises(DatasetError, match="cannot be read"):
-        list(read_trajectories([tmp_path / "none.json"]))
+    whole = tmp_path / "good.json"
+    whole.write_text(json.dumps(good))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetError, match=r"has no trajectory\.json"):
-        trajectory_files([tmp_path / "empty"])
+    places = [file, tmp_path / "none.json", tmp_path / "empty", whole]
+    *left_out, one = read_trajectories(trajectory_files(places))
+    assert isinstance(one, Foreign) and one.task_id == "good"
+    assert [each.name for each in left_out] == list(map(str, places[:3]))
+    assert re.match(f"it is no trajectory in ATIF: .*{says}", left_out[0].why)
+    assert left_out[1].why.startswith("it cannot be read") and "no trajectory.json" in left_out[2].why
 
 
 async def test_pictures_go_out_as_files_and_come_back_as_blobs(
@@ -275,3 +277,106 @@ async def test_pictures_go_out_as_files_and_come_back_as_blobs(
         file.write_text(json.dumps(found))
         (left,) = read_trajectories([file], other)
         assert left.flags == ("pictures_left_out",) and "[image: not shown]" in left.nodes[1].content
+
+
+def written(place: Path, *steps: dict[str, Any], **more: Any) -> Path:
+    """An ATIF file whose steps are numbered here."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    numbered = [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+    agent = {"name": "x", "version": "1", "model_name": "m"}
+    place.write_text(json.dumps({"schema_version": "ATIF-v1.7", "agent": agent, "steps": numbered, **more}))
+    return place
+
+
+def said(text: str, at: int, **metrics: Any) -> dict[str, Any]:
+    step = {"source": "agent", "message": text, "timestamp": f"2026-01-02T03:04:{at:02}Z"}
+    return step | ({"metrics": metrics} if metrics else {})
+
+
+ASKED = {"source": "user", "message": "Do it.", "timestamp": "2026-01-02T03:04:00Z"}
+FIRST = said("a", 5, prompt_tokens=10, completion_tokens=2, cached_tokens=4, cost_usd=0.5)
+SECOND = said("b", 9, prompt_tokens=20, completion_tokens=3, cost_usd=0.25)
+TRIAL = {
+    "task_name": "t",
+    "started_at": "2026-01-02T03:00:00.000000Z",
+    "finished_at": "2026-01-02T03:10:00.500000Z",
+    "environment_setup": {"started_at": "2026-01-02T03:00:00Z", "finished_at": "2026-01-02T03:00:20Z"},
+    "agent_setup": {"started_at": "2026-01-02T03:00:20Z", "finished_at": "2026-01-02T03:00:25Z"},
+    "verifier": {"started_at": "2026-01-02T03:10:00Z", "finished_at": None},
+    "agent_result": {"n_input_tokens": 7, "n_cache_tokens": 1, "n_output_tokens": 8, "cost_usd": 1.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "trial", "figures"),
+    [
+        ((ASKED, FIRST, SECOND), {}, None, (9.0, None, 2, 30, 5, 0.75)),
+        ((ASKED, FIRST, said("b", 9)), {}, None, (9.0, None, 2, None, None, None)),
+        ((ASKED, said("a", 5)), {}, None, (5.0, None, None, None, None, None)),
+        (({"source": "agent", "message": "a"},), {}, None, (None,) * 6),
+        ((ASKED, FIRST), {"final_metrics": {"total_prompt_tokens": 99}}, None, (5.0, None, 1, 99, 2, 0.5)),
+        ((ASKED, said("a", 5, prompt_tokens=-1, cost_usd=0.0)), {}, None, (5.0, None, 1, None, None, 0.0)),
+        ((ASKED, said("a", 5) | {"llm_call_count": 3}), {}, None, (5.0, None, 3, None, None, None)),
+        ((ASKED, FIRST | {"timestamp": "soon"}), {}, None, (None, None, 1, 10, 2, 0.5)),
+        ((FIRST, SECOND | {"timestamp": "2025-01-01T00:00:00"}), {}, None, (None, None, 2, 30, 5, 0.75)),
+        ((ASKED, said("a", 5)), {}, TRIAL, (600.5, 25.0, None, 7, 8, 1.5)),
+        ((ASKED, FIRST), {}, TRIAL, (600.5, 25.0, 1, 10, 2, 0.5)),
+        ((ASKED, FIRST), {}, {"task_name": "t", "agent_result": None}, (5.0, None, 1, 10, 2, 0.5)),
+    ],
+)
+def test_what_a_file_says_of_tokens_times_calls_and_costs_is_taken_and_the_rest_is_not_known(
+    tmp_path: Path,
+    steps: tuple[dict[str, Any], ...],
+    more: dict[str, Any],
+    trial: dict[str, Any] | None,
+    figures: tuple[float | None, ...],
+) -> None:
+    file = written(tmp_path / "one" / "agent" / "trajectory.json", *steps, **more)
+    if trial:
+        (tmp_path / "one" / "result.json").write_text(json.dumps(trial))
+    (one,) = read_trajectories([file])
+    assert isinstance(one, Foreign)
+    took = one.took
+    assert figures == (
+        *(took.seconds, took.seconds_creating, took.llm_calls),
+        *(took.prompt_tokens, took.completion_tokens, took.cost_usd),
+    )
+    assert took.seconds_grading is None
+
+
+async def test_imported_figures_are_in_the_tables_and_unknown_ones_are_null(
+    connection: Connection, committed, tmp_path: Path
+) -> None:
+    copied = ASKED, FIRST | {"is_copied_context": True}, said("c", 7, prompt_tokens=5, completion_tokens=1)
+    inside = written(tmp_path / "inside.json", *copied)
+    known = written(
+        tmp_path / "known.json", ASKED, FIRST, SECOND, subagent_trajectories=[json.loads(inside.read_text())]
+    )
+    unknown = written(tmp_path / "unknown.json", {"source": "agent", "message": "a"})
+    store = await committed()
+    done = await import_trajectories(
+        Publisher(connection),
+        BlobStore(store),
+        read_trajectories([known, unknown]),
+        campaign="theirs",
+        dataset="d",
+    )
+    assert (done.rollouts, done.left_out) == (2, [])
+    with open_tables(await committed()) as tables:
+        rows = tables.execute(
+            "select task_id, seconds, llm_calls, prompt_tokens, completion_tokens, cost_usd, seconds_llm, "
+            "started_at < now() - interval 1 day from rollouts order by task_id"
+        ).fetchall()
+        calls = tables.execute(
+            "select turn, model, prompt_tokens, completion_tokens, cached_tokens, cost_usd, seconds, "
+            "call_kind from llm_calls order by sequence"
+        ).fetchall()
+    assert rows == [
+        ("known", 9.0, 3, 35, 6, None, None, True),
+        ("unknown", None, None, None, None, None, None, False),
+    ]
+    assert calls == [
+        (1, "m", 10, 2, 4, 0.5, None, None),
+        (2, "m", 20, 3, None, 0.25, None, None),
+        (2, "m", 5, 1, None, None, None, "subagent"),
+    ]

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from orchard.pipelines.archiving import Archiving, CampaignProgress
 from orchard.pipelines.campaigns import Campaigns, Progress
+from orchard.pipelines.ending import open_in_queues
 from orchard.pipelines.reconciling import Ledger, Reconciler, Suspect, missing, reconcilable, twice
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
@@ -19,8 +22,9 @@ from orchard.schemas.campaigns import (
     TaskRef,
     rollout_requests,
 )
-from orchard.schemas.events import make_event
+from orchard.schemas.events import RolloutAborted, make_event, payload
 from orchard.schemas.outcomes import AbortCause
+from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
@@ -192,6 +196,34 @@ async def test_a_campaign_that_does_not_run_is_left_alone(
     reconciler = Reconciler(connection, blobs)
 
     assert [await reconciler.look() for _ in range(3)] == [0, 0, 0]
+
+
+async def test_what_a_dead_worker_held_of_a_cancelled_campaign_ends_and_is_not_archived_before(
+    connection: Connection, blobs: BlobStore, tmp_path: Path
+) -> None:
+    """Its claim is never given back, and no other worker comes."""
+    campaigns, publisher = Campaigns(connection, blobs), Publisher(connection)
+    await everything(campaigns.submit(SPEC))
+    async with Claims(connection, Queue()) as claims:
+        claim = await claims.next(10)
+        assert claim is not None
+    await everything(campaigns.cancel("demo"))
+    (left,) = await open_in_queues(connection, publisher, "demo")
+    archiving = Archiving(connection, str(tmp_path / "store"), blobs, ArchiveSettings())
+    known = await CampaignBook(connection).get("demo")
+    assert known is not None
+    progress = CampaignProgress("demo", datetime.now(UTC), 1, SPEC.size, SPEC.size - 1, None, 0, "")
+    assert "1 rollouts that no one has ended" in await archiving._open_because(progress, known[0])
+
+    reconciler = Reconciler(connection, blobs)
+    assert [await reconciler.look() for _ in range(2)] == [0, 0]
+
+    outcome = await publisher.outcome(left)
+    assert outcome is not None and outcome.event is not None
+    data = payload(outcome.event)
+    assert isinstance(data, RolloutAborted) and data.cause is AbortCause.CANCELLED
+    assert not await open_in_queues(connection, publisher, "demo")
+    assert await archiving._open_because(progress, known[0]) == ""
 
 
 async def test_a_plan_that_cannot_be_read_stops_nobody(connection: Connection, blobs: BlobStore) -> None:

@@ -23,7 +23,7 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import CampaignStateChanged, Event, encode_event, make_event, payload
-from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.storage.campaigns import restore_campaigns
@@ -193,22 +193,48 @@ async def test_a_cap_holds_where_the_tables_cannot_be_read(
 
 
 @pytest.mark.usefixtures("campaigns")
-async def test_a_call_counts_once_and_what_is_no_call_or_has_no_price_counts_nothing(
+async def test_a_call_counts_once_and_what_is_no_call_or_an_oracles_counts_nothing(
     connection: Connection, committed: Write, store: str
 ) -> None:
     again = call(1, cost_usd=0.6)
     for raw in (encode_event(again), encode_event(again), b"no event"):
         await connection.jetstream.publish(event_subject(again), raw)
-    await Publisher(connection).events(
-        [call(2, cost_usd=None), call(3, cost_usd=None, model_kind=ModelKind.ORACLE)]
-    )
+    await Publisher(connection).event(call(3, cost_usd=None, model_kind=ModelKind.ORACLE))
     await committed()
 
     await CostWatch(connection, store).look()
 
     assert (await record_of(connection)).state is CampaignState.RUNNING
     found = await spent_now(connection, store, "demo")
-    assert (found.usd, found.unpriced) == (0.6, 1)
+    assert (found.usd, found.unpriced) == (0.6, 0)
+
+
+@pytest.mark.parametrize("in_tables", [True, False])
+async def test_a_call_without_a_known_cost_pauses_a_campaign_with_a_cap_until_it_is_let_pass(
+    connection: Connection, campaigns: Campaigns, committed: Write, store: str, in_tables: bool
+) -> None:
+    publisher, watch = Publisher(connection), CostWatch(connection, store)
+    await publisher.events([call(1), call(2, cost_usd=None, usage=Usage())])
+    if in_tables:
+        await committed()
+    await watch.look()
+    record = await record_of(connection)
+    assert record.state is CampaignState.PAUSED
+    assert record.reason is not None and record.reason.startswith("1 of its model calls have no known cost")
+
+    await everything(campaigns.resume("demo"))
+    await watch.look()
+    assert (await record_of(connection)).state is CampaignState.RUNNING
+
+    await publisher.event(call(3, cost_usd=None))
+    await watch.look()
+    record = await record_of(connection)
+    assert record.reason is not None and record.reason.startswith("2 of its model calls have no known cost")
+
+    await everything(campaigns.resume("demo", max_cost_usd=0))
+    await publisher.event(call(4, cost_usd=None))
+    await watch.look()
+    assert (await record_of(connection)).state is CampaignState.RUNNING
 
 
 @pytest.mark.usefixtures("campaigns")

@@ -1,19 +1,20 @@
 """Task directories of Harbor and Terminal-Bench are imported and proven; what cannot be is one sentence."""
 
 import os
+import re
 import stat
-import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.directories import _REWARD, directories, directory_task, read_all, read_directory
+from orchard.pipelines.tasks.directories import directories, directory_task, read_all, read_directory
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
-from orchard.schemas.tasks import StateCheck
+from orchard.schemas.tasks import Asked, StateCheck
 from orchard.storage.blobs import BlobStore
 
 TASK_TOML = """
@@ -36,8 +37,9 @@ build_timeout_sec = 600.0
 cpus = 1
 memory = "512M"
 """
+OFFLINE = f'{TASK_TOML}network_mode = "no-network"\n'
 HARBOR = {
-    "task.toml": TASK_TOML,
+    "task.toml": OFFLINE,
     "instruction.md": "Write the greeting to greeting.txt.\n",
     "environment/Dockerfile": "FROM debian:12\nWORKDIR /srv\nFROM debian:12\nWORKDIR /\nWORKDIR tmp\n",
     "solution/solve.sh": "#!/bin/bash\ncp /solution/greeting.txt .\n",
@@ -72,6 +74,7 @@ async def test_both_formats_are_proven_by_their_solutions(
     _written(tmp_path / "set" / "make", TERMINAL_BENCH)
     found = directories(tmp_path / "set")
     greet, make = (directory_task(read_directory(path), "host") for path in found)
+    make = msgspec.structs.replace(make, asks=Asked())
 
     assert (greet.task_id, greet.source, greet.workdir) == ("greet", "harbor", "/tmp")
     assert (greet.memory, greet.labels) == ("512M", {"difficulty": "easy"})
@@ -119,35 +122,129 @@ def test_what_cannot_be_a_task_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("rewards", "solved"),
+    ("given", "asks"),
     [
-        ({"reward.json": '{"reward": 1.0}', "reward.txt": "0"}, True),
-        ({"reward.json": '{"reward": 0.5, "style": 1}', "reward.txt": "1"}, False),
-        ({"reward.txt": " 1.0\n"}, True),
-        ({"reward.txt": "10"}, False),
-        ({}, False),
+        # What Harbor gives a task that says nothing.
+        ("", Asked(network=True, creation_seconds=600.0)),
+        ("[environment]\nallow_internet = true\n", Asked(network=True, creation_seconds=600.0)),
+        ("[environment]\nallow_internet = false\n", Asked(creation_seconds=600.0)),
+        (
+            '[environment]\nallow_internet = true\nnetwork_mode = "no-network"\nbuild_timeout_sec = 900\n',
+            Asked(creation_seconds=900.0),
+        ),
+        (
+            '[agent]\ntimeout_sec = 12000\n[environment]\nnetwork_mode = "allowlist"\n'
+            'allowed_hosts = ["PyPI.org.", "10.1.2.3"]\n',
+            Asked(
+                hosts=("pypi.org:443", "pypi.org:80", "10.1.2.3:443", "10.1.2.3:80"),
+                agent_seconds=12000.0,
+                creation_seconds=600.0,
+            ),
+        ),
+        (
+            '[environment]\nnetwork_mode = "no-network"\n[agent]\nnetwork_mode = "public"\n'
+            '[verifier]\nnetwork_mode = "public"\n',
+            Asked(network=True, creation_seconds=600.0),
+        ),
     ],
 )
-def test_the_reward_in_json_wins(tmp_path: Path, rewards: dict[str, str], solved: bool) -> None:
-    _written(tmp_path, rewards)
-    script = _REWARD.replace("/logs/verifier", str(tmp_path))
-    assert (subprocess.run(["bash", "-c", script], capture_output=True).returncode == 0) is solved
+def test_a_harbor_task_asks_for_what_harbor_gives_it(tmp_path: Path, given: str, asks: Asked) -> None:
+    path = _written(tmp_path / "it", {**HARBOR, "task.toml": given})
+    assert directory_task(read_directory(path), "host").asks == asks
 
 
-def test_all_bad_directories_are_named_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ('network_mode = "offline"\n', "network_mode is 'offline': Harbor knows public, no-network"),
+        ('allowed_hosts = ["a.example"]\n', 'allowed_hosts needs network_mode = "allowlist"'),
+        ('network_mode = "allowlist"\nallowed_hosts = ["*.example.org"]\n', "has a wildcard: name each host"),
+        ('network_mode = "allowlist"\nallowed_hosts = ["::1"]\n', "is no rule"),
+        (f'network_mode = "allowlist"\nallowed_hosts = {["a.example"] * 33}\n', "33 entries, and a sandbox"),
+        (
+            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "public"\n',
+            "the agent is to reach nothing, and the tests any public address",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_given_is_refused_and_not_replaced(
+    tmp_path: Path, given: str, sentence: str
+) -> None:
+    path = _written(tmp_path / "it", {**HARBOR, "task.toml": f"[environment]\n{given}"})
+    with pytest.raises(TaskError, match=re.escape(sentence)):
+        read_directory(path)
+
+
+def test_terminal_bench_has_a_network_unless_its_compose_file_says_none(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", TERMINAL_BENCH)
+    assert read_directory(path).asks == Asked(network=True, agent_seconds=60.0)
+    _written(path, {"docker-compose.yaml": "services:\n  client:\n    network_mode: none\n"})
+    assert read_directory(path).asks == Asked(agent_seconds=60.0)
+
+
+NO_VERDICT = {
+    "true\n": "left no reward at /logs/verifier/reward.txt",
+    ": > /logs/verifier/reward.txt\n": "the file is empty",
+    "echo passed > /logs/verifier/reward.txt\n": "could not convert string",
+    "/nowhere/uvx pytest && echo 1 > /logs/verifier/reward.txt\n": "left no reward",
+}
+"""Tests of a Harbor task, and what is said of them."""
+
+
+async def test_tests_without_a_verdict_make_a_task_broken_and_not_failed(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
+    for number, (script, said) in enumerate(NO_VERDICT.items()):
+        path = _written(tmp_path / str(number), {**HARBOR, "tests/test.sh": script})
+        event = (await validator.validate(directory_task(read_directory(path), "host"))).event
+        assert isinstance(event, TaskRejected)
+        assert event.reason == "task_broken", script
+        assert said in event.detail
+    failing = "echo 0 > /logs/verifier/reward.txt; exit 1\n"
+    path = _written(tmp_path / "failing", {**HARBOR, "tests/test.sh": failing})
+    event = (await validator.validate(directory_task(read_directory(path), "host"))).event
+    assert isinstance(event, TaskRejected)
+    assert event.reason == "gold_does_not_resolve"
+    assert "gave the reward 0" in event.detail
+
+
+async def test_a_task_that_asks_for_a_network_is_not_judged_without_it(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    """It would be rejected for what it lacks here; with `as_asked` solution and tests have what it names."""
+    found, reward = "getent hosts pypi.org > /dev/null", "/logs/verifier/reward.txt"
+    files = {
+        **HARBOR,
+        "task.toml": f'{TASK_TOML}network_mode = "allowlist"\nallowed_hosts = ["pypi.org"]\n',
+        "tests/test.sh": f"{found} && [ -e solved ] && echo 1 > {reward} || echo 0 > {reward}",
+        "solution/solve.sh": f"{found} && touch solved",
+    }
+    task = directory_task(read_directory(_written(tmp_path / "it", files)), "host")
+    settings, blobs = ValidationSettings(runs=1), BlobStore(str(tmp_path / "store"))
+    with pytest.raises(TaskError, match=r'asks for a network \(only pypi.org:443, pypi.org:80\).*"as_asked"'):
+        await Validator(sandboxes, blobs, settings).validate(task)
+    verdict = await Validator(sandboxes, blobs, settings, task_network="as_asked").validate(task)
+    assert isinstance(verdict.event, TaskValidated)
+
+
+def test_bad_directories_cost_themselves_and_are_named(tmp_path: Path) -> None:
     _written(tmp_path / "a", HARBOR)
     _written(tmp_path / "b", {**HARBOR, "task.toml": "[environment]\ngpus = 1\n"})
     _written(tmp_path / "c", {"task.yaml": "difficulty: easy\n"})
     _written(tmp_path / "d", {**HARBOR, "task.toml": '[task]\nname = "a"\n'})
-    with pytest.raises(TaskError) as refused:
-        read_all(tmp_path)
-    head, *lines = str(refused.value).splitlines()
-    assert "3 of 4 are no tasks, nothing was imported" in head
-    assert [line.strip().split(":")[0] for line in lines] == [
-        str(tmp_path / "b"),
-        f"a task or compose file in {tmp_path / 'c'}",
-        str(tmp_path / "d"),
-    ]
+    found, left_out = read_all(tmp_path)
+    assert [each.path.name for each in found] == ["a"]
+    assert [each.name for each in left_out] == [str(tmp_path / name) for name in "bcd"]
+    assert left_out[0].why.startswith("the task needs GPUs") and "instruction" in left_out[1].why
+    assert left_out[2].why == f"the task 'a' is already in {tmp_path / 'a'}"
+
+
+def test_a_file_whose_name_is_no_unicode_costs_its_task(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", HARBOR)
+    (path / "tests" / os.fsdecode(b"\xff")).touch()
+    with pytest.raises(TaskError, match="no Unicode"):
+        read_directory(path)
 
 
 def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:

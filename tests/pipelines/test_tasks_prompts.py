@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows
+from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.prompts import Defaults, task_from_prompt
 from orchard.pipelines.tasks.swe_files import check_rows
 from orchard.schemas.tasks import StateCheck, Task
@@ -54,12 +54,13 @@ def test_a_bad_line_is_one_sentence_with_its_number(row: dict[str, Any], problem
     assert problem in str(refused.value)
 
 
-def test_of_a_file_with_mistakes_each_line_is_named(tmp_path: Path) -> None:
+def test_of_a_file_with_mistakes_each_line_is_named_and_the_others_come(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     good = json.dumps({"id": "a", "prompt": "p", "check": "true"})
-    path.write_text("\n".join([good, "{", good, json.dumps({"prompt": "p"}), "[1]", ""]))
-    with pytest.raises(MalformedRows) as refused:
-        check_rows(path, READ)
-    lines = str(refused.value).splitlines()
-    assert [line.split(":")[0].strip() for line in lines[1:]] == ["line 2", "line 3", "line 4", "line 5"]
-    assert [task.task_id for task in check_rows(path, READ, skip_malformed=True).tasks()] == ["a"]
+    alone = json.dumps({"id": "b", "prompt": "\ud800", "check": "true"})
+    bad = ["{", good, json.dumps({"prompt": "p"}), "[1]", "[" * 100_000, "1" * 5000, alone]
+    path.write_text("\n".join([good, *bad, ""]))
+    found = check_rows(path, READ)
+    assert [each.name for each in found.left_out] == [f"line {number}" for number in range(2, 9)]
+    assert all(each.why for each in found.left_out)
+    assert [task.task_id for task in found.tasks()] == ["a"]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
+from orchard.pipelines.tasks.errors import MalformedRow, TaskError
 from orchard.pipelines.tasks.history import cut
 from orchard.pipelines.tasks.swe_files import check_rows
 from orchard.pipelines.tasks.swe_rows import Family, Given, family_of, task_from_row
@@ -209,20 +209,30 @@ def _jsonl(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_a_file_with_a_malformed_row_gives_nothing(tmp_path: Path) -> None:
+def test_malformed_rows_cost_themselves_and_are_named(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", SWE_BENCH, {**SWE_BENCH, "patch": ""}, "{broken", SWE_BENCH)
-    with pytest.raises(MalformedRows) as refused:
-        check_rows(path, task_from_row)
-    assert [problem.row for problem in refused.value.problems] == [2, 3, 4]
-    assert "nothing was imported" in str(refused.value)
-    assert "line 4: the task 'psf__requests-1963' already stands in line 1" in str(refused.value)
-
-
-def test_malformed_rows_can_be_skipped_and_are_reported(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path / "rows.jsonl", {**SWE_BENCH, "patch": ""}, "[1]", SWE_BENCH)
-    checked = check_rows(path, task_from_row, skip_malformed=True)
+    checked = check_rows(path, task_from_row)
+    assert (checked.good, [problem.row for problem in checked.problems]) == (1, [2, 3, 4])
     assert [task.task_id for task in checked.tasks()] == ["psf__requests-1963"]
-    assert [problem.row for problem in checked.problems] == [1, 2]
+    assert checked.left_out[2] == ("line 4", "the task 'psf__requests-1963' already stands in line 1")
+    assert [each.name for each in checked.left_out[:2]] == ["row 2, column patch", "line 3"]
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        (SWE_BENCH, {"FAIL_TO_PASS": "[" * 5000}),
+        (SWE_BENCH, {"problem_statement": "\ud800"}),
+        (SWE_REBENCH, {"install_config": '{"a":' + "[" * 5000}),
+        (SCALE_SWE, {"f2p_script": "\0"}),
+        (SCALE_SWE, {"f2p_script": "\ud800"}),
+    ],
+)
+def test_what_no_reader_expects_in_a_row_costs_the_row(
+    row: dict[str, Any], change: dict[str, Any], tmp_path: Path
+) -> None:
+    checked = check_rows(_jsonl(tmp_path / "rows.jsonl", {**row, **change}, SWE_REBENCH_V2), task_from_row)
+    assert (checked.good, [problem.row for problem in checked.problems]) == (1, [1])
 
 
 @pytest.mark.parametrize("row", [SWE_BENCH, SWE_REBENCH, SWE_REBENCH_V2, SCALE_SWE])

@@ -17,7 +17,7 @@ from orchard.cli.tasks import app
 from orchard.config import Config
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import published, read_suite
-from orchard.pipelines.tasks.errors import MalformedRow, MalformedRows, TaskError
+from orchard.pipelines.tasks.errors import MalformedRow, TaskError
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.pipelines.tasks.swe_files import check_rows, read_rows
 from orchard.pipelines.tasks.web_rows import PROTOCOLS, task_from_web_row
@@ -114,8 +114,7 @@ def test_files_may_be_lines_a_list_or_parquet(tmp_path: Path) -> None:
     found = [list(check_rows(file, read).tasks()) for file in (lines, whole, table)]
     assert found[0] == found[1] == found[2] and len(found[0]) == 2
     whole.write_text("[1, {}]", encoding="utf-8")
-    with pytest.raises(MalformedRows, match="line 1: must be a JSON object"):
-        check_rows(whole, read)
+    assert check_rows(whole, read).left_out[0] == ("line 1", "must be a JSON object")
     whole.write_text("[{", encoding="utf-8")
     with pytest.raises(TaskError, match="cannot be read as a JSON list"):
         check_rows(whole, read)
@@ -133,7 +132,7 @@ async def test_suites_of_web_benchmarks_plan_over_imported_rows(
         assert (suite.domain, suite.harnesses, suite.budget.steps) == ("gui", ("browser",), 30)
         plan = plan_suite(suite, store)
         with console.capture() as shown:
-            show_plan(plan)
+            show_plan(plan, [])
         assert plan.spec.size == 1 and "1 rollouts, 0 of them done" in shown.get()
 
 
@@ -209,14 +208,32 @@ async def test_tasks_of_the_store_go_through_the_funnel(
         (["--column", "color=red"], "must be PART=COLUMN"),
         (["--purpose", "eval"], "neither of sft, rl"),
         (["--embeddings", "m", "--endpoint", "none"], "no endpoint is named 'none'"),
-        ([], "row 2, column for the intent"),
+        (["--strict"], "row 2, column for the intent"),
     ],
 )
 def test_mistakes_are_sentences(tmp_path: Path, arguments: list[str], says: str) -> None:
     rows = tmp_path / "p.jsonl"
     good = {"task_name": "Find tea.", "website": "a.com"}
-    bad = good if arguments else {"website": "a.com"}
+    bad = {"website": "a.com"} if "--strict" in arguments else good
     rows.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n", encoding="utf-8")
     given = ["funnel", str(rows), "--out", str(tmp_path / "out"), *arguments]
     ran = CliRunner().invoke(app, given, obj=Session(Config(store=str(tmp_path / "store"))))
     assert says in str(ran.exception)
+
+
+def test_malformed_rows_of_a_pool_and_of_a_benchmark_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows, held = tmp_path / "p.jsonl", tmp_path / "h.jsonl"
+    pool = [{"task_name": f"Find {what}.", "website": "a.com"} for what in ("tea", "a bed", "rice")]
+    rows.write_text(
+        "".join(f"{json.dumps(row)}\n" for row in [*pool, {"website": "a.com"}]), encoding="utf-8"
+    )
+    held.write_text(
+        "{\n" + json.dumps({"confirmed_task": "Find rice.", "website": "a.com"}), encoding="utf-8"
+    )
+    given = ["funnel", str(rows), "--out", str(tmp_path / "out"), "--evaluation", str(held)]
+    ran = CliRunner().invoke(app, given, obj=Session(Config(store=str(tmp_path / "store"))))
+    assert ran.exit_code == 3, ran.output
+    assert "p.jsonl, row 4, column for the intent: " in ran.output and "h.jsonl, line 1: " in ran.output
+    assert ran.output.splitlines()[-1] == "3 tasks filtered, 2 left out"
+    kept = [row["task_name"] for _, row in read_rows(tmp_path / "out" / "kept-rl.jsonl")]  # type: ignore[index]
+    assert kept == ["Find tea.", "Find a bed."]

@@ -5,18 +5,20 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from orchard.storage import compaction
 from orchard.storage.compaction import CompactionCancelled, plan
-from orchard.storage.delta import DataFile, Table, snapshot
+from orchard.storage.delta import DataFile, Table, snapshot, write_file
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError
 from orchard.storage.location import Location
 from orchard.storage.maintenance import check, compact, vacuum
 from orchard.storage.reader import open_tables
-from orchard.storage.tables import EVENTS
+from orchard.storage.tables import EVENTS, SCHEMAS
 from orchard.storage.writer import Writer, WriterSettings
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
@@ -209,3 +211,30 @@ async def test_readers_are_undisturbed_by_writes_compaction_and_vacuum(
     assert check(store) == []
     with open_tables(store) as tables:
         assert tables.sql("select count(*) from rollouts").fetchall() == [(sample,)]
+
+
+def test_vacuum_leaves_what_a_living_process_is_about_to_commit_whatever_the_clock_says(
+    tmp_path: Path,
+) -> None:
+    """A clock that is two days ahead makes every file look two days old."""
+    location, name = Location.parse(tmp_path), "reopenings_all"
+    rows = pa.Table.from_pylist([{"sequence": 1, "reason": "r"}], schema=SCHEMAS[name])
+    Table(location, name).append(rows, 1)
+    pending = write_file(location, name, [rows])
+    folder = tmp_path / "tables" / name
+    killed, earlier = folder / f"{name}-0123456789abcdef.7.parquet", folder / f"{name}-{'ab' * 12}.parquet"
+    for left_over in (killed, earlier):
+        left_over.write_bytes(b"of a process that was killed")
+    for path in folder.iterdir():
+        _age(path, hours=48)
+    assert compaction.vacuum(location, name, hours=24) == 0, "measured from the newest file all are new"
+
+    for path in (folder / pending.path, killed, earlier):
+        _age(path, hours=72)
+    assert compaction.vacuum(location, name, hours=12) == 2
+    assert (folder / pending.path).exists() and not killed.exists() and not earlier.exists()
+
+
+def _age(path: Path, hours: int) -> None:
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))

@@ -112,7 +112,11 @@ async def test_check_names_what_is_wrong(publisher: Publisher, store: str, write
     path = location.path / "tables" / "messages_all" / file.path
     content = path.read_bytes()
     path.unlink()
-    assert check(store) == [f"messages_all: the file {file.path} is missing or has another size: restore it"]
+    (finding,) = check(store)
+    assert finding.startswith(
+        f"messages_all: the file {file.path} is missing or has another size: restore it"
+    )
+    assert finding.endswith("run `orchard store rebuild`")
     path.write_bytes(content)
     assert check(store) == []
 

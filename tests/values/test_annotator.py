@@ -8,15 +8,18 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from orchard.pipelines.values.annotator import Annotator, Cases
+from orchard.pipelines.values.annotator import MAX_FAILURES, Annotator, Cases
 from orchard.pipelines.values.prompt import PROMPT_VERSION
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.workers.deadletters import DeadLetters
+from orchard.workers.keeper import keep
+from orchard.workers.llm import resting
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.llm.rests import Rests
 from tests.entries import named
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
@@ -83,7 +86,11 @@ async def run(
             stop.set()
 
     settings = EndpointSettings(base_url=url, prices=prices or {}, max_tries=1)
-    async with ModelClient({"default": settings}) as models, Claims(pipeline.connection, QUEUE) as claims:
+    async with (
+        Rests(pipeline.connection, "test") as rests,
+        ModelClient({"default": settings}, rests) as models,
+        Claims(pipeline.connection, QUEUE) as claims,
+    ):
         cases = Cases(pipeline.store)
         annotator = Annotator(pipeline.publisher, claims, models, cases, name="test", slots=2, done=told)
         async with asyncio.timeout(60):
@@ -243,3 +250,22 @@ async def test_the_oracle_credits_an_edit_that_makes_gold_lines(pipeline: Any) -
         await run(pipeline, oracle.url, Asking(model="oracle"), 1)
     ((curve,),) = rows(pipeline, "select curve from values")
     assert curve == [0.4, 0.52, 0.05]
+
+
+async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failure(
+    pipeline: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More often refused than a request may fail, and put off as the endpoint says."""
+    for name, value in {"HELD_SECONDS": 0.2, "FIRST_PAUSE": 0.1, "LONGEST_PAUSE": 0.2}.items():
+        monkeypatch.setattr(resting, name, value)
+    await unresolved(pipeline, Author(), 3)
+    refusal = web.json_response({"error": {"message": "quota"}}, status=429)
+    teacher.replies += [refusal] * (3 * MAX_FAILURES) + [GOOD]
+    keeping = asyncio.create_task(keep(pipeline.connection))
+    try:
+        await run(pipeline, teacher.url, Asking(model="judge"), 3)
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+    assert rows(pipeline, "select count(*) from values") == [(3,)]
+    assert await DeadLetters(pipeline.connection).list() == []

@@ -89,9 +89,9 @@ def test_the_budget_of_the_path_is_what_its_calls_and_commands_used(recorded: Re
     assert recorded.spent(1) == Totals(
         turns=2,
         calls=2,
-        prompt_tokens=200,
-        completion_tokens=20,
-        cost_usd=0.5,
+        prompt=200,
+        completion=20,
+        usd=0.5,
         seconds_llm=4.0,
         seconds_commands=1.0,
         model_kind=ModelKind.MODEL,

@@ -97,6 +97,8 @@ class SubprocessMachine:
     def __init__(self, programs: Path = Path(sys.executable).parent) -> None:
         self.programs = programs
         self.commands: list[str] = []
+        self.takes: float | None = None
+        """Seconds that each command says it took; None: as long as it did."""
         self.scratch: set[Path] = set()
         self.written: set[Path] = set()
 
@@ -146,8 +148,8 @@ class SubprocessMachine:
         returncode = await process.wait()
         return CommandOutcome(
             output=collected.decode(errors="replace"),
-            returncode=-1 if timed_out else returncode,
-            seconds=time.monotonic() - started,
+            returncode=-1 if timed_out else returncode if returncode >= 0 else 128 - returncode,
+            seconds=time.monotonic() - started if self.takes is None else self.takes,
             timed_out=timed_out,
         )
 

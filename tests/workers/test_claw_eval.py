@@ -9,9 +9,11 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.claw_eval import Reading, read_checkout
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.claw import ServiceCalled
+from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.storage.blobs import BlobStore
+from orchard.workers.claw_eval.workspace import TOOLS
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.judges.ruling import Judges
@@ -42,7 +44,11 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tasks(checkout, store):
     read = read_checkout(checkout, store.put, Reading())
-    assert list(read.left_out) == ["T04_talk"]
+    assert [(each.name, each.why) for each in read.left_out] == [
+        ("T04_talk", "its user is played by a model, which no harness here does"),
+        ("T08_pictured", "its user shows a.jpg, which no harness here does"),
+        ("T09_missing", "it names the file film.mp4, which is not there"),
+    ]
     return {task.task_id: task for task in read.tasks}
 
 
@@ -53,6 +59,7 @@ class Episode:
         self.service, self.store, self.models, self.judge = service, store, models, judge
         self.events = []
         self.shown = []
+        self.pictures = []
 
     async def publish(self, event):
         self.events.append(event)
@@ -84,6 +91,7 @@ class Episode:
                         made = ToolCall(id=f"c{number}", name=name, arguments=text)
                         outcome, shown = await world.call(made)
                         self.shown.append((outcome.returncode, shown))
+                        self.pictures.append(outcome.pictures)
                         function = {"name": name, "arguments": text}
                         said = {"id": made.id, "type": "function", "function": function}
                         messages.append({"role": "assistant", "content": "", "tool_calls": [said]})
@@ -138,7 +146,7 @@ async def test_unknown_tools_and_bad_arguments_are_failed_calls(episode, tasks):
 async def test_the_error_rate_reaches_the_services(episode, checkout, store):
     (task, *_) = read_checkout(checkout, store.put, Reading(error_rate=1.0)).tasks
     reward = await episode.play(task, LAMP)
-    assert episode.shown == [(429, '{"error":"rate_limit_exceeded"}')]
+    assert episode.shown == [(429, '{"error": "rate_limit_exceeded"}')]
     assert reward.parts["robustness"] == 0.0 and not reward.resolved
 
 
@@ -181,7 +189,71 @@ async def test_a_grader_that_builds_on_another_asks_the_workers_judge(episode, t
     assert (reward.parts["completion"], reward.resolved) == (pytest.approx(0.8), True)
     asked = [request["messages"][1]["content"] for request in endpoint.requests]
     assert "Is it polite?" in asked[0] and "Is it right?" in asked[1]
-    assert reward.judge.startswith("rubric-2 wise")
+    assert reward.judge.startswith("verbatim-1 wise")
+    ruled = [event for event in episode.events if isinstance(event, JudgeRuled)]
+    assert [event.score for event in ruled] == [1.0, 0.6]
+
+
+async def test_a_grader_may_use_the_judges_client(episode, tasks, endpoint):
+    endpoint.says('{"msg_1": "spam"}')
+    reward = await episode.play(tasks["T07_client"], answer="msg_1 is spam")
+    assert reward.parts["completion"] == 1.0
+    (sent,) = endpoint.requests
+    assert sent["messages"] == [{"role": "user", "content": "Which is spam? msg_1 is spam"}]
+    (ruled,) = [event for event in episode.events if isinstance(event, JudgeRuled)]
+    assert (ruled.protocol, ruled.score, ruled.fault) == ("verbatim-1", None, "")
+
+
+async def test_a_judge_whose_answers_the_grader_cannot_use_fails_and_is_no_score(episode, tasks, endpoint):
+    endpoint.says("I would rather not say.")
+    with pytest.raises(InfrastructureError, match="none of the judge's 3 answers") as raised:
+        await episode.play(tasks["T02_peer"], LAMP)
+    assert raised.value.cause is AbortCause.JUDGE_FAILED
+    assert len(endpoint.requests) == 3
+
+
+async def test_calls_of_the_workspace_are_dispatches_that_graders_count(episode, tasks):
+    reward = await episode.play(
+        tasks["T06_fallback"],
+        ("desk_tickets", {}),
+        ("Bash", {"command": "cat tasks/T03_report/fixtures/numbers.csv; echo no >&2; exit 3"}),
+        ("Bash", {"command": "sleep 30", "timeout": 1000}),
+        ("Write", {"content": "where?"}),
+        ("Read", {"file_path": "/workspace"}),
+        ("Write", {"file_path": "/workspace/a/b.txt", "content": "here"}),
+    )
+    assert [code for code, _ in episode.shown] == [0, 3, -1, 422, 500, 0]
+    said = json.loads(episode.shown[1][1])
+    assert said == {"exit_code": 3, "stdout": "a\n17\n25\n", "stderr": "no\n"}
+    assert reward.parts["completion"] == 1.0 and reward.parts["robustness"] == 0.5
+    assert [event.tool for event in episode.events if isinstance(event, ServiceCalled)] == ["desk_tickets"]
+
+
+async def test_pictures_of_a_tool_are_shown_and_those_that_are_none_are_counted(episode, tasks):
+    await episode.play(tasks["T06_fallback"], ("ReadMedia", {"path": "/workspace/film.mp4"}))
+    assert json.loads(episode.shown[0][1]) == {
+        "text_summary": "one frame",
+        "frame_count": 2,
+        "frames_shown": 1,
+    }
+    assert [(one.width, one.height) for one in episode.pictures[0]] == [(1, 1)]
+
+
+async def test_an_agent_that_ends_the_server_of_its_tools_fails_and_aborts_nothing(episode, tasks):
+    """An abort would buy another attempt."""
+    for end in ("kill -9 $PPID", "rm -rf /opt/orchard; rm $(which -a python3); kill -9 $PPID"):
+        episode.shown.clear()
+        reward = await episode.play(
+            tasks["T06_fallback"], ("Bash", {"command": end}), ("Bash", {"command": "true"})
+        )
+        assert [code for code, _ in episode.shown] == [500, 500]
+        assert not reward.resolved
+
+
+def test_an_agent_is_offered_the_tools_of_claw_evals_sandbox():
+    assert list(TOOLS) == [
+        *("Bash", "Read", "Write", "Edit", "Glob", "Grep", "BrowserScreenshot", "ReadMedia", "Download"),
+    ]
 
 
 async def test_a_grader_that_raises_without_a_judge_is_an_abort(episode, tasks):
@@ -201,25 +273,35 @@ def test_importing_twice_gives_the_same_tasks(checkout, store, tasks):
     ) == (10, 120)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("task.yaml", "task_id: [", "is no task of Claw-Eval"),
-        ("task.yaml", "task_id: T\nprompt: {}\n", "is no task of Claw-Eval"),
-        (
-            "task.yaml",
-            "task_id: T\nprompt: {text: x}\nsandbox_files: [none.txt]\n",
-            "names the file none.txt",
-        ),
-    ],
-)
-def test_a_task_that_cannot_be_read_is_named(tmp_path, store, file, text, message):
-    for name in ("src/claw_eval", "tasks/T"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "tasks" / "T" / "grader.py").touch()
-    (tmp_path / "tasks" / "T" / file).write_text(text)
-    with pytest.raises(TaskError, match=message):
-        read_checkout(tmp_path, store.put, Reading())
+BAD = {
+    "a": "task_id: [",
+    "b": "task_id: T\nprompt: {}\n",
+    "c": "task_id: T\nprompt: {text: x}\nsandbox_files: [../../x]\n",
+    "d": "task_id: e\nprompt: {text: x}\n",
+    "e": "task_id: e\nprompt: {text: x}\n",
+    "f": "- 1\n",
+}
+"""Directory to its task.yaml."""
+
+
+def test_tasks_that_cannot_be_read_cost_themselves_and_are_named_each_with_its_reason(tmp_path, store):
+    server = tmp_path / "src/claw_eval/sandbox/server.py"
+    server.parent.mkdir(parents=True)
+    server.touch()
+    for name, text in BAD.items():
+        folder = tmp_path / "tasks" / name
+        folder.mkdir(parents=True)
+        (folder / "grader.py").touch()
+        (folder / "task.yaml").write_text(text)
+    read = read_checkout(tmp_path, store.put, Reading())
+    assert [task.task_id for task in read.tasks] == ["e"]
+    assert [(each.name, each.why.partition(":")[0]) for each in read.left_out] == [
+        ("a", "task.yaml is no task of Claw-Eval"),
+        ("b", "task.yaml is no task of Claw-Eval"),
+        ("c", "it names the file ../../x, which leads out of its directory"),
+        ("e", "its task_id e is that of d"),
+        ("f", "task.yaml is no task of Claw-Eval"),
+    ]
 
 
 def test_what_is_no_checkout_is_told(tmp_path, store):

@@ -468,6 +468,27 @@ async def test_a_conversation_that_is_too_long_may_be_made_shorter(program, endp
         mine.recording.check()
 
 
+async def test_a_program_whose_first_prompt_does_not_fit_has_no_outcome(program, endpoint):
+    endpoint.answer({"error": {"message": "maximum context length is 9"}}, 400)
+    async with program() as mine:
+        with pytest.raises(openai.BadRequestError):
+            await mine.says(tools=[FUNCTION])
+        with pytest.raises(InfrastructureError, match="maximum context length is 9") as caught:
+            mine.recording.check()
+        assert caught.value.cause is AbortCause.CONTEXT_TOO_SMALL
+
+
+async def test_a_conversation_that_grew_too_long_is_the_token_limit(program, endpoint):
+    endpoint.says("ok")
+    endpoint.answer({"error": {"message": "maximum context length is 9"}}, 400)
+    async with program() as mine:
+        await mine.says(tools=[FUNCTION])
+        with pytest.raises(openai.BadRequestError):
+            await mine.says([{"role": "user", "content": "more"}], tools=[FUNCTION])
+        mine.recording.check()
+        assert mine.recording.ended is ExitStatus.TOKEN_LIMIT
+
+
 # --- lines that break, and that are slow -----------------------------------------------------------
 
 
@@ -504,7 +525,7 @@ async def test_an_answer_that_came_is_recorded_though_nobody_waits_for_it(progra
         go_on.set()
         await until(lambda: not mine.door.calls)
         mine.recording.check()
-    assert [type(data) for data in published] == [MessageNode, MessageNode, LLMCall]
+    assert [type(data) for data in published] == [MessageNode, LLMCall, MessageNode]
 
 
 async def test_a_reply_that_was_not_consumed_is_superseded(program, endpoint):
@@ -596,7 +617,7 @@ async def test_a_program_that_does_not_read_keeps_its_place_and_holds_up_nobody(
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", mine.door.port))
             slow.sendall(head.encode() + body)
-            await until(lambda: mine.calls)
+            await until(lambda: mine.recording.leaf)
             assert await other.says() == "ok"
             assert len(mine.door.calls) == 1  # the answer is recorded, and not yet read
     assert not mine.door.calls

@@ -156,10 +156,13 @@ async def test_a_message_that_was_cut_off_is_told_so(run, endpoint):
     [
         (Budget(steps=2), ExitStatus.STEP_LIMIT, 2),
         (Budget(tokens=30), ExitStatus.TOKEN_LIMIT, 3),
-        (Budget(wall_seconds=1e-9), ExitStatus.TIME_LIMIT, 1),
+        (Budget(wall_seconds=60.0), ExitStatus.TIME_LIMIT, 2),
     ],
 )
-async def test_a_budget_that_runs_out_submits_the_state_left_behind(run, endpoint, budget, status, calls):
+async def test_a_budget_that_runs_out_submits_the_state_left_behind(
+    run, endpoint, machine, budget, status, calls
+):
+    machine.takes = 40.0
     endpoint.says("", "echo '# edited' >> shop/sums.py; echo new > notes.txt")
     result, nodes = await run(budget=budget)
     assert result.exit_status is status

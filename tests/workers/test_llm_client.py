@@ -15,6 +15,7 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm import client as llm
 from orchard.workers.llm.client import (
     ContextLengthExceeded,
     EndpointSettings,
@@ -175,6 +176,7 @@ def token_replies():
     """The forms in which servers give tokens: the fields of the reply, those of the choice."""
     logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
     written = {"content": [{"token": f"token_id:{n}", "logprob": -n} for n in (1, 2)]}
+    numbered = {"content": [{**one, "id": id} for id, one in enumerate(logprobs["content"], 1)]}
     triples = {"output_token_logprobs": [[-0.5, 1, "a"], [-1.5, 2, None]]}
     return {
         "openai": ({}, {"logprobs": logprobs}, ((), (-0.5, -1.5), ())),
@@ -184,6 +186,7 @@ def token_replies():
             ((1, 2), (-0.5, -1.5), (8, 9)),
         ),
         "vllm written": ({}, {"logprobs": written}, ((1, 2), (-1.0, -2.0), ())),
+        "llama.cpp": ({}, {"logprobs": numbered}, ((1, 2), (-0.5, -1.5), ())),
         "sglang": ({}, {"token_ids": [1, 2], "prompt_token_ids": [8, 9]}, ((1, 2), (), (8, 9))),
         "sglang meta": (
             {},
@@ -344,6 +347,46 @@ async def test_an_endpoint_that_hangs_is_unavailable_when_the_time_is_up(endpoin
     with pytest.raises(InfrastructureError) as caught:
         await call(timeout=0.3)
     assert caught.value.cause is AbortCause.LLM_UNAVAILABLE
+
+
+async def test_a_time_out_says_how_far_the_call_got(endpoint, call, monkeypatch):
+    async def silent(_):
+        await asyncio.Event().wait()
+
+    async def begun(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(llm, "CONNECT_SECONDS", 0.3)
+    endpoint.replies[:] = [silent, begun]
+    for words in ("took the request and sent no answer within 1 s", "began to answer and did not come to an"):
+        with pytest.raises(InfrastructureError, match=words):
+            await call(timeout=1.0, max_tries=1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        _, port = full.getsockname()
+        waits = socket.create_connection(("127.0.0.1", port))  # nobody else is let in
+        with waits, pytest.raises(InfrastructureError, match="could not be connected to within 0 s"):
+            await call(base_url=f"http://127.0.0.1:{port}/v1", timeout=20.0, max_tries=1)
+
+
+async def test_a_refused_key_is_told_in_the_words_of_the_endpoint_without_the_key(
+    endpoint, call, monkeypatch
+):
+    """The key may be that of a proxy for the server behind it, which only its words tell."""
+    monkeypatch.setenv("ORCHARD_TEST_KEY", KEY)
+    said = f"upstream openai: invalid x-api-key {KEY[:6]}***{KEY[-4:]}, for {KEY}. Ask admin@proxy"
+    endpoint.answer(error(said), 401)
+    with pytest.raises(
+        InfrastructureError, match="answered 401: upstream openai: invalid x-api-key"
+    ) as caught:
+        await call(api_key_env="ORCHARD_TEST_KEY")
+    assert (
+        "Ask admin@proxy" in caught.value.detail
+        and "check the key in ORCHARD_TEST_KEY" in caught.value.detail
+    )
+    assert not any(KEY[at : at + 4] in caught.value.detail for at in range(len(KEY) - 3))
 
 
 async def test_throttling_goes_on_past_the_tries_for_failures(endpoint, call):

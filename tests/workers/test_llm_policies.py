@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.workers.llm.concurrency import ConcurrencyLimit, Window, grown, shrunk
+from orchard.workers.llm.known_errors import meaning
 from orchard.workers.llm.refusals import (
     LONGEST_PAUSE,
     ErrorBody,
     Meaning,
     error_body,
-    meaning,
     pause,
     retry_after,
 )
@@ -148,6 +148,9 @@ def test_meanings(status, body, expected):
         ({"message": "b"}, "b"),
         ({"detail": "c"}, "c"),
         ({"error": "d"}, "d"),
+        ([{"error": {"message": "of a list"}}], "of a list"),
+        ({"error": {"message": "m", "metadata": {"raw": "from behind"}}}, "m: from behind"),
+        ({"error": None, "message": "beside"}, "beside"),
         ("e", "e"),
         (None, ""),
     ],

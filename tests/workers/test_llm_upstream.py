@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import Usage
 from orchard.workers.llm.answers import MalformedAnswer, read_completion
 from orchard.workers.llm.client import EndpointSettings, ModelClient, RequestRefused
 from orchard.workers.llm.replicas import FIRST_REST, LONGEST_REST, Replica, choose
@@ -110,17 +111,28 @@ def test_calls_without_an_index_are_told_by_their_ids() -> None:
         {"id": "y", "function": {"name": "bash", "arguments": '{"com'}},
         {"function": {"arguments": '":1}'}},
     ]
-    found = read_completion(assembled(events(*(chunk({"tool_calls": [one]}) for one in parts))))
+    said = [chunk({"tool_calls": [one]}) for one in parts]
+    found = read_completion(assembled(events(*said, chunk(finish_reason="tool_calls"))))
     assert [(one.id, one.arguments) for one in found.tool_calls] == [
         ("x", '{"command":"ls"}'),
         ("y", '{"com":1}'),
     ]
 
 
-@pytest.mark.parametrize("length", range(len(CHUNKS)))
-def test_no_part_of_a_stream_is_an_answer(length: int) -> None:
-    with pytest.raises(MalformedAnswer, match="in the middle"):
-        read_completion(assembled(events(*CHUNKS[:length], done=False)))
+ENDED = next(number for number, one in enumerate(CHUNKS) if one["choices"][0].get("finish_reason"))
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("length", range(ENDED + 1))
+def test_no_part_of_a_stream_is_an_answer(length: int, done: bool) -> None:
+    """`[DONE]` is no word on how the answer ended."""
+    with pytest.raises(MalformedAnswer, match="without a finish_reason"):
+        read_completion(assembled(events(*CHUNKS[:length], done=done)))
+
+
+def test_a_stream_that_ends_with_a_reason_is_an_answer_whatever_else_it_lacks() -> None:
+    found = read_completion(assembled(events(*CHUNKS[: ENDED + 1], done=False)))
+    assert (found.finish_reason, found.usage) == ("tool_calls", Usage())
 
 
 async def test_a_stream_is_asked_for_and_read(endpoint: Endpoint) -> None:

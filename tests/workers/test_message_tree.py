@@ -43,8 +43,9 @@ async def test_each_message_is_published_as_it_happens_with_its_parent(trace, pu
     assert [node.role for node in nodes] == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL]
     assert [node.parent for node in nodes] == [None, *(node.node_id for node in nodes[:-1])]
     assert [node.turn for node in nodes] == [0, 0, 1, 1]
-    assert isinstance(published[3], LLMCall)
-    assert (published[3].parent, published[3].node) == (asked, said)
+    call = published[2]
+    assert isinstance(call, LLMCall)
+    assert (call.parent, call.node, call.answer) == (asked, said, nodes[2])
 
 
 async def test_messages_that_a_program_wrote_are_those_of_its_model(trace, published):
@@ -142,8 +143,9 @@ async def test_a_text_over_the_limit_goes_into_a_blob(trace, published, blobs, t
 async def test_tokens_and_calls_over_the_limit_go_into_a_blob(trace, published, blobs):
     tokens = TokenRecord(ids=tuple(range(100_000)))
     await trace.answered(await trace.system("s"), Completion(text="t", tool_calls=(LS,), tokens=tokens))
-    node = published[1]
+    node = published[2]
     assert (node.content, node.tool_calls, node.tokens) == ("t", (), None)
+    assert published[1].answer == node
     rest = msgspec.json.decode(blobs.get(node.rest_blob), type=NodeRest)
     assert (rest.tool_calls, rest.tokens) == ((LS,), tokens)
     assert len(encode_event(make_event(node, id="1", source="s", campaign="c"))) < INLINE_LIMIT

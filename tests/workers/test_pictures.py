@@ -116,7 +116,7 @@ async def test_bytes_are_blobs_and_events_name_them(log: Log) -> None:
     await trace.result(
         answer, LOOK, "done", CommandOutcome(output="", returncode=0, seconds=0, pictures=(red,))
     )
-    opened, _, call, result = log.published
+    opened, call, _, result = log.published
     assert isinstance(opened, MessageNode) and isinstance(result, MessageNode) and isinstance(call, LLMCall)
     assert [image.at for image in opened.images] == [4, None]
     assert log.blobs.get(opened.images[0].blob) == red.data

@@ -1,5 +1,6 @@
 """Harnesses that are programs, with a tiny one: layer, tunnel, gateway, runner, grade, in real sandboxes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.campaigns import Budget
@@ -19,7 +21,7 @@ from orchard.workers.harnesses.programs.record import LAYER, Program
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.machine import CommandOutcome
 from orchard.workers.sandboxes import SandboxMachine
-from tests.attempts_world import World, world
+from tests.attempts_world import SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 from tests.workers.tiny_program import PROGRAM, install_tiny
@@ -134,16 +136,39 @@ async def test_a_program_that_takes_too_long_is_truncated_and_graded(
     assert (data.exit_status, data.reward, limits) == (ExitStatus.TIME_LIMIT, 1.0, [12.0])
 
 
+@pytest.mark.parametrize(("harness", "turn"), [("tiny", 2), ("orchard-bash", 1)])
+async def test_a_wall_clock_that_ends_while_the_model_owes_an_answer_is_an_ending_of_its_own(
+    place: World, harness: str, turn: int
+) -> None:
+    """Of programs and of loops in the worker; graded as it stands."""
+
+    async def never(_: int) -> None:
+        await asyncio.Event().wait()
+
+    place.model.hooks[turn] = never
+    data = await _outcome(place, harnesses=(harness,), budget=Budget(steps=5, wall_seconds=6.0))
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.status) == (ExitStatus.UNANSWERED, RolloutStatus.TRUNCATED)
+    assert (data.reward, data.turns) == (1.0 if turn == 2 else -1.0, turn - 1)
+    assert data.seconds_waiting is not None and data.seconds_waiting > 0
+
+
 async def test_a_budget_that_runs_out_is_said_whatever_the_program_makes_of_it(place: World) -> None:
     data = await _outcome(place, budget=Budget(steps=1))
     assert isinstance(data, RolloutFinished), data
     assert (data.exit_status, data.reward, data.turns) == (ExitStatus.STEP_LIMIT, 1.0, 1)
 
 
-async def test_a_dead_endpoint_is_no_reward_and_the_program_is_not_waited_for(place: World) -> None:
-    data = await _outcome(place, endpoint={"base_url": "http://127.0.0.1:9/v1", "max_tries": 1})
-    assert isinstance(data, RolloutAborted), data
-    assert data.cause is AbortCause.LLM_UNAVAILABLE
+async def test_an_endpoint_that_rests_is_no_reward_and_the_program_is_not_waited_for(place: World) -> None:
+    wait = {"Retry-After": "3600"}
+    place.model.refuses = lambda: web.json_response({"error": {"message": "no"}}, status=429, headers=wait)
+    await place.submit(tiny_task(1), harnesses=("tiny",))
+    async with place.working(), asyncio.timeout(SECONDS):
+        while not (released := await place.released()):
+            await asyncio.sleep(0.05)
+        while await place.sandboxes.list_sandboxes():
+            await asyncio.sleep(0.05)
+    assert [(one.reason, one.cause) for one in released] == [("resting", AbortCause.LLM_UNAVAILABLE)]
     assert await place.rows("select * from rewards") == []
 
 

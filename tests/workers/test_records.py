@@ -137,14 +137,32 @@ async def test_an_answer_is_adopted_as_it_was_sampled(log: Log) -> None:
     assert trace.totals == Totals(
         turns=1,
         calls=1,
-        prompt_tokens=100,
-        completion_tokens=10,
-        cost_usd=0.5,
+        prompt=100,
+        completion=10,
+        usd=0.5,
         seconds_llm=2.0,
         model_kind=ModelKind.MODEL,
     )
     assert await trace.recalled(answer) is None  # nothing follows it in the record
     assert (log.told.turns, log.told.messages, log.told.leaf, log.told.from_attempt) == (1, 3, answer, 1)
+
+
+async def test_an_answer_and_its_cost_are_in_the_log_together_or_not_at_all(log: Log) -> None:
+    """Whichever event of an attempt is its last: what has a cost in the log is not asked again, and what is
+    not asked again has a cost."""
+    trace = log.trace()
+    root = await begun(trace)
+    before = len(log.stored)
+    await trace.answered(root, said("ok", LS, tokens=TOKENS, reasoning="so"))
+    written = log.stored[:]
+    for length in range(len(written) + 1):
+        log.stored = written[:length]
+        paid = [stored for stored in log.stored if stored.event and stored.event.type == "llm.called"]
+        trace = log.replaying()
+        recalled = await trace.recalled(await begun(trace))
+        assert (recalled is not None) == bool(paid) == (length > before)
+        if recalled is not None:
+            assert (recalled[1].tokens, recalled[1].reasoning, recalled[1].cost_usd) == (TOKENS, "so", 0.5)
 
 
 async def test_times_may_differ_and_the_recorded_ones_stay(log: Log) -> None:
@@ -216,10 +234,11 @@ async def test_what_was_inherited_keeps_its_maker_and_texts_in_blobs_come_back(l
         assert not any(isinstance(data, LLMCall) for data in log.published)
 
 
-async def test_an_answer_whose_call_is_not_in_the_log_is_asked_for(log: Log) -> None:
+async def test_an_answer_without_a_call_in_the_log_is_asked_for(log: Log) -> None:
+    """As versions before this one left it, which published the message first."""
     trace = log.trace()
     await trace.answered(await begun(trace), said("ok"))
-    log.stored.pop()
+    log.stored = [one for one in log.stored if one.event and one.event.type != "llm.called"]
 
     trace = log.replaying()
     assert await trace.recalled(await begun(trace)) is None

@@ -12,9 +12,10 @@ from aiohttp import web
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.sandboxes import Job, JobEnding, JobStatus
 from orchard.workers import sandboxes
 from orchard.workers.failures import InfrastructureError, LimitExceeded
-from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
+from orchard.workers.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings, ended_with_sandbox
 from tests.injector.conftest import Service
 from tests.refusing_service import Refusal, refusing
 
@@ -99,6 +100,43 @@ async def test_a_sandbox_that_dies_under_a_command_is_no_observation(
     assert raised.value.cause is AbortCause.SANDBOX_DIED
 
 
+async def test_a_sandbox_that_is_set_back_under_a_command_is_no_observation(machine: SandboxMachine) -> None:
+    await machine.sandbox.take_snapshot("before")
+    running = asyncio.create_task(machine.run("touch /workspace/begun; sleep 601", timeout=60, cwd="/"))
+    while "begun" not in (await machine.run("ls /workspace", timeout=10, cwd="/")).output:
+        assert not running.done()
+    await machine.sandbox.restore("before")
+    with pytest.raises(InfrastructureError, match="restored") as raised:
+        await running
+    assert raised.value.cause is AbortCause.SANDBOX_DIED and raised.value.retryable
+
+
+KILLED = {"exit_code": -9, "error": "of whatever words"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ended"),
+    [
+        ({"ending": JobEnding.SANDBOX_RESTORED, "exit_code": -9}, True),
+        ({"ending": JobEnding.SANDBOX_DIED}, True),
+        ({"ending": JobEnding.EXITED, "exit_code": -9}, False),
+        ({"ending": JobEnding.CANCELLED, **KILLED}, False),
+        ({"ending": JobEnding.UNKNOWN, **KILLED}, True),
+        (KILLED, True),
+        ({"exit_code": None, "error": "of whatever words"}, True),
+        ({**KILLED, "oom_killed": True}, False),
+        ({"exit_code": 124, "timed_out": True, "error": "timeout"}, False),
+        ({"exit_code": -9}, False),
+        ({"exit_code": 127, "error": "of whatever words"}, False),
+        ({"exit_code": 0}, False),
+    ],
+)
+def test_a_job_says_by_fields_whether_its_sandbox_ended_under_it(fields: dict[str, Any], ended: bool) -> None:
+    """Without `ending` it is of an agent from before there was that field."""
+    job = Job(job_id="s.1", sandbox_id="s", command="true", status=JobStatus.FAILED, **fields)
+    assert ended_with_sandbox(job) is ended
+
+
 @asynccontextmanager
 async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
     """A proxy to the service: its URL, an event that a sandbox has been made, one that lets the answer go."""
@@ -158,6 +196,8 @@ async def test_what_only_has_to_be_waited_for_takes_no_try(
         (422, "sandbox_refused", AbortCause.SANDBOX_REFUSED, 60.0),
         (410, "image_missing", AbortCause.IMAGE_MISSING, 0.0),
         (410, "image_invalid", AbortCause.INVALID_REQUEST, 0.0),
+        (410, "egress_refused", AbortCause.INVALID_REQUEST, 0.0),
+        (501, "unsupported", AbortCause.INVALID_REQUEST, 0.0),
     ],
 )
 async def test_what_would_be_answered_alike_is_asked_once(

@@ -29,8 +29,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 NOBODY = 65534
-RESULT_LIMIT = 1 << 20
-"""Bytes of what a script may return."""
+RESULT_LIMIT = 8 << 20
+"""Bytes of what a script may return, or ask: pictures are in a question."""
 TAIL = 4000
 """Bytes kept of what it printed."""
 FILE_LIMIT = 64 << 20

@@ -67,7 +67,7 @@ class ClawGrader:
     async def grade(self, settings: ClawTests, judgement: Judgement) -> Reward:
         """See Grader. Raises WALL_CLOCK for an attempt that ran out of it: it is in no score."""
         bundle = read_bundle(judgement.submission)
-        if bundle.exit_status == ExitStatus.TIME_LIMIT:
+        if bundle.exit_status in (ExitStatus.TIME_LIMIT, ExitStatus.UNANSWERED):
             raise InfrastructureError(
                 AbortCause.WALL_CLOCK, "the agent was not done when its wall clock ran out: it is not graded"
             )

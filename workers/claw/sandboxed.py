@@ -20,6 +20,8 @@ from orchard.workers.machine import Machine
 
 JUDGE_CALLS = 32
 """Verdicts that one script may ask for."""
+MISSING = (126, 127)
+"""Exit statuses of a shell that could not execute what it was asked for."""
 _MARGIN = 15.0
 """Seconds that the frame may take beside its script."""
 _FRAME = Path(frame.__file__).read_bytes()
@@ -66,7 +68,8 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
-Ask = Callable[[Question], Awaitable[Verdict]]
+Ask = Callable[[Question], Awaitable[Verdict | dict[str, str]]]
+"""The verdict on a question, or another answer that the script knows to read."""
 _OUTCOMES = msgspec.json.Decoder(_Outcome)
 
 
@@ -85,7 +88,8 @@ async def run_script(
     is the interpreter, in the sandbox.
 
     Raises InfrastructureError: GRADER_FAILED for a script that raises, returns nothing usable, or breaks a
-    limit or a rule of its frame; what `ask` raises; the machine's.
+    limit or a rule of its frame; TASK_BROKEN where the image lacks the interpreter; what `ask` raises; the
+    machine's.
     """
     folder = f"/tmp/orchard-grading-{secrets.token_hex(8)}"
     await machine.write(f"{folder}/frame.py", _FRAME)
@@ -94,7 +98,7 @@ async def run_script(
     await machine.write(f"{folder}/limits.json", msgspec.json.encode(limits))
     for path, text in (files or {}).items():
         await machine.write(f"{folder}/scratch/{inside(path)}", text.encode(errors="replace"))
-    known: dict[str, Verdict] = {}
+    known: dict[str, Verdict | dict[str, str]] = {}
     for _ in range(JUDGE_CALLS + 1):
         await machine.write(f"{folder}/known.json", msgspec.json.encode(known))
         outcome = await _outcome(machine, name, folder, limits, python)
@@ -112,6 +116,8 @@ async def _outcome(machine: Machine, name: str, folder: str, limits: Limits, pyt
         ran = await machine.run(command, timeout=limits.seconds + _MARGIN, cwd="/")
     except LimitExceeded as error:
         raise failed(name, f"it ended its sandbox: {error.detail}") from error
+    if ran.returncode in MISSING:
+        raise no_interpreter(python, ran.output)
     if ran.timed_out or ran.returncode != 0:
         raise failed(name, f"its frame ended with {ran.returncode}", ran.output[-1000:])
     try:
@@ -126,6 +132,13 @@ def inside(path: str) -> str:
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise ValueError(f"the path {path!r} must be relative, and without ..")
     return "/".join(parts)
+
+
+def no_interpreter(python: str, said: str) -> InfrastructureError:
+    """The abort of an attempt in whose fresh sandbox the interpreter cannot be executed."""
+    return InfrastructureError(
+        AbortCause.TASK_BROKEN, f"the image of the task has no {python} that can be executed: {said[-500:]}"
+    )
 
 
 def failed(name: str, reason: str, trace: str = "") -> InfrastructureError:

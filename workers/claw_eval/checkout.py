@@ -13,6 +13,7 @@ from orchard.schemas.claw_eval import ROOT, Checkout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.workers.claw.sandboxed import MISSING, no_interpreter
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import Machine
 
@@ -42,10 +43,10 @@ async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None
             )
 
 
-async def task_folder(blobs: BlobStore, checkout: Checkout) -> dict[str, bytes]:
-    """The files of the task's directory, by path below it."""
-    raw = await archive(blobs, checkout.task)
-    return await asyncio.to_thread(_members, raw, f"{checkout.directory}/")
+async def members(blobs: BlobStore, blob: BlobRef, prefix: str = "") -> dict[str, bytes]:
+    """The files of an archive whose paths begin with `prefix`, by what follows it."""
+    raw = await archive(blobs, blob)
+    return await asyncio.to_thread(_members, raw, prefix)
 
 
 def _members(raw: bytes, prefix: str) -> dict[str, bytes]:
@@ -59,13 +60,18 @@ def _members(raw: bytes, prefix: str) -> dict[str, bytes]:
 
 
 async def ask(machine: Machine, python: str, place: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `remote.py`. Raises InfrastructureError for services that do not start or answer."""
+    """The answer of `remote.py`. Raises InfrastructureError: TASK_BROKEN for services that end by themselves
+    before the agent begins, as without their fixtures, and for an interpreter that is missing;
+    SANDBOX_UNAVAILABLE for services that do not answer."""
     line = f"{shlex.quote(python)} -I {shlex.quote(place)} {what}"
     ran = await machine.run(line, timeout=_SECONDS, cwd="/", stdin=msgspec.json.encode(given).decode())
+    if ran.returncode in MISSING:
+        raise no_interpreter(python, ran.output)
     try:
         answer = _LAST.decode(ran.output.strip().rpartition("\n")[2])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         answer = {"error": f"{what} ended with {ran.returncode}: {ran.output[-500:]}"}
     if "error" in answer:
-        raise InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, f"mock services: {answer['error']}")
+        cause = AbortCause.TASK_BROKEN if answer.get("broken") else AbortCause.SANDBOX_UNAVAILABLE
+        raise InfrastructureError(cause, f"mock services: {answer['error']}")
     return answer

@@ -1,25 +1,31 @@
 """The grader `claw-eval`: a task's own `grader.py`, in the grading sandbox with the checkout's package."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from orchard.schemas.claw_eval import EVAL_BUNDLES, NAME, ROOT, ClawEvalTests
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.judging import Verdict
 from orchard.schemas.outcomes import AbortCause, Reward
-from orchard.workers.claw.grading import combined, read_returned, reward, transcript
+from orchard.workers.claw.grading import combined, read_returned, reward
 from orchard.workers.claw.sandboxed import Limits, Question, failed, run_script
 from orchard.workers.claw.scores import PASSING_SCORE
 from orchard.workers.claw_eval import wrapper
 from orchard.workers.claw_eval.checkout import unpack
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.plugin import Judgement
-from orchard.workers.judges.interface import Evidence
+from orchard.workers.judges.rubric import REPLIES
 
 _WRAPPER = Path(wrapper.__file__).read_text(encoding="utf-8")
 _MEMORY = 2 << 30
 _SCRIPT = "grader.py"
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    tries: int
+    """Answers to these messages that the grader had before."""
 
 
 class ClawEvalGrader:
@@ -48,19 +54,16 @@ class ClawEvalGrader:
             "judged": judges is not None and judges.configured,
         }
 
-        async def rule(question: Question) -> Verdict:
-            given = {
-                "transcript": transcript(bundle.messages),
-                "answer": bundle.answer,
-                "task": judgement.task.statement,
-                **question.parts,
-                "rubric": question.rubric,
-            }
+        async def answer(question: Question) -> dict[str, str]:
             try:
-                evidence = msgspec.convert(given, Evidence)
+                asked = msgspec.convert(question.parts, _Asked)
             except msgspec.ValidationError as error:
-                raise failed(question.name, f"it asks a judge with what is no evidence: {error}") from error
-            return await judgement.rule(question.name, evidence, question.protocol)
+                raise failed(_SCRIPT, f"it asks a judge with what are no messages: {error}") from error
+            if asked.tries >= REPLIES:
+                raise InfrastructureError(
+                    AbortCause.JUDGE_FAILED, f"the grader could use none of the judge's {REPLIES} answers"
+                )
+            return {"text": await judgement.ask(_SCRIPT, asked.messages)}
 
         limits = Limits(
             seconds=min(settings.timeout_seconds, judgement.timeout),
@@ -74,7 +77,7 @@ class ClawEvalGrader:
             _WRAPPER,
             msgspec.json.encode(seen),
             limits=limits,
-            ask=rule,
+            ask=answer,
             python=checkout.python,
         )
         returned = {_SCRIPT: read_returned(_SCRIPT, ran.result)}

@@ -7,6 +7,8 @@ It needs the standard library alone.
 Prints one JSON object.
 """
 
+import base64
+import io
 import json
 import os
 import shlex
@@ -14,27 +16,25 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 HEALTH_SECONDS = 2.0
+READY_SECONDS = 60.0
+"""That a service may take at least: the machine has other work."""
 CALL_SECONDS = 30.0
-LARGEST = 4 << 20
-"""Bytes of one answer."""
+LARGEST = 64 << 20
+"""Bytes of one answer: a film's frames are in it."""
+LONGEST_SIDE = 1280
+FAILED = 500
 
 
 def asked(
     url: str, method: str, body: Any, seconds: float, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
     """Status and body (JSON where it is) of one request; raises OSError where nobody answers."""
-    data = None
-    if method == "GET":
-        query = urllib.parse.urlencode(body or {})
-        url = f"{url}?{query}" if query else url
-    else:
-        data = json.dumps(body or {}).encode()
+    data = json.dumps(body or {}).encode()
     request = urllib.request.Request(url, data=data, method=method, headers=headers or {})
     request.add_header("Content-Type", "application/json")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -62,7 +62,8 @@ def healthy(service: dict[str, Any]) -> bool:
 
 
 def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) -> dict[str, Any]:
-    """Start the services, wait until each is ready, and reset them."""
+    """Start the services, wait until each is ready, and reset them. An error is the service's own (`broken`)
+    where it ended by itself, other than by a signal, could not be executed, or refuses its reset."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     for service in services:
         line = shlex.split(service["command"])
@@ -72,40 +73,69 @@ def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) 
         named = "".join(c if c.isalnum() else "_" for c in service["name"]).upper() + "_PORT"
         log = f"/tmp/{service['name']}.log".replace("/", "_").replace("_tmp_", "/tmp/", 1)
         with open(log, "wb") as output:
-            process = subprocess.Popen(
-                line,
-                cwd=root,
-                env={**kept, "PORT": port, named: port, **variables, **service["env"]},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + max(service["ready_timeout"], 1.0)
+            try:
+                process = subprocess.Popen(
+                    line,
+                    cwd=root,
+                    env={**kept, "PORT": port, named: port, **variables, **service["env"]},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return {"error": f"the service {service['name']} cannot be executed: {error}", "broken": True}
+        deadline = time.monotonic() + max(service["ready_timeout"], READY_SECONDS)
         while not healthy(service):
             ended = process.poll() is not None
             if ended or time.monotonic() > deadline:
                 with open(log, "rb") as output:
                     said = output.read()[-500:].decode(errors="replace")
                 how = f"ended with {process.returncode}" if ended else "was not ready in time"
-                return {"error": f"the service {service['name']} {how}: {said}"}
+                broken = ended and process.returncode >= 0
+                return {"error": f"the service {service['name']} {how}: {said}", "broken": broken}
             time.sleep(0.05)
     for service in services:
         if service["reset_endpoint"]:
             status, _ = asked(service["reset_endpoint"], "POST", {}, CALL_SECONDS)
             if status >= 400:
-                return {"error": f"the reset of the service {service['name']} answered {status}"}
+                said = f"the reset of the service {service['name']} answered {status}"
+                return {"error": said, "broken": True}
     return {}
 
 
-def call(url: str, method: str, body: Any) -> dict[str, Any]:
-    """One call of a tool."""
+def call(url: str, method: str, body: Any, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+    """One call of a tool. No answer in time, or none in JSON, is a failed call, as for Claw-Eval's runner."""
     started = time.monotonic()
     try:
-        status, answer = asked(url, method, body, CALL_SECONDS)
+        status, answer = asked(url, method, body, seconds)
+    except TimeoutError as error:
+        status, answer = FAILED, {"error": str(error)}
     except OSError as error:
-        return {"error": f"{url} does not answer: {error}"}
+        if not isinstance(getattr(error, "reason", None), TimeoutError):
+            return {"error": f"{url} does not answer: {error}"}
+        status, answer = FAILED, {"error": str(error)}
+    if isinstance(answer, str):
+        status, answer = FAILED, {"error": answer}
+    if isinstance(answer, dict) and isinstance(answer.get("frames"), list):
+        answer["frames"] = [small(each) for each in answer["frames"]]
     return {"status": status, "body": answer, "latency_ms": round((time.monotonic() - started) * 1000, 3)}
+
+
+def small(frame: Any) -> Any:
+    """A frame whose picture is a JPEG of at most LONGEST_SIDE pixels, where Pillow is here to make it."""
+    try:
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(base64.b64decode(frame["image_b64"])))
+        picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+        plain = Image.new("RGB", picture.size, "white")
+        plain.paste(picture, mask=picture.convert("RGBA").getchannel("A"))
+        made = io.BytesIO()
+        plain.save(made, "JPEG", quality=60)
+    except (ImportError, KeyError, TypeError, ValueError, OSError):
+        return frame
+    return {**frame, "image_b64": base64.b64encode(made.getvalue()).decode(), "mime_type": "image/jpeg"}
 
 
 def audit(urls: dict[str, str]) -> dict[str, Any]:
@@ -113,11 +143,11 @@ def audit(urls: dict[str, str]) -> dict[str, Any]:
     found = {}
     for name, url in urls.items():
         try:
-            status, found[name] = asked(url, "GET", {}, CALL_SECONDS)
+            _, said = asked(url, "GET", {}, CALL_SECONDS)
         except OSError as error:
             return {"error": f"the audit of {name} does not answer: {error}"}
-        if status >= 400:
-            del found[name]
+        if isinstance(said, dict):
+            found[name] = said
     return {"audit": found}
 
 

@@ -8,32 +8,30 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.claw import WORKSPACE_TOOLS, ServiceCalled
+from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.claw_eval import NAME, ROOT, WORKSPACE, ClawEvalWorld, Dispatch, EvalBundle, MockService
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.storage.errors import StorageError
 from orchard.workers.claw.arguments import read_arguments
-from orchard.workers.claw.workspace import TOOLS, Workspace
-from orchard.workers.claw_eval import remote
-from orchard.workers.claw_eval.checkout import ask, task_folder, unpack
+from orchard.workers.claw_eval.checkout import ask, members, unpack
+from orchard.workers.claw_eval.remote import FAILED
+from orchard.workers.claw_eval.workspace import PLACE, REMOTE, TOOLS, Answer, Workspace, as_text, outcome_of
 from orchard.workers.failures import InfrastructureError, NotWritable
 from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.masking import masked
 from orchard.workers.worlds import Opening
 
-_REMOTE = Path(remote.__file__).read_bytes()
-_PLACE = "/opt/orchard/remote.py"
 _INLINE = INLINE_LIMIT // 4
 _SHOWN = 64 * 1024
-"""Characters of an answer that the model is shown."""
+"""Characters of what a command of a snapshot says of errors."""
 _MOST_FILES = 50
 """Of one pattern of a snapshot."""
 _UNKNOWN_TOOL, _BAD_ARGUMENTS = 404, 400
@@ -62,13 +60,15 @@ class ClawEvalAttempt:
     """The world of one attempt. See OpenWorld."""
 
     def __init__(self, world: ClawEvalWorld, opening: Opening, services: Machine | None) -> None:
-        self.tools = (*world.tools, *(TOOLS[name] for name in WORKSPACE_TOOLS))
+        own = {tool["function"]["name"] for tool in world.tools}
+        self.tools = (*world.tools, *(tool for name, tool in TOOLS.items() if name not in own))
         self.about = f"Files are in {WORKSPACE}."
         self._world = world
         self._opening = opening
         self._services = services
-        self._workspace = Workspace(opening.machine, opening.task)
+        self._workspace = Workspace(opening.machine, world.checkout, opening.blobs)
         self._dispatches: list[Dispatch] = []
+        self._served_calls = 0
 
     def bounded(self, budget: Budget) -> Budget:
         """See OpenWorld: the task's limits, where they are tighter; a campaign without a limit of steps lifts
@@ -83,14 +83,16 @@ class ClawEvalAttempt:
         )
 
     async def bring(self, names: Sequence[str]) -> None:
-        """Put files of the task's directory into the workspace."""
-        folder = await task_folder(self._opening.blobs, self._world.checkout) if names else {}
+        """Put files of the task's directory, or else of the checkout, into the workspace."""
+        checkout = self._world.checkout
+        found = await members(self._opening.blobs, checkout.task) if names else {}
         for name in names:
-            if name not in folder:
+            content = found.get(f"{checkout.directory}/{name}", found.get(name))
+            if content is None:
                 raise InfrastructureError(
                     AbortCause.INVALID_REQUEST, f"{self._opening.task.task_id} has no file {name}"
                 )
-            await self._opening.machine.write(f"{WORKSPACE}/{name}", folder[name])
+            await self._opening.machine.write(f"{WORKSPACE}/{name}", content)
 
     async def _clear(self, names: Sequence[str]) -> None:
         """Take away what the agent may have put where these files, and their directories, are to be."""
@@ -103,19 +105,31 @@ class ClawEvalAttempt:
         await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld."""
-        if call.name in WORKSPACE_TOOLS and call.name not in self._world.endpoints:
-            outcome = await self._workspace.call(call, self._opening.command_seconds)
-            return outcome, outcome.output
-        dispatch = await self._dispatched(call)
+        """See OpenWorld. Calls of the workspace are dispatches too, which graders count."""
+        given, wrong = read_arguments(call.arguments)
+        if not wrong and not isinstance(given, dict):
+            wrong = "the arguments are no object"
+        if wrong:
+            answer = Answer(status=_BAD_ARGUMENTS, body={"error": wrong})
+        elif call.name in TOOLS:
+            answer = await self._workspace.call(call.name, given)
+        else:
+            answer = await self._served(call.name, given)
+        dispatch = Dispatch(
+            tool_use_id=call.id,
+            tool_name=call.name,
+            endpoint_url=answer.url,
+            request_body=given if isinstance(given, dict) else {"arguments": given},
+            response_status=answer.status,
+            response_body=answer.body,
+            latency_ms=answer.latency_ms,
+            timestamp=datetime.now(UTC).isoformat(),
+        )
         self._dispatches.append(dispatch)
-        await self._opening.publish(await self._entry(dispatch))
-        body = dispatch.response_body
-        text = body if isinstance(body, str) else msgspec.json.encode(body).decode()
-        if len(text) > _SHOWN:
-            text = f"{text[:_SHOWN]}... ({len(text)} characters)"
-        code = 0 if dispatch.response_status < 400 else dispatch.response_status
-        return CommandOutcome(output=text, returncode=code, seconds=dispatch.latency_ms / 1000), text
+        if call.name not in TOOLS:
+            self._served_calls += 1
+            await self._opening.publish(await self._entry(dispatch))
+        return outcome_of(answer), as_text(answer.body)
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:
@@ -130,7 +144,7 @@ class ClawEvalAttempt:
         said = messages[-1] if messages else {}
         audits: dict[str, Any] = {}
         if self._services is not None:
-            urls = {each.name: audit_url(each) for each in self._world.services}
+            urls = {each.name: url for each in self._world.services if (url := audit_url(each))}
             audits = (await self._asked("audit", {"urls": urls}))["audit"]
         with suppress(NotWritable):  # the agent left no workspace: the snapshot shows it
             await self._clear(self._world.sandbox_grader_files)
@@ -147,31 +161,16 @@ class ClawEvalAttempt:
 
     async def _asked(self, what: str, given: dict[str, Any]) -> Any:
         assert self._services is not None
-        return await ask(self._services, self._world.checkout.python, _PLACE, what, given)
+        return await ask(self._services, self._world.checkout.python, PLACE, what, given)
 
-    async def _dispatched(self, call: ToolCall) -> Dispatch:
-        endpoint = self._world.endpoints.get(call.name)
-        url = endpoint.url if endpoint else ""
-        answer: dict[str, Any] = {"latency_ms": 0.0}
-        body, wrong = read_arguments(call.arguments)
-        if wrong:
-            answer |= {"status": _BAD_ARGUMENTS, "body": {"error": wrong}}
+    async def _served(self, name: str, given: dict[str, Any]) -> Answer:
+        endpoint = self._world.endpoints.get(name)
         if endpoint is None:
-            answer |= {"status": _UNKNOWN_TOOL, "body": {"error": f"there is no tool {call.name[:60]!r}"}}
-        elif "status" not in answer and not isinstance(body, dict):
-            answer |= {"status": _BAD_ARGUMENTS, "body": {"error": "the arguments are no object"}}
-        elif "status" not in answer:
-            answer = await self._asked("call", {"url": url, "method": endpoint.method, "body": body})
-        return Dispatch(
-            tool_use_id=call.id,
-            tool_name=call.name,
-            endpoint_url=url,
-            request_body=body if isinstance(body, dict) else {"arguments": body},
-            response_status=answer["status"],
-            response_body=answer["body"],
-            latency_ms=answer["latency_ms"],
-            timestamp=datetime.now(UTC).isoformat(),
-        )
+            return Answer(status=_UNKNOWN_TOOL, body={"error": f"unknown tool {name[:60]!r}"})
+        if self._services is None:
+            return Answer(url=endpoint.url, status=FAILED, body={"error": "the task has no service"})
+        asked = {"url": endpoint.url, "method": endpoint.method, "body": given}
+        return msgspec.convert({"url": endpoint.url, **await self._asked("call", asked)}, Answer)
 
     async def _snapshot(self) -> dict[str, Any]:
         """What the task wants to be seen of the workspace: commands first, which may make the files."""
@@ -204,7 +203,7 @@ class ClawEvalAttempt:
         arguments, arguments_blob = await self._carried(dispatch.request_body)
         response, response_blob = await self._carried(dispatch.response_body)
         return ServiceCalled(
-            number=len(self._dispatches),
+            number=self._served_calls,
             task_time=dispatch.timestamp,
             service=service_of(dispatch.endpoint_url),
             operation=dispatch.endpoint_url.rpartition("/")[2],
@@ -230,21 +229,21 @@ class ClawEvalAttempt:
 async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:
     checkout = world.checkout
     await unpack(opening.blobs, checkout, machine)
-    await machine.write(_PLACE, _REMOTE)
+    await machine.write(PLACE, REMOTE)
     variables = {"CLAW_EVAL_TASK_ID": checkout.task_id, "ERROR_RATE": f"{world.error_rate:g}"}
     given = {
         "root": ROOT,
         "services": [msgspec.to_builtins(each) for each in world.services],
         "variables": variables,
     }
-    await ask(machine, checkout.python, _PLACE, "start", given)
+    await ask(machine, checkout.python, PLACE, "start", given)
 
 
 def audit_url(service: MockService) -> str:
-    """Where a service tells what was done: beside its reset, else below its name."""
-    if service.reset_endpoint and service.reset_endpoint.endswith("/reset"):
-        return service.reset_endpoint.removesuffix("reset") + "audit"
-    return f"http://localhost:{service.port}/{service.name}/audit"
+    """Where a service tells what was done: beside its reset; empty where it has none, for Claw-Eval's runner
+    asks no other."""
+    before, reset, _ = (service.reset_endpoint or "").rpartition("/reset")
+    return f"{before}/audit" if reset else ""
 
 
 def service_of(url: str) -> str:
@@ -263,6 +262,6 @@ def _as_read(path: str, content: bytes | None) -> dict[str, Any]:
     if content is None:
         return {"path": path, "error": f"{path}: not found, or too large"}
     try:
-        return {"path": path, "content": content.decode()}
+        return {"path": path, "encoding": "utf-8", "content": content.decode()}
     except UnicodeDecodeError:
         return {"path": path, "encoding": "base64", "content": base64.b64encode(content).decode()}

@@ -1,52 +1,38 @@
 """The test script around a grader of the checkout: runs in the frame, beside the checkout's own package."""
 
 import base64
-import importlib.util
 import inspect
 import json
 import os
+import time
+from types import SimpleNamespace
 from typing import Any
+
+CHAT = "chat"
+"""Name of a question whose answer is a text, and not a verdict."""
 
 
 def grade(bundle: Any, judge: Any) -> dict[str, Any]:
     """The scores of the task's grader, as the frame returns them."""
-    from claw_eval.graders.base import AbstractGrader  # type: ignore[import-not-found]
+    from claw_eval.graders.registry import get_grader  # type: ignore[import-not-found]
     from claw_eval.models.task import TaskDefinition  # type: ignore[import-not-found]
     from claw_eval.models.trace import ToolDispatch, TraceMessage  # type: ignore[import-not-found]
 
     seen = bundle.raw
     folder = seen["folder"]
-    spec = importlib.util.spec_from_file_location("task_grader", os.path.join(folder, "grader.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    own: list[Any] = [
-        each
-        for _, each in inspect.getmembers(module, inspect.isclass)
-        if issubclass(each, AbstractGrader) and each is not AbstractGrader
-    ]
-    here: list[Any] = [each for each in own if each.__module__ == "task_grader"] or own
-    if not here:
-        raise ValueError("grader.py has no subclass of AbstractGrader")
     task = TaskDefinition.from_yaml(os.path.join(folder, "task.yaml"))
-    messages = [TraceMessage.model_validate(each) for each in traced(seen["messages"])]
+    grader = get_grader(task.task_id, tasks_dir=os.path.dirname(folder), task_dir=folder)
+    failed = {each["tool_use_id"] for each in seen["dispatches"] if each["response_status"] >= 400}
+    messages = [TraceMessage.model_validate(each) for each in traced(seen["messages"], failed)]
     dispatches = [ToolDispatch.model_validate({"trace_id": "orchard", **each}) for each in seen["dispatches"]]
-    snapshot = {**seen["env_snapshot"], **local_files(folder, seen["local_grader_files"])}
-    grader = here[0]()
-    taken = inspect.signature(grader.grade).parameters
-    anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    given = {
-        "audit_data": seen["audit_data"],
-        "judge": Judge(judge) if seen["judged"] else None,
+    given = {"audit_data": seen["audit_data"], "judge": judge_of(judge) if seen["judged"] else None}
+    more = {
         "media_events": [],
-        "env_snapshot": snapshot or None,
+        "env_snapshot": {**seen["env_snapshot"], **local_files(folder, seen["local_grader_files"])},
     }
-    scores = grader.grade(
-        messages,
-        dispatches,
-        task,
-        **{name: value for name, value in given.items() if anything or name in taken},
-    )
+    taken = inspect.signature(grader.grade).parameters
+    given |= {name: value for name, value in more.items() if name in taken}
+    scores = grader.grade(messages, dispatches, task, **given)
     return {
         "completion": float(scores.completion),
         "robustness": float(scores.robustness),
@@ -55,32 +41,51 @@ def grade(bundle: Any, judge: Any) -> dict[str, Any]:
     }
 
 
-def traced(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI chat messages as Claw-Eval's traces have them: blocks, results in the user's name."""
-    found = []
+def traced(messages: list[dict[str, Any]], failed: set[str]) -> list[dict[str, Any]]:
+    """OpenAI chat messages as Claw-Eval's traces have them: blocks, and the results of one message of the
+    assistant together in the user's name. `failed` are the ids of calls that failed."""
+    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for message in messages:
         role, text = message.get("role"), message.get("content") or ""
+        if role == "tool":
+            if not results:
+                found.append({"trace_id": "orchard", "message": {"role": "user", "content": results}})
+            name = message.get("tool_call_id", "")
+            said = [{"type": "text", "text": worded(text)}]
+            block = {"type": "tool_result", "tool_use_id": name, "content": said, "is_error": name in failed}
+            results.append(block)
+            continue
+        results = []
         if role == "system":
             continue
-        blocks: list[dict[str, Any]] = []
-        if role == "tool":
-            said = [{"type": "text", "text": str(text)}]
-            blocks.append(
-                {"type": "tool_result", "tool_use_id": message.get("tool_call_id", ""), "content": said}
-            )
-        elif text:
-            blocks.append({"type": "text", "text": str(text)})
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": worded(text)}] if text else []
         for call in message.get("tool_calls") or []:
             function = call["function"]
-            try:
-                given = json.loads(function["arguments"])
-            except ValueError:
-                given = None
-            given = given if isinstance(given, dict) else {"arguments": function["arguments"]}
-            blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
-        role = "assistant" if role == "assistant" else "user"
-        found.append({"trace_id": "orchard", "message": {"role": role, "content": blocks}})
+            blocks.append(
+                {"type": "tool_use", "id": call["id"], "name": function["name"], "input": read(function)}
+            )
+        made = {"role": "assistant" if role == "assistant" else "user", "content": blocks}
+        if thought := message.get("reasoning_content") or message.get("reasoning"):
+            made["reasoning_content"] = thought
+        found.append({"trace_id": "orchard", "message": made})
     return found
+
+
+def worded(content: Any) -> str:
+    """A content's text: of parts, those that are text."""
+    if isinstance(content, list):
+        return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
+    return str(content)
+
+
+def read(function: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, as they can be read."""
+    try:
+        given = json.loads(function["arguments"])
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {"arguments": function["arguments"]}
 
 
 def local_files(folder: str, names: list[str]) -> dict[str, Any]:
@@ -96,59 +101,27 @@ def local_files(folder: str, names: list[str]) -> dict[str, Any]:
     return found
 
 
-class Judged:
-    """A verdict as the checkout's graders read it."""
+def judge_of(ask: Any) -> Any:
+    """The checkout's own judge, with its own prompts, whose model is the worker's."""
+    from claw_eval.graders.llm_judge import LLMJudge  # type: ignore[import-not-found]
 
-    def __init__(self, verdict: dict[str, Any]) -> None:
-        self.score = float(verdict["score"])
-        self.reasoning = str(verdict.get("reason", ""))
+    time.sleep = lambda _: None  # between tries, which are the worker's
+    judge = LLMJudge(model_id="orchard", api_key="none", base_url="http://127.0.0.1:1")
+    judge.client = SimpleNamespace(chat=SimpleNamespace(completions=Completions(ask)))
+    return judge
 
 
-class Judge:
-    """Stands where the checkout's own judge does; the worker asks the model."""
+class Completions:
+    """Stands where an OpenAI client has its chat completions."""
 
-    def __init__(self, judge: Any) -> None:
-        self._judge = judge
-        self._log: list[dict[str, Any]] = []
+    def __init__(self, ask: Any) -> None:
+        self._ask = ask
+        self._asked: list[Any] = []
 
-    def evaluate(self, task_prompt: str, conversation: str, actions_summary: str, rubric: str) -> Judged:
-        """Of what was said."""
-        return self._ruled(
-            "evaluate", rubric, task=task_prompt, transcript=conversation, actions=actions_summary, answer=""
-        )
-
-    def evaluate_actions(self, task_prompt: str, artifacts: str, rubric: str) -> Judged:
-        """Of what was done."""
-        return self._ruled(
-            "evaluate_actions", rubric, task=task_prompt, transcript="", actions=artifacts, answer=""
-        )
-
-    def evaluate_visual(
-        self,
-        rubric: str,
-        reference_images_b64: list[str],
-        candidate_images_b64: list[str],
-        context: str = "",
-    ) -> Judged:
-        """Of pictures."""
-        pictures = [
-            {"base64": each, "label": f"{label} {number}"}
-            for label, several in (("reference", reference_images_b64), ("candidate", candidate_images_b64))
-            for number, each in enumerate(several, 1)
-        ]
-        return self._ruled(
-            "evaluate_visual", rubric, task=context, transcript="", actions="", answer="", pictures=pictures
-        )
-
-    def reset_call_log(self) -> None:
-        """Forget."""
-        self._log = []
-
-    def get_call_log(self) -> list[dict[str, Any]]:
-        """The rulings so far."""
-        return list(self._log)
-
-    def _ruled(self, method: str, rubric: str, **parts: Any) -> Judged:
-        found = Judged(self._judge(method, rubric, **parts))
-        self._log.append({"method": method, "score": found.score, "reasoning": found.reasoning})
-        return found
+    def create(self, *, messages: Any, **_: Any) -> Any:
+        """The answer to messages; the same ones again are another try."""
+        tries = self._asked.count(messages)
+        self._asked.append(messages)
+        text = self._ask(CHAT, "", messages=messages, tries=tries)["text"]
+        message = SimpleNamespace(content=text, tool_calls=None)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")], usage=None)

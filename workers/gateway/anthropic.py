@@ -197,11 +197,12 @@ def _stop_reason(reply: Reply) -> str:
 
 def _usage(reply: Reply) -> dict[str, Any]:
     used = reply.completion.usage
+    cached = used.cached_tokens or 0  # no wire has a word for unknown
     return {
-        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "input_tokens": max(0, (used.prompt_tokens or 0) - cached),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": used.cached_tokens,
-        "output_tokens": used.completion_tokens,
+        "cache_read_input_tokens": cached,
+        "output_tokens": used.completion_tokens or 0,
     }
 
 

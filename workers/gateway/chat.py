@@ -77,12 +77,13 @@ def _call(call: dict[str, Any]) -> ToolCall:
 def usage(completion: Completion) -> dict[str, Any]:
     """The usage of a completion, as the two older wires of OpenAI write it."""
     used = completion.usage
+    read, written = used.prompt_tokens or 0, used.completion_tokens or 0  # no wire has a word for unknown
     return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": used.cached_tokens or 0},
+        "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens or 0},
     }
 
 

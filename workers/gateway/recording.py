@@ -6,6 +6,7 @@ the model is at work leaves no answer.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -17,13 +18,20 @@ from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.budgets import spent
+from orchard.workers.budgets import spent, time_left
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, root_of
 from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
 from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient, RequestRefused
+from orchard.workers.llm.client import (
+    Completion,
+    ContextLengthExceeded,
+    ModelClient,
+    OutOfTime,
+    RequestRefused,
+    context_too_small,
+)
 from orchard.workers.message_tree import MessageTree
 from orchard.workers.prompts import Prompt
 
@@ -92,8 +100,8 @@ class Recording:
         self._refusal: RequestRefused | None = None
         """Of the main conversation."""
         self._over: ExitStatus | None = None
-        self._too_long = False
-        """Whether the newest call of the main conversation was longer than the model takes."""
+        self._too_long: ContextLengthExceeded | None = None
+        """Of the newest call of the main conversation, where it was longer than the model takes."""
         self._forest = Forest()
         self._replies: dict[str, _Reply] = {}
         """By node, in the order in which they came first."""
@@ -104,6 +112,8 @@ class Recording:
         self._main: Root | None = None
         self._recorded = 0
         self._flying = 0
+        self._given_up = False
+        """Whether a call was given up while the model owed its answer, and none was answered since."""
         self._landed = asyncio.Event()
         self._recording = asyncio.Lock()
 
@@ -113,17 +123,27 @@ class Recording:
         itself how it ended."""
         return self._over or (ExitStatus.TOKEN_LIMIT if self._too_long else None)
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the model owes the program an answer, or owed one when the program went away."""
+        return self._flying > 0 or self._given_up
+
     def check(self) -> None:
         """Raise what failed on our side, as a dead endpoint does: an InfrastructureError, or a fault.
 
         However the program ended, its attempt has no reward then. An endpoint that refused the main
-        conversation and never answered it cannot serve the program. Where it has answered, a refusal is for
-        what stands in the conversation, and that is the program's or its model's.
+        conversation, or served too small a context for it, and never answered it cannot serve the program.
+        Where it has answered, a refusal is for what stands in the conversation, and that is the program's or
+        its model's.
         """
         if self._failure is not None:
             raise self._failure
-        if self._refusal is not None and not self.leaf:
+        if self.leaf:
+            return
+        if self._refusal is not None:
             raise self._refusal
+        if self._too_long is not None and self._over is None:
+            raise context_too_small(self._too_long)
 
     async def answer(self, ask: Ask, headers: Mapping[str, str]) -> Completion:
         """What the model answers. `headers` have lower-case names. Raises Refused, and nothing else.
@@ -226,6 +246,7 @@ class Recording:
     async def _completion(self, ask: Ask, question: _Question) -> Completion:
         spec, fields = sampling_of(ask, self.spec)
         own = question.kind in _OWN
+        asked = time.monotonic()
         try:
             return await self._model.complete(
                 spec,
@@ -233,10 +254,19 @@ class Recording:
                 list(ask.tools),
                 seed=self._seed,
                 timeout=self._timeout,
+                wall=time_left(self._trace.totals, self._budget),
                 fields=fields,
             )
-        except ContextLengthExceeded:
-            self._too_long = self._too_long or own
+        except asyncio.CancelledError:
+            self._given_up = True
+            self._trace.waited(time.monotonic() - asked)
+            raise
+        except OutOfTime:
+            self._over = ExitStatus.UNANSWERED
+            self._trace.waited(time.monotonic() - asked)
+            raise Refused(Trouble.BUDGET, f"{Trouble.BUDGET.value}: {self._over.value}") from None
+        except ContextLengthExceeded as error:
+            self._too_long = error if own else self._too_long
             raise Refused(Trouble.CONTEXT) from None
         except RequestRefused as error:
             self._refusal = error if own else self._refusal
@@ -255,8 +285,9 @@ class Recording:
             said = Said(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
             self._forest.add(question.node, said, node)
             self._replies.setdefault(node, _Reply(question.kind, completion.text, completion.tool_calls))
+            self._given_up = False
             if question.kind in _OWN:
-                self.leaf, self._too_long = node, False
+                self.leaf, self._too_long = node, None
 
     async def _to_its_end(self, step: Coroutine[Any, Any, T]) -> T:
         """A step of recording, to its end though its caller is cancelled: the log has no half of it. What it

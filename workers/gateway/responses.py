@@ -158,16 +158,17 @@ def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
     """See Wire.whole."""
     cut = reply.completion.finish_reason == "length"
     used = reply.completion.usage
+    read, written = used.prompt_tokens or 0, used.completion_tokens or 0  # no wire has a word for unknown
     return _head(ask, reply) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": _items(ask, reply),
         "usage": {
-            "input_tokens": used.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": used.cached_tokens},
-            "output_tokens": used.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
-            "total_tokens": used.prompt_tokens + used.completion_tokens,
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": used.cached_tokens or 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens or 0},
+            "total_tokens": read + written,
         },
     }
 

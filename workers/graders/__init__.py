@@ -3,6 +3,7 @@
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.graders.controls import Controls
 from orchard.workers.graders.plugin import Judgement, get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
 from orchard.workers.graders.swe import Pristine, grade_swe
@@ -21,6 +22,7 @@ async def grade(
     published: bool = False,
     copies: bool = True,
     judges: Judges | None = None,
+    controls: Controls | None = None,
 ) -> Reward:
     """Judge a submission by the task's own rule.
 
@@ -29,10 +31,11 @@ async def grade(
     seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust what tested
     code prints: for figures that are compared, never for training. Without `copies` a +1 is not asked again
     with other expected values: for the gold patch alone, which nobody forged. `judges` rule for graders that
-    need a model.
+    need a model. `controls` are those of earlier gradings, which need not be repeated.
 
-    Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, INVALID_REQUEST
-    for a task that cannot be judged by anyone, STORE_FAILED when the log cannot be kept.
+    Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, TASK_BROKEN when
+    none ever will be, INVALID_REQUEST for a task that cannot be judged by anyone, STORE_FAILED when the log
+    cannot be kept.
     """
     match task.grading:
         case SWETests() as tests:
@@ -48,7 +51,15 @@ async def grade(
                 copies=copies,
             )
         case StateCheck() as check:
-            return await grade_state(check, machine, timeout=timeout, blobs=blobs)
+            return await grade_state(
+                task,
+                check,
+                machine,
+                timeout=timeout,
+                blobs=blobs,
+                pristine=pristine,
+                controls=controls or Controls(),
+            )
         case PluginGrading() as chosen:
             judgement = Judgement(
                 task,

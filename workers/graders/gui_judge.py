@@ -1,19 +1,13 @@
 """The grader `gui-judge`: a judging model decides whether a browser agent did what it was asked."""
 
-import asyncio
-
-from orchard.schemas.gui import GuiOutcome, reward
-from orchard.schemas.judging import GuiJudging, Verdict
+from orchard.schemas.gui import reward
+from orchard.schemas.judging import GuiJudging
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.plugin import Judgement
-from orchard.workers.judges.ruling import Judges
 from orchard.workers.judges.screens import NoOutcome, read_outcome, rule_outcome
 
 NAME = "gui-judge"
-OUTAGE = (15.0, 60.0, 240.0)
-"""Seconds before a judge that is down is asked again: an episode in a browser cannot be replayed, so another
-attempt would play it anew."""
 
 
 class GuiJudgeGrader:
@@ -37,7 +31,9 @@ class GuiJudgeGrader:
             raise InfrastructureError(
                 AbortCause.JUDGE_FAILED, f"{NAME} needs a judge, and there is none here"
             )
-        verdict = await _verdict(judgement.judges, outcome, judgement, settings.protocol)
+        verdict = await rule_outcome(
+            judgement.judges, judgement.task.statement, outcome, judgement.blobs, settings.protocol
+        )
         return Reward(
             value=reward(outcome, verdict.passed),
             resolved=verdict.passed,
@@ -46,19 +42,3 @@ class GuiJudgeGrader:
             detail=verdict.reason,
             judge=judgement.judged,
         )
-
-
-async def _verdict(judges: Judges, outcome: GuiOutcome, judgement: Judgement, protocol: str) -> Verdict:
-    """Raises InfrastructureError: JUDGE_FAILED at once where a judge that answers gave no verdict, and after
-    OUTAGE, or as much of it as the judgement has time for, where none answered."""
-    clock = asyncio.get_running_loop().time
-    waits, ends = iter(OUTAGE), clock() + judgement.timeout
-    while True:
-        try:
-            return await rule_outcome(judges, judgement.task.statement, outcome, judgement.blobs, protocol)
-        except InfrastructureError as error:
-            why = error.__cause__
-            down = isinstance(why, InfrastructureError) and why.cause is AbortCause.LLM_UNAVAILABLE
-            if not down or (seconds := next(waits, None)) is None or clock() + seconds >= ends:
-                raise
-        await asyncio.sleep(seconds)

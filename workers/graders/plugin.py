@@ -17,7 +17,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.swe import Pristine
-from orchard.workers.judges.interface import Evidence
+from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.machine import Machine
 from orchard.workers.masking import masked
@@ -47,6 +47,14 @@ class Judgement:
                 AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
             )
         return await self.judges.rule(name, evidence, protocol)
+
+    async def ask(self, name: str, messages: Messages) -> str:
+        """The answer of the judging model to messages in the grader's own words: see `Judges.ask`."""
+        if self.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
+            )
+        return await self.judges.ask(name, messages)
 
     @property
     def judged(self) -> str | None:

@@ -1,59 +1,158 @@
-"""Grading in place, by the state that the agent left behind: the checks are brought only now."""
+"""Grading in place, by the state that the agent left behind: the checks are brought only now.
+
+**When is a check without a verdict the agent's doing, and when the task's?** A check that hangs, crashes or
+writes no reward runs on what the agent left, who may have broken it, or it never worked. So such an ending
+(`endings`) is followed by a control: the same check in a sandbox of its own where the known solution has run,
+or, without one, in an untouched sandbox. If the control reaches a verdict, whatever it is, the check works,
+and the agent prevented it: -1 with the cause `check_prevented`. If it does not, nothing was learned about the
+agent: TASK_BROKEN where it shows the same symptom and no network or busy machine can have had a part in it,
+else GRADER_FAILED.
+"""
 
 import asyncio
 import secrets
 import shlex
 import time
+from typing import NamedTuple
+
+import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
-from orchard.schemas.tasks import StateCheck
+from orchard.schemas.tasks import StateCheck, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
-from orchard.workers.machine import CommandOutcome, Machine
+from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
+from orchard.workers.graders.swe import Pristine
+from orchard.workers.machine import FileTooLarge, Machine
 from orchard.workers.masking import masked
+from orchard.workers.networks import SHUT, asked
+from orchard.workers.preparation import prepare, solve
 
 NAME = "state-check"
+PREVENTED = "check_prevented"
+"""Cause of a -1 that no check gave."""
+LARGEST_REWARD = 64 * 1024
+"""Bytes of a file of rewards."""
 
 CLEAN_SHELL = (
     "env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 sh"
 )
 
 
-async def grade_state(check: StateCheck, machine: Machine, *, timeout: float, blobs: BlobStore) -> Reward:
-    """+1 when the command exits 0, -1 when not, when it does not end, when a limit ends the sandbox, and when
-    its files cannot be brought: it runs on what the agent left, who may have left something in their place.
+class _Seen(NamedTuple):
+    ending: Ending
+    output: str
 
-    See `grade` for what is raised.
-    """
+
+async def grade_state(
+    task: Task,
+    check: StateCheck,
+    machine: Machine,
+    *,
+    timeout: float,
+    blobs: BlobStore,
+    pristine: Pristine,
+    controls: Controls,
+) -> Reward:
+    """+1 when the check says that the task is solved, -1 when it says that it is not, and when the agent has
+    prevented it from saying either. See `grade` for what is raised."""
     started = time.monotonic()
-    limit = min(check.timeout_seconds, timeout)
+    ending, output = await _checked(check, machine, min(check.timeout_seconds, timeout))
+    detail, cause = f"the check {ending.said}", None
+    if ending.lack is not None:
+        control = await controls.of(task, lambda: _control(task, check, pristine, started + timeout))
+        raise_unless_prevented(task, ending, control)
+        detail, cause = f"{detail}; {_where(task)} it {control.said}", PREVENTED
     try:
-        outcome = await _checked(check, machine, limit)
-    except (LimitExceeded, NotWritable) as error:
-        seconds = time.monotonic() - started
-        outcome = CommandOutcome(output=f"{error.detail}\n", returncode=-1, seconds=seconds)
-    try:
-        data = masked(outcome.output).text.encode(errors="replace")
+        data = masked(output).text.encode(errors="replace")
         reference = await asyncio.to_thread(blobs.put, data, "text/plain; charset=utf-8")
     except StorageError as error:
         raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
-    resolved = outcome.returncode == 0
-    ended = f"did not end within {limit:g} s" if outcome.timed_out else f"exited with {outcome.returncode}"
     return Reward(
-        value=1.0 if resolved else -1.0,
-        resolved=resolved,
+        value=1.0 if ending.solved else -1.0,
+        resolved=ending.solved,
         grader=NAME,
-        parts={"check": float(resolved)},
-        detail=f"the check {ended}",
+        parts=ending.parts or {"check": 0.0},
+        detail=detail,
         log=reference,
         seconds=time.monotonic() - started,
+        cause=cause,
     )
 
 
-async def _checked(check: StateCheck, machine: Machine, limit: float) -> CommandOutcome:
-    for path, text in sorted(check.files.items()):
-        await machine.write(path, text.encode())
-    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
-    await machine.write(script, check.command.encode())
-    return await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")
+def raise_unless_prevented(task: Task, ending: Ending, control: Ending) -> None:
+    """Raise for a check without a verdict whose control has none either."""
+    if control.lack is None:
+        return
+    detail = f"task {task.task_id}: its check {ending.said}, and {_where(task)} it {control.said}"
+    if control.lack is Lack.MEMORY:
+        raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, detail)
+    steady = control.lack is ending.lack and control.lack in STEADY and asked(task) == SHUT
+    raise InfrastructureError(AbortCause.TASK_BROKEN if steady else AbortCause.GRADER_FAILED, detail)
+
+
+def _where(task: Task) -> str:
+    if task.gold_patch.strip():
+        return "after the known solution"
+    return "in an untouched sandbox (no solution is known)"
+
+
+async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: float) -> Ending:
+    """The check in a sandbox that the agent has never been in."""
+    if not isinstance(task.world, msgspec.UnsetType):
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED,
+            f"task {task.task_id}: its check reached no verdict, and a control would lack its world",
+        )
+    async with pristine() as machine:
+        await prepare(task, machine, _left(task, deadline))
+        if task.gold_patch.strip():
+            left = _left(task, deadline)
+            await solve(task, machine, max(left - check.timeout_seconds, left / 2))
+        ending, _ = await _checked(check, machine, min(check.timeout_seconds, _left(task, deadline)))
+    return ending
+
+
+def _left(task: Task, deadline: float) -> float:
+    """Seconds for what is still to be done."""
+    if (left := deadline - time.monotonic()) <= 0.0:
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED,
+            f"task {task.task_id}: its check reached no verdict, and no time was left to try it without the "
+            "agent",
+        )
+    return left
+
+
+async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
+    """How the check ends here, and what it printed."""
+    try:
+        for path, text in sorted(check.files.items()):
+            await machine.write(path, text.encode())
+        script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
+        await machine.write(script, check.command.encode())
+        outcome = await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")
+        if isinstance(check.rewards, msgspec.UnsetType):
+            return _Seen(by_status(outcome, limit), outcome.output)
+        path, content = await _reward(check.rewards, machine)
+        return _Seen(by_reward(outcome, limit, path, content), outcome.output)
+    except NotWritable as error:
+        ending = Ending(said=f"cannot be brought ({error.detail})", lack=Lack.NOT_STARTED)
+    except LimitExceeded as error:
+        lack = Lack.MEMORY if error.cause is AbortCause.SANDBOX_OUT_OF_MEMORY else Lack.DISK
+        ending = Ending(said=f"ended its sandbox ({error.detail})", lack=lack)
+    return _Seen(ending, f"{ending.said}\n")
+
+
+async def _reward(paths: tuple[str, ...], machine: Machine) -> tuple[str, bytes | None]:
+    """The first of the files that is there, with its content; the last path where none is."""
+    for path in paths:
+        try:
+            return path, await machine.read(path, limit=LARGEST_REWARD)
+        except FileTooLarge:
+            return path, b"more than %d bytes" % LARGEST_REWARD
+        except FileNotFoundError:
+            continue
+    return paths[-1], None

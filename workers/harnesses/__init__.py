@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchard.schemas.identity import digest
 from orchard.schemas.plugins import Kind, find, names
-from orchard.workers.harnesses import compact_prompts, orchard_bash_prompts
+from orchard.workers.harnesses import compact_prompts, orchard_bash_prompts, orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
 from orchard.workers.harnesses.mini_swe_agent import PackageUnusable, TextWords, ToolCallWords
@@ -18,13 +18,17 @@ from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 
 DEFAULT = "orchard-bash"
-"""Needs no package beside Orchard."""
+"""For tasks that are judged by a patch. Needs no package beside Orchard."""
+
+TASK = "orchard-task"
+"""For tasks that are judged otherwise."""
 
 DEFAULTS = {"claw": "claw-react", "gui": "browser"}
-"""Harness of a domain where none is named; DEFAULT for others."""
+"""Harness of a domain where none is named; for others DEFAULT or TASK."""
 
 _HARNESSES: dict[str, Callable[[], Harness]] = {
     DEFAULT: lambda: BashLoop(OwnWords(DEFAULT, orchard_bash_prompts)),
+    TASK: lambda: BashLoop(OwnWords(TASK, orchard_task_prompts)),
     "mini-swe-agent-compact": lambda: BashLoop(OwnWords("mini-swe-agent-compact", compact_prompts)),
     "mini-swe-agent": lambda: BashLoop(ToolCallWords()),
     "mini-swe-agent-text": lambda: BashLoop(TextWords()),

@@ -1,5 +1,6 @@
 """What every harness is given and what it answers: in-process loops, browsers, external programs alike."""
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -10,9 +11,16 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
+from orchard.workers.budgets import time_left
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import Door, Gateway
-from orchard.workers.llm.client import Completion, ModelClient
+from orchard.workers.llm.client import (
+    Completion,
+    ContextLengthExceeded,
+    ModelClient,
+    OutOfTime,
+    context_too_small,
+)
 from orchard.workers.machine import CommandOutcome, Machine
 from orchard.workers.message_tree import MessageTree
 from orchard.workers.worlds import OpenWorld
@@ -47,19 +55,30 @@ class Episode:
         is shown the last `pictures` of the path, or all.
 
         An answer that the trace recalls from a dead attempt is not asked for again. Raises as
-        ModelClient.complete does.
+        ModelClient.complete does: OutOfTime where the wall clock runs out meanwhile, which a harness may let
+        pass. CONTEXT_TOO_SMALL where the first prompt is too long.
         """
         if (known := await self.trace.recalled(leaf)) is not None:
             self.model.recall(self.spec, known[1])
             return known
         prompt = await self.trace.prompt(leaf, pictures)
-        completion = await self.model.complete(
-            self.spec,
-            prompt.messages,
-            list(tools),
-            seed=self.seed,
-            timeout=self.timeouts.model_call,
-        )
+        asked = time.monotonic()
+        try:
+            completion = await self.model.complete(
+                self.spec,
+                prompt.messages,
+                list(tools),
+                seed=self.seed,
+                timeout=self.timeouts.model_call,
+                wall=time_left(self.trace.totals, self.budget),
+            )
+        except ContextLengthExceeded as error:
+            if not self.trace.totals.turns:
+                raise context_too_small(error) from error
+            raise
+        except OutOfTime:
+            self.trace.waited(time.monotonic() - asked)
+            raise
         if self.world is None:
             return await self.trace.answered(leaf, completion, images_shown=prompt.images), completion
         node = await self.trace.answered(

@@ -1,4 +1,5 @@
-"""Orchard's own words for the loop of mini-swe-agent: `orchard-bash`, and few of them for tiny models."""
+"""Orchard's own words for the loop of mini-swe-agent: `orchard-bash` for patches, `orchard-task` for any
+other task, and few of them for tiny models."""
 
 from collections.abc import Sequence
 from types import MappingProxyType, ModuleType
@@ -10,6 +11,7 @@ from orchard.schemas.tasks import Task
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
 from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
 from orchard.workers.machine import CommandOutcome
+from orchard.workers.networks import Network, network_of
 
 
 class OwnWords(Words):
@@ -36,7 +38,9 @@ class OwnWords(Words):
 
     def opening(self, task: Task) -> tuple[str, str]:
         """See Words."""
-        user = self._prompts.TASK.format(statement=task.statement, workdir=task.workdir)
+        user = self._prompts.TASK.format(
+            statement=task.statement, workdir=task.workdir, network=_told(network_of(task, agent=True))
+        )
         return self._prompts.SYSTEM, user
 
     def actions(self, calls: Sequence[ToolCall], finish_reason: str) -> list[Action]:
@@ -56,6 +60,14 @@ class OwnWords(Words):
         text = f"the message has {calls} calls too many, which were not executed."
         shown: str = self._prompts.format_error(text, "")
         return shown
+
+
+def _told(network: Network) -> str:
+    if not network.blocked:
+        return "You have a network: public addresses can be reached."
+    if network.hosts:
+        return f"Of the network you can reach {', '.join(network.hosts)} over TCP, and nothing else."
+    return "There is no network: nothing can be downloaded or installed from one."
 
 
 def parse(calls: Sequence[ToolCall]) -> list[tuple[ToolCall, str]]:

@@ -1,6 +1,7 @@
 """Asking a judge: each answer and each judgement's end are events; what goes wrong aborts the attempt."""
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -9,9 +10,10 @@ from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
-from orchard.workers.judges.interface import BadVerdict, Evidence, Messages, Protocol
+from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Messages, Protocol
+from orchard.workers.judges.rubric import read_score
 from orchard.workers.llm.client import ContextLengthExceeded, ModelClient
 from orchard.workers.masking import masked
 from orchard.workers.settings import JudgeSettings
@@ -20,7 +22,20 @@ SEED = 42
 """Of each call: one that is asked again has another conversation."""
 _ANSWER_LIMIT = 4_000
 
+T = TypeVar("T")
+Judged = tuple[T, Verdict | None]
+"""What came of asking, and the verdict in it."""
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
+
+
+class Verbatim:
+    """Messages as a grader wrote them, asked once, with none of our words."""
+
+    version = "verbatim-1"
+    words = ""
+
+
+VERBATIM = Verbatim()
 
 
 class Judges:
@@ -52,17 +67,37 @@ class Judges:
         Raises InfrastructureError: JUDGE_FAILED where no judge is configured, it is down, or does not
         answer in the protocol's form; LLM_REFUSED where it refuses the key or the request. Never a guess.
         """
-        settings = self._settings
         chosen = self.protocol(protocol)
+
+        async def ruled(ask: Ask) -> tuple[Verdict, Verdict]:
+            verdict = checked(await chosen.judge(evidence, ask))
+            return verdict, verdict
+
+        return await self._judged(name, chosen, ruled)
+
+    async def ask(self, name: str, messages: Messages) -> str:
+        """The answer to messages in a grader's own words, which the grader reads. Where it is a score in the
+        form of the protocol `rubric`, the judgement has it. Raises as `rule` does."""
+
+        async def answered(ask: Ask) -> tuple[str, Verdict | None]:
+            text = await ask(messages)
+            return text, score_in(text)
+
+        return await self._judged(name, VERBATIM, answered)
+
+    async def _judged(
+        self, name: str, protocol: Protocol | Verbatim, judge: Callable[[Ask], Awaitable[Judged[T]]]
+    ) -> T:
+        settings = self._settings
         if settings.model is None:
             raise InfrastructureError(
                 AbortCause.JUDGE_FAILED,
                 f"{name} needs a judge and none is configured: set judge.model and judge.endpoint",
             )
-        judgement = _Judgement(self._models, settings, settings.model, self._publish, name, chosen)
-        verdict = await judgement.rule(evidence)
-        self.who = f"{chosen.version} {settings.model} {prompt_hash(chosen)}"
-        return verdict
+        judgement = _Judgement(self._models, settings, settings.model, self._publish, name, protocol)
+        found = await judgement.made(judge)
+        self.who = f"{protocol.version} {settings.model} {prompt_hash(protocol)}"
+        return found
 
 
 class _Judgement:
@@ -75,7 +110,7 @@ class _Judgement:
         model: str,
         publish: Publish,
         name: str,
-        protocol: Protocol,
+        protocol: Protocol | Verbatim,
     ) -> None:
         self._models = models
         self._settings = settings
@@ -91,12 +126,11 @@ class _Judgement:
         self._hash = prompt_hash(protocol)
         self._costs: list[float | None] = []
 
-    async def rule(self, evidence: Evidence) -> Verdict:
+    async def made(self, judge: Callable[[Ask], Awaitable[Judged[T]]]) -> T:
         try:
-            verdict = await self._protocol.judge(evidence, self._ask)
-            verdict = msgspec.convert(msgspec.to_builtins(verdict), Verdict)  # of a plug-in, perhaps
-            if not 0 <= verdict.score <= 1:
-                raise BadVerdict(f"the score is {verdict.score}")
+            found, verdict = await judge(self._ask)
+        except EndpointRests:
+            raise  # it is judged when the endpoint answers again
         except InfrastructureError as error:
             await self._ended(None, error.detail)
             cause = error.cause
@@ -110,7 +144,7 @@ class _Judgement:
                 AbortCause.JUDGE_FAILED, f"the judge of {self._name} gave no verdict: {why}"
             ) from error
         await self._ended(verdict)
-        return verdict
+        return found
 
     async def _ask(self, messages: Messages) -> str:
         sent = [dict(message) for message in messages]
@@ -160,6 +194,22 @@ class _Judgement:
         )
 
 
-def prompt_hash(protocol: Protocol) -> str:
+def checked(verdict: Verdict) -> Verdict:
+    """A verdict of a plug-in, perhaps. Raises BadVerdict and ValidationError."""
+    verdict = msgspec.convert(msgspec.to_builtins(verdict), Verdict)
+    if not 0 <= verdict.score <= 1:
+        raise BadVerdict(f"the score is {verdict.score}")
+    return verdict
+
+
+def score_in(text: str) -> Verdict | None:
+    """The score that an answer is, if it is one."""
+    try:
+        return read_score(text)
+    except BadVerdict:
+        return None
+
+
+def prompt_hash(protocol: Protocol | Verbatim) -> str:
     """16 hexadecimal digits over a protocol's own words."""
     return digest(protocol.words, 16)

@@ -13,6 +13,8 @@ import msgspec
 from orchard.schemas.decoding import TooDeep, Unreadable, decode
 from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.messages import TokenRecord, ToolCall, VersionRun
+from orchard.workers.llm.endings import UNPARSED, ending, failure
+from orchard.workers.llm.usage import usage_of
 
 ORACLE_FINGERPRINT = "orchard-oracle"
 """How the `system_fingerprint` of everything played from a gold patch begins."""
@@ -24,10 +26,11 @@ _UNKNOWN_LOGPROB = -9999.0
 _ABOVE_ZERO = 0.01
 """No log-probability is above zero but by rounding."""
 _LARGEST_ID = 2**31 - 1
-_MOST_TOKENS = 10**9
 _DIGITS = 19
 """Digits, or a sign and digits, that may be more than 64 bits."""
 _LONGEST_WORD = 256
+_EXCERPT = 200
+"""Characters of a reply that an error quotes."""
 _VERSION = re.compile(r"(?:v|[a-z0-9_-]+#)?([0-9]{1,9})")
 """What servers call a policy: `7`, `v7`, or `first#7` of a run. `1.0` and `qwen2.5` are no policies."""
 
@@ -37,12 +40,13 @@ T = TypeVar("T")
 
 
 class MalformedAnswer(ValueError):
-    """A 2xx reply without a usable choice; one sentence says what is wrong."""
+    """A 2xx reply that is no answer of the model, or one whose end is not known; one sentence says what is
+    wrong, and quotes it."""
 
     def __init__(self, detail: str, error: object = None) -> None:
         super().__init__(detail)
         self.error = error
-        """What the reply held under `error`, as some routers answer 200 to a refusal."""
+        """What the reply says of a failure, as some routers answer 200 to a refusal."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     seconds: float = 0.0
     """Of the try that was answered; waiting for a place and earlier tries are not the model's time."""
+    seconds_waiting: float = 0.0
+    """Before that try."""
     tries: int = 1
+    seed: int | None = None
+    """Of the try that was answered: another one than was asked for, where the server failed at that."""
+    tools_left_out: bool | None = None
+    """Whether the endpoint's template leaves the tools of the request out; None where that is not known."""
     finish_reason: str = ""
     endpoint: str = ""
     model: str = ""
@@ -69,8 +79,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Message(msgspec.Struct):
-    content: Any = None
+    content: str | list[Any] | None = None
+    refusal: Any = None
     tool_calls: Any = None
+    function_call: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -78,6 +90,8 @@ class _Message(msgspec.Struct):
 class _Sampled(msgspec.Struct):
     logprob: float | None = None
     token: str = ""
+    id: Any = None
+    """Of the token, as llama.cpp's server says it."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -113,7 +127,7 @@ class _MetaInfo(_Weights):
 
 
 class _BareChoice(msgspec.Struct):
-    message: _Message = msgspec.field(default_factory=_Message)
+    message: _Message
     finish_reason: Any = None
 
 
@@ -127,34 +141,17 @@ class _Choice(_BareChoice):
     meta_info: _MetaInfo | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
 class _BareReply(msgspec.Struct):
     """The message alone, without what the endpoint says about its tokens."""
 
     choices: Sequence[_BareChoice] | None = None
+    usage: Any = None
     model: Any = None
     system_fingerprint: Any = None
-    error: Any = None
 
 
 class _Reply(_BareReply):
     choices: Sequence[_Choice] | None = None
-    usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
     metadata: _Weights | None = None
     sglext: _Extension | None = None
@@ -162,41 +159,67 @@ class _Reply(_BareReply):
 
 _DECODER = msgspec.json.Decoder(_Reply)
 _BARE = msgspec.json.Decoder(_BareReply)
+_ANY = msgspec.json.Decoder()
 
 
 def read_completion(raw: bytes) -> Completion:
     """The completion in the body of a 2xx reply; `endpoint`, `model`, cost and time are the caller's to add.
 
-    Raises MalformedAnswer when the body is no chat completion or has no choice. One whose message is nested
-    too deep to be read is the model's doing: `cut_short`.
+    Raises MalformedAnswer for a body that is no chat completion, has no choice, says an error anywhere, or
+    does not say how the answer ended; TooDeep for one that is nested deeper than can be read.
     """
-    try:
-        reply, whole = _read(raw)
-    except TooDeep:
-        return cut_short()
+    _check_errors(raw)
+    reply, whole = _read(raw)
     if not reply.choices:
-        raise MalformedAnswer("the reply has no choices", reply.error)
+        raise MalformedAnswer(f"the reply has no choices: {excerpt(raw)}")
     choice = reply.choices[0]
     message = choice.message
-    fingerprint = _word(reply.system_fingerprint)
+    text = _text(message.content) or _text(message.refusal)
+    reason = ending(choice.finish_reason)
+    if reason is None:
+        raise MalformedAnswer(
+            f"the answer has no known end, but the finish_reason {choice.finish_reason!r:.100}, after the "
+            f"text {text[:_EXCERPT]!r}"
+        )
     field = next((name for name in REASONING_FIELDS if _text(getattr(message, name))), "")
+    reasoning, calls = _text(getattr(message, field, None)), _calls(message)
+    fingerprint = _word(reply.system_fingerprint)
     return Completion(
-        text=_text(message.content),
-        reasoning=_text(getattr(message, field, None)),
+        text=text,
+        reasoning=reasoning,
         reasoning_field=field,
-        tool_calls=_calls(message.tool_calls),
+        tool_calls=calls,
         tokens=_tokens(whole, whole.choices[0]) if whole is not None and whole.choices else None,
-        usage=_usage(whole.usage if whole is not None else None),
-        finish_reason=_word(choice.finish_reason),
+        usage=usage_of(reply.usage, said=bool(text or reasoning or calls)),
+        finish_reason=reason,
         served_model=_word(reply.model),
         system_fingerprint=fingerprint,
         model_kind=ModelKind.ORACLE if fingerprint.startswith(ORACLE_FINGERPRINT) else ModelKind.MODEL,
     )
 
 
-def cut_short() -> Completion:
-    """What stands for an answer that has no end, in length or in depth: an empty message that was cut off."""
-    return Completion(text="", finish_reason="length")
+def excerpt(raw: bytes) -> str:
+    """The beginning of a body, for an error that quotes it."""
+    return " ".join(raw[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT] or "it is empty"
+
+
+def _check_errors(raw: bytes) -> None:
+    """Raises MalformedAnswer where the reply says an error."""
+    if b'"error"' not in raw:
+        return
+    try:
+        said = failure(decode(_ANY, raw))
+    except TooDeep:
+        raise
+    except Unreadable as error:
+        said = failure(decode(_ANY, usable_values(raw, error)))
+    if said is not None:
+        raise MalformedAnswer("the reply says an error", said)
+
+
+def unparsed() -> Completion:
+    """What stands for an answer that its server could not read: an empty message, ended by UNPARSED."""
+    return Completion(text="", finish_reason=UNPARSED)
 
 
 def _read(raw: bytes) -> tuple[_BareReply, _Reply | None]:
@@ -215,8 +238,8 @@ def _read(raw: bytes) -> tuple[_BareReply, _Reply | None]:
         try:
             bare = decode(_BARE, usable)
         except Unreadable:
-            raise MalformedAnswer(f"the reply is not a chat completion: {first}") from first
-        log.warning("a reply's token counts and tokens are left out, since they cannot be read: %s", error)
+            raise MalformedAnswer(f"the reply is not a chat completion ({first}): {excerpt(raw)}") from first
+        log.warning("a reply's tokens are left out, since they cannot be read: %s", error)
         return bare, None
     log.warning("a reply holds values that cannot be read and count as missing: %s", first)
     return reply, reply
@@ -240,7 +263,7 @@ def usable_values(raw: bytes, why: Unreadable) -> bytes:
     except RecursionError as error:
         raise TooDeep("it is nested too deep") from error
     except ValueError as error:
-        raise MalformedAnswer(f"the reply is not a chat completion: {why}") from error
+        raise MalformedAnswer(f"the reply is not a chat completion ({why}): {excerpt(raw)}") from error
 
 
 def _word(value: Any) -> str:
@@ -257,9 +280,12 @@ def _text(content: Any) -> str:
     return ""
 
 
-def _calls(calls: Any) -> tuple[ToolCall, ...]:
+def _calls(message: _Message) -> tuple[ToolCall, ...]:
     """Calls as the model wrote them, with an id made where the endpoint gave none, one twice or none that can
     be sent back. What is no call at all becomes one of a tool without a name."""
+    calls = message.tool_calls
+    if not calls and message.function_call is not None:
+        calls = [{"function": message.function_call}]  # as the API had it before it knew several
     written: dict[str, ToolCall] = {}
     for index, call in enumerate(calls if isinstance(calls, list) else []):
         found = call if isinstance(call, dict) else {}
@@ -282,37 +308,14 @@ def _as_text(arguments: Any) -> str:
     return "" if arguments is None else msgspec.json.encode(arguments).decode()
 
 
-def _usage(usage: _Usage | None) -> Usage:
-    """The counts that can be true: none below zero, none beyond what any model reads or writes."""
-    if usage is None:
-        return Usage()
-    prompt = usage.prompt_tokens_details or _PromptDetails()
-    completion = usage.completion_tokens_details or _CompletionDetails()
-    read, sampled = _count(usage.prompt_tokens), _count(usage.completion_tokens)
-    reasoning = _count(completion.reasoning_tokens) or _count(usage.reasoning_tokens)
-    return Usage(
-        prompt_tokens=read,
-        completion_tokens=sampled,
-        cached_tokens=min(_count(prompt.cached_tokens), read),
-        reasoning_tokens=min(reasoning, sampled),
-    )
-
-
-def _count(tokens: int | None) -> int:
-    if tokens is None or 0 <= tokens <= _MOST_TOKENS:
-        return tokens or 0
-    log.warning("an endpoint counts %d tokens: left out", tokens)
-    return 0
-
-
 def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
     """Sampled tokens, wherever the server put them; None when it gave neither ids nor log-probabilities.
 
     vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
     tokens `token_id:<n>`. SGLang: `response_token_ids` and `prompt_token_ids` of the choice, the ids in
-    `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. Log-probabilities that do not
-    align with the ids are left out, and so are versions without a number. Our own policy server: vLLM's
-    fields and `choice.policy_versions`.
+    `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. llama.cpp: the `id` of each entry
+    of `logprobs`. Log-probabilities that do not align with the ids are left out, and so are versions without
+    a number. Our own policy server: vLLM's fields and `choice.policy_versions`.
     """
     ids, logprobs = _ids(reply, choice), _logprobs(choice)
     if ids and len(logprobs) != len(ids):
@@ -386,5 +389,12 @@ def _versions(spans: Sequence[_Span], tokens: int) -> tuple[VersionRun, ...]:
 
 
 def _written_ids(sampled: Sequence[_Sampled]) -> list[int]:
-    found = [re.fullmatch(r"token_id:([0-9]{1,10})", token.token) for token in sampled]
-    return [int(match[1]) for match in found if match] if all(found) else []
+    found = [_written_id(token) for token in sampled]
+    return [number for number in found if number is not None] if None not in found else []
+
+
+def _written_id(token: _Sampled) -> int | None:
+    if type(token.id) is int:
+        return token.id
+    match = re.fullmatch(r"token_id:([0-9]{1,10})", token.token)
+    return int(match[1]) if match else None

@@ -71,6 +71,12 @@ class ConcurrencyLimit:
         """Report a 429; `started` is when its call set off, in seconds on the clock of `now`."""
         self.window = shrunk(self.window, busy=self.busy, started=started, now=now)
 
+    def restored(self) -> None:
+        """The endpoint has rested and answers again: what it refused before says nothing of what it takes
+        now."""
+        self.window = Window(limit=float(self.window.ceiling), ceiling=self.window.ceiling)
+        self._wake()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

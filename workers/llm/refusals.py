@@ -1,10 +1,14 @@
-"""What a refusal of an endpoint means and how long to wait after it: pure functions over what it said."""
+"""What an endpoint says when it refuses, and how long to wait after it: pure functions over what it said.
+
+`known_errors` says what it means.
+"""
 
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -27,23 +31,25 @@ class Meaning(StrEnum):
     """The request itself is unacceptable and would be so again."""
     CONTEXT_EXCEEDED = "context_exceeded"
     """The conversation is longer than the model takes: a budget of the task, not a failure of ours."""
+    UNPARSED = "unparsed"
+    """The server could not read what its model wrote: an answer, of the model, that is none."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an OpenAI-style error object that decides."""
+    """The part of an error object that decides."""
 
     message: str = ""
     code: str = ""
     type: str = ""
+    status: str = ""
+    """Google's word for the kind, as INVALID_ARGUMENT."""
+    retry_seconds: float | None = None
+    """What it asks to wait, as Google says it in the body."""
 
-
-_CONTEXT = re.compile(
-    r"context[ _]length|context[ _]window|maximum context|max_model_len|prompt is too long"
-    r"|longer than the model|exceeds? the (?:model's )?maximum (?:input|context|number of tokens)"
-    r"|input is too long|too many (?:input |prompt )?tokens",
-    re.IGNORECASE,
-)
-_QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What names the kind of error, in lower case."""
+        return frozenset(word.lower() for word in (self.code, self.type, self.status) if word)
 
 
 _DATA = re.compile(r"(data:[a-z]+/[a-z+.-]+;base64,)[A-Za-z0-9+/=]+", re.IGNORECASE)
@@ -59,16 +65,42 @@ def error_of(reply: bytes) -> ErrorBody:
 
 
 def error_body(raw: object) -> ErrorBody:
-    """Read the decoded JSON of an error reply; the shapes of OpenAI, vLLM and FastAPI are known."""
-    if isinstance(raw, Mapping):
-        inner = raw.get("error", raw)
-        if isinstance(inner, Mapping):
-            message = inner.get("message") or inner.get("detail")
-            return ErrorBody(
-                message=_plain(message), code=_plain(inner.get("code")), type=_plain(inner.get("type"))
-            )
-        return ErrorBody(message=_plain(inner))
-    return ErrorBody(message=_plain(raw))
+    """Read the decoded JSON of an error reply: an object, under `error` or bare, a text, or a list of one."""
+    if isinstance(raw, list) and len(raw) == 1:  # Gemini
+        raw = raw[0]
+    if not isinstance(raw, Mapping):
+        return ErrorBody(message=_plain(raw))
+    inner = raw.get("error") or raw
+    if not isinstance(inner, Mapping):
+        return ErrorBody(message=_plain(inner), type=_plain(raw.get("error_type")))  # TGI
+    return ErrorBody(
+        message=_message(inner),
+        code=_plain(inner.get("code")),
+        type=_plain(inner.get("type") or inner.get("__type")),  # the latter is AWS'
+        status=_plain(inner.get("status")),
+        retry_seconds=_retry_seconds(inner.get("details")),
+    )
+
+
+def _message(inner: Mapping[str, Any]) -> str:
+    """Its text, with what a router quotes of the server behind it, and with both sizes of llama.cpp's."""
+    message = _plain(inner.get("message") or inner.get("detail"))
+    metadata = inner.get("metadata")
+    if isinstance(metadata, Mapping) and metadata.get("raw"):  # OpenRouter
+        message += f": {_plain(metadata['raw'])}"
+    needed, there = inner.get("n_prompt_tokens"), inner.get("n_ctx")
+    if isinstance(needed, int) and isinstance(there, int) and str(needed) not in message:
+        message += f" ({needed} tokens, the context has {there})"
+    return message
+
+
+def _retry_seconds(details: object) -> float | None:
+    """Of `google.rpc.RetryInfo`, as `34.5s`."""
+    for detail in details if isinstance(details, list) else ():
+        delay = detail.get("retryDelay") if isinstance(detail, Mapping) else None
+        if isinstance(delay, str) and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?s", delay):
+            return float(delay[:-1])
+    return None
 
 
 def _plain(value: object) -> str:
@@ -80,19 +112,6 @@ def _plain(value: object) -> str:
         return _DATA.sub(r"\1...", msgspec.json.encode(value).decode()[:_QUOTED]) if value else ""
     except (RecursionError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
         return ""
-
-
-def meaning(status: int, body: ErrorBody) -> Meaning:
-    """The meaning of an HTTP error status with its body."""
-    if status in (400, 422) and (body.code == "context_length_exceeded" or _CONTEXT.search(body.message)):
-        return Meaning.CONTEXT_EXCEEDED
-    if status == 413:
-        return Meaning.CONTEXT_EXCEEDED
-    if status == 429:
-        return Meaning.REFUSED if body.code in _QUOTA or body.type in _QUOTA else Meaning.THROTTLED
-    if status in (408, 409) or status >= 500:
-        return Meaning.TRANSIENT
-    return Meaning.REFUSED
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
+from orchard.workers.llm.unfinished import LOOKED_AT
+
 ENCODINGS = "gzip, deflate"
 """What `body` can unpack, for the header Accept-Encoding."""
 _PIECE = 256 * 1024
@@ -19,7 +21,7 @@ class ReplyTooLarge(Exception):
         super().__init__(f"the body of the reply (status {status}) has no end in sight")
         self.status = status
         self.begins = begins
-        """Its first byte that is no blank."""
+        """How it begins."""
 
 
 class WrongEncoding(Exception):
@@ -30,13 +32,12 @@ async def body(reply: aiohttp.ClientResponse, limit: int) -> bytes:
     """The body of a reply of a session that unpacks nothing itself. Raises ReplyTooLarge for one of more than
     `limit` bytes, unpacked; WrongEncoding; and aiohttp's errors for one that breaks off."""
     encoding = reply.headers.get("Content-Encoding", "identity").strip().lower()
-    pieces, size, begins = list[bytes](), 0, b""
+    pieces, size = list[bytes](), 0
     async for piece in _unpacked(reply.content.iter_any(), encoding):
-        size += len(piece)
-        begins = begins or piece.lstrip()[:1]
-        if size > limit:
-            raise ReplyTooLarge(reply.status, begins)
         pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise ReplyTooLarge(reply.status, b"".join(pieces)[:LOOKED_AT])
     return b"".join(pieces)
 
 

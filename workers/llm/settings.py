@@ -1,9 +1,13 @@
 """Configuration of model endpoints (section `[endpoints.<name>]`) and the arithmetic of their prices."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
 
+from orchard.schemas.addresses import check_base_url, check_variable
+from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.quantities import Count, Unit, Weight
 
@@ -34,28 +38,60 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency: Count = 32
     """Calls at once from this process, at most; 429 answers lower it for a while."""
     max_tries: Count = 6
-    """Tries that connection errors and 5xx answers may cost a call; 429 answers are bounded by time only."""
+    """Tries that connection errors and 5xx answers may cost a call while the endpoint answers others; 429
+    answers are bounded by time only. One that answers nobody rests, and costs no try."""
     stream: bool = False
     """Ask for answers as streams, for an endpoint that serves long ones only so. The record is the same."""
     max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
-    """Of a reply's body, unpacked. A completion that goes on beyond it counts as cut off by its length."""
+    """Of a reply's body, unpacked. A completion that has begun and goes on beyond it counts as cut off by its
+    length; any other body as no answer."""
     prices: dict[str, Price] = {}
     """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
     extra_body: dict[str, Any] = {}
     """Fields added to every request: `return_token_ids = true` (vLLM, SGLang),
-    `return_weight_versions = true` to have vLLM name the policy, `chat_template_kwargs`, ..."""
+    `return_weight_versions = true` to have vLLM name the policy, `chat_template_kwargs`, ... Where ids and
+    log-probabilities are asked for, `top_p` 1, `top_k` -1, `min_p` 0 and `repetition_penalty` 1 are sent with
+    them, unless they are set here: tokens that train are sampled from the model itself."""
     reasoning_field: str | None = None
     """Field of assistant messages in which earlier reasoning is sent; None: the one that the endpoint's own
     answers have it in, empty: none, so that the model does not see its earlier reasoning again."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for an address that is none, and a key where its variable's name is wanted."""
+        if self.base_url:  # empty where no call is made
+            check_base_url(self.base_url, "base_url")
+        for replica in self.replicas:
+            check_base_url(replica, "replicas")
+        check_variable(self.api_key_env, "api_key_env")
+
+
+_UNCUT: Mapping[str, Any] = MappingProxyType(
+    {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+)
+"""Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
+_ASKS_FOR_IDS = frozenset(
+    {"return_token_ids", "return_tokens_as_token_ids", "return_output_ids_in_sglext", "return_meta_info"}
+)
+"""Fields of `extra_body` that these servers alone know."""
+
+
+def uncut(settings: EndpointSettings, spec: ModelSpec) -> dict[str, Any]:
+    """Fields that nobody wrote and that are sent all the same, save those that `extra_body` or the model
+    sets: tokens that are asked for with ids and log-probabilities are to train, so they are sampled from the
+    model itself. A server that is asked for ids knows these fields, too."""
+    if not (spec.logprobs and any(map(settings.extra_body.get, _ASKS_FOR_IDS))):
+        return {}
+    said = {*settings.extra_body, *(["top_p"] if spec.top_p is not None else [])}
+    return {name: value for name, value in _UNCUT.items() if name not in said}
+
 
 def cost_usd(settings: EndpointSettings, model: str, usage: Usage) -> float | None:
-    """What a call cost, or None when the model has no price in the settings."""
+    """What a call cost, or None when the model has no price in the settings or its tokens are not known. What
+    no endpoint calls cached is not."""
     price = settings.prices.get(model)
-    if price is None:
+    if price is None or usage.prompt_tokens is None or usage.completion_tokens is None:
         return None
+    cached = usage.cached_tokens or 0
     cached_price = price.prompt if price.cached is None else price.cached
-    fresh = usage.prompt_tokens - usage.cached_tokens
-    return (
-        fresh * price.prompt + usage.cached_tokens * cached_price + usage.completion_tokens * price.completion
-    ) / 1e6
+    fresh = usage.prompt_tokens - cached
+    return (fresh * price.prompt + cached * cached_price + usage.completion_tokens * price.completion) / 1e6

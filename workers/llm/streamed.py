@@ -8,11 +8,16 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode
-from orchard.workers.llm.answers import REASONING_FIELDS, MalformedAnswer, usable_values
+from orchard.workers.llm.answers import REASONING_FIELDS, MalformedAnswer, excerpt, usable_values
+from orchard.workers.llm.endings import ending, failure, is_given
 
 _END = b"[DONE]"
 _LINE = re.compile(rb"\r\n|\r|\n")
+_FIRST = (b"data:", b"event:", b"error:", b"id:", b"retry:", b":")
+"""How the first line of a stream begins."""
 _CHUNK = msgspec.json.Decoder()
+_TAIL = 200
+"""Bytes that an error quotes of a stream without an ending."""
 _GROWING = ("token_ids", "response_token_ids")
 """Lists of a choice, of which each chunk has the next part."""
 
@@ -27,49 +32,73 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
 
+def is_stream(raw: bytes) -> bool:
+    """Whether a body, or its beginning, is a stream, whatever its Content-Type says."""
+    return raw[:256].lstrip().startswith(_FIRST)
+
+
 def assembled(raw: bytes) -> bytes:
     """The completion of a whole stream, as JSON.
 
     Deltas of text, reasoning, arguments, token ids and log-probabilities are joined; of all else the newest
-    word holds. Raises MalformedAnswer for a stream that ended in the middle or says an error, TooDeep.
+    word holds. Raises MalformedAnswer for a stream that says an error anywhere, or ends without a word on how
+    the answer ended: `[DONE]` is none. Raises TooDeep.
     """
     reply: dict[str, Any] = {}
     choice: dict[str, Any] = {}
     message: dict[str, Any] = {}
     calls: list[_Call] = []
     done = False
-    for data in _events(raw):
+    for data in events(raw):
         if data == _END:
             done = True
-            break
+            continue
         chunk = _decoded(data)
-        if chunk.get("error"):
-            raise MalformedAnswer("the stream ended with an error", chunk["error"])
-        for part in chunk.get("choices") or ():
-            if isinstance(part, dict) and part.get("index", 0) == 0:
+        if (said := failure(chunk)) is not None:
+            raise MalformedAnswer("the stream says an error", said)
+        if done:
+            continue
+        for part in _listed(chunk.get("choices")):
+            if (part.get("index") or 0) == 0:
                 _add(part, choice, message, calls)
         reply |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
-    if not (done or (choice.get("finish_reason") and reply.get("usage"))):
-        raise MalformedAnswer("the stream ended in the middle")
+    if not is_given(choice.get("finish_reason")):
+        what = "" if done else ", in the middle"
+        raise MalformedAnswer(f"the stream ended without a finish_reason{what}: {excerpt(raw[-_TAIL:])}")
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": "".join(call.arguments)}}
             for call in calls
         ]
-    if choice or message:
-        reply["choices"] = [{**choice, "message": message}]
+    reply["choices"] = [choice]
     return msgspec.json.encode(reply)
 
 
-def _events(raw: bytes) -> Iterator[bytes]:
-    """The data of each event that has some."""
+def events(raw: bytes) -> Iterator[bytes]:
+    """The data of each event that has some; of one that is named an error, a chunk that says so."""
     lines: list[bytes] = []
+    failed = False
     for line in (*_LINE.split(raw), b""):
-        if line.startswith(b"data:"):
-            lines.append(line[5:].removeprefix(b" "))
-        elif not line and lines:
-            yield b"\n".join(lines).strip()
-            lines = []
+        name, colon, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name in (b"data", b"error") and colon:
+            lines.append(value)
+        failed = failed or name == b"error" or (name == b"event" and value.strip() == b"error")
+        if line:
+            continue
+        data = b"\n".join(lines).strip()
+        if data:
+            yield _as_error(data) if failed else data
+        lines, failed = [], False
+
+
+def _as_error(data: bytes) -> bytes:
+    """Data that says an error by the name of its event alone."""
+    try:
+        said = decode(_CHUNK, data)
+    except Unreadable:
+        said = data.decode("utf-8", "replace")
+    return data if failure(said) is not None else msgspec.json.encode({"error": said or "error"})
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
@@ -78,27 +107,48 @@ def _decoded(data: bytes) -> dict[str, Any]:
     except Unreadable as error:
         chunk = decode(_CHUNK, usable_values(data, error))
     if not isinstance(chunk, dict):
-        raise MalformedAnswer("the stream holds something that is no chunk of a completion")
+        raise MalformedAnswer(f"the stream holds what is no chunk of a completion: {excerpt(data)}")
     return chunk
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none of anything else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _add(part: dict[str, Any], choice: dict[str, Any], message: dict[str, Any], calls: list[_Call]) -> None:
     delta = part.get("delta")
     if isinstance(delta, dict):
-        for name in ("content", *REASONING_FIELDS):
+        choice["message"] = message
+        for name in ("content", "refusal", *REASONING_FIELDS):
             if (text := delta.get(name)) is not None:
-                parts = text if isinstance(text, list) else [{"text": text}]
-                message.setdefault(name, []).extend(parts)
-        for call in delta.get("tool_calls") or ():
-            if isinstance(call, dict):
-                _call(call, calls)
+                message.setdefault(name, []).extend(_parts(text))
+        for call in _listed(delta.get("tool_calls")):
+            _call(call, calls)
+        if isinstance(function := delta.get("function_call"), dict):
+            _call({"function": function}, calls)
     for name, value in part.items():
         if name in _GROWING and isinstance(value, list):
             choice.setdefault(name, []).extend(value)
         elif name == "logprobs" and isinstance(value, dict):
-            choice.setdefault(name, {"content": []})["content"].extend(value.get("content") or ())
-        elif name not in ("delta", "index") and value is not None:
+            choice.setdefault(name, {"content": []})["content"].extend(_listed(value.get("content")))
+        elif name == "finish_reason":
+            _ended(value, choice)
+        elif name not in ("delta", "index", "message") and value is not None:
             choice[name] = value
+
+
+def _parts(text: Any) -> list[Any]:
+    if not isinstance(text, str | list):
+        raise MalformedAnswer(f"the stream holds {text!r:.100} where a text should be")
+    return text if isinstance(text, list) else [{"text": text}]
+
+
+def _ended(reason: Any, choice: dict[str, Any]) -> None:
+    """Takes in a `finish_reason`; one that is no ending holds, whatever comes after it."""
+    before = choice.get("finish_reason")
+    if is_given(reason) and (before is None or ending(before) is not None):
+        choice["finish_reason"] = reason
 
 
 def _call(part: dict[str, Any], calls: list[_Call]) -> None:

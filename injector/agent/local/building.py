@@ -8,16 +8,18 @@ it is ever mounted where the agent could see it, so nothing is left of it when i
 
 import errno
 import os
+import resource
 import signal
 import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from orchard.injector.agent import kernel, seccomp
 from orchard.injector.agent.local import overlay
-from orchard.injector.agent.syscall_program import NOT_FOUND, SyscallProgram
+from orchard.injector.agent.local.names import host_name
+from orchard.injector.agent.syscall_program import ANY_ERROR, NOT_FOUND, SyscallProgram
 
 MASKED = ("keys", "key-users", "kallsyms", "timer_list", "sched_debug", "latency_stats")
 """Files of /proc that everybody may read and nobody inside should: keys and addresses of the kernel."""
@@ -33,6 +35,8 @@ LINKS = (
     ("pts/ptmx", "/dev/ptmx"),
 )
 
+DEVICE_FILES = 1 << 16
+"""Files in /dev, /dev/shm included."""
 TERMINALS = 256
 """That a sandbox may open: all of them take theirs from one number of the machine."""
 PROGRAM = 4
@@ -78,27 +82,33 @@ class Overlay(NamedTuple):
 
 
 def building(
-    overlays: Sequence[Overlay], *, sandbox_id: str, shown: Mapping[str, Path], groups: Sequence[str]
+    overlays: Sequence[Overlay],
+    *,
+    sandbox_id: str,
+    shown: Mapping[str, Path],
+    groups: Sequence[str],
+    memory: int,
 ) -> SyscallProgram:
     """The calls. The first of `overlays` is the root, others lie in it.
 
     Its process has descriptors 0 to 2, the calls, and PROGRAM. `shown` are files of the machine
-    that the sandbox sees at other paths; `groups` are the files that take it into its control groups.
+    that the sandbox sees at other paths; `groups` are the files that take it into its control groups. Half of
+    `memory` (bytes) may be in what outlives processes: files in /dev, and shared memory.
     Raises OSError when a path contains a zero byte.
     """
     head = _namespaces()
-    tail = _after_the_move(len(groups), tuple(shown))
-    host_name = f"sandbox-{sandbox_id}"
+    tail = _after_the_move(len(groups), tuple(shown), memory // 2)
+    name = host_name(sandbox_id)
     calls = SyscallProgram(os.uname().machine, tail)
     calls.append(head)
     for one in overlays:
         _mount(calls, one)
-    calls.call("sethostname", calls.text(host_name), len(host_name), step=_NAMESPACES)
+    calls.call("sethostname", calls.text(name), len(name), step=_NAMESPACES)
     calls.open_files(groups, _FREE, step=_GROUPS)
     _opened(calls, list(shown.values()), _FREE + len(groups))
     calls.call("chdir", calls.text(os.fspath(overlays[0].point)), step=_ROOT)
     calls.append(tail)
-    nothing, words = calls.texts([]), calls.texts([NAME, host_name])
+    nothing, words = calls.texts([]), calls.texts([NAME, name])
     calls.call("execveat", PROGRAM, calls.text(""), words, nothing, _AT_EMPTY_PATH, step=_START)
     return calls
 
@@ -121,17 +131,19 @@ def _namespaces() -> SyscallProgram:
     return calls
 
 
-@cache
-def _after_the_move(groups: int, shown: tuple[str, ...]) -> SyscallProgram:
+@lru_cache(maxsize=64)
+def _after_the_move(groups: int, shown: tuple[str, ...], kept: int) -> SyscallProgram:
     """What comes when so many control groups and the files for `shown` are open and the root is the working
-    directory, to the last call but one: alike for all sandboxes. Its data begins with that of `_namespaces`.
+    directory, to the last call but one: alike for all sandboxes of so much memory. `kept` is how much of it
+    (bytes) outlives processes. Its data begins with that of `_namespaces`.
     """
     calls = SyscallProgram(os.uname().machine, _namespaces())
     files = _FREE + groups
     devices = _opened(calls, [f"/dev/{name}" for name in DEVICES], files + len(shown))
     _move(calls)
     _proc(calls)
-    _dev(calls, devices)
+    _dev(calls, devices, kept)
+    _shared_memory(calls, kept, devices[-1] + 1)
     _mask(calls, f"/proc/self/fd/{devices[0]}")
     for descriptor, path in enumerate(shown, start=files):
         _create(calls, path, devices[-1] + 1)
@@ -193,8 +205,8 @@ def _proc(calls: SyscallProgram) -> None:
     _bind(calls, "/proc/1", "/proc/1", _READ_ONLY)
 
 
-def _dev(calls: SyscallProgram, devices: Sequence[int]) -> None:
-    memory, mode = calls.text("tmpfs"), calls.text("mode=0755")
+def _dev(calls: SyscallProgram, devices: Sequence[int], size: int) -> None:
+    memory, mode = calls.text("tmpfs"), calls.text(f"mode=0755,size={size},nr_inodes={DEVICE_FILES}")
     calls.call("mount", memory, calls.text("/dev"), memory, _MS_NOSUID | _MS_NODEV, mode, step=_SYSTEM)
     for name, descriptor in zip(DEVICES, devices, strict=True):
         calls.call("mknodat", _AT_FDCWD, calls.text(f"/dev/{name}"), 0o100444, 0, step=_SYSTEM)
@@ -202,14 +214,24 @@ def _dev(calls: SyscallProgram, devices: Sequence[int]) -> None:
         _bind(calls, f"/proc/self/fd/{descriptor}", f"/dev/{name}", _ATTR_RDONLY | _ATTR_NOSUID)
     for target, link in LINKS:
         calls.call("symlinkat", calls.text(target), _AT_FDCWD, calls.text(link), step=_SYSTEM)
-    for directory in ("/dev/shm", "/dev/pts"):
-        calls.call("mkdirat", _AT_FDCWD, calls.text(directory), 0o755, step=_SYSTEM)
+    for directory, allowed in (("/dev/shm", 0o1777), ("/dev/pts", 0o755)):
+        calls.call("mkdirat", _AT_FDCWD, calls.text(directory), allowed, step=_SYSTEM)
     terminals, options = (
         calls.text("devpts"),
         calls.text(f"newinstance,ptmxmode=0666,mode=620,max={TERMINALS}"),
     )
     flags = _MS_NOSUID | _MS_NOEXEC
     calls.call("mount", terminals, calls.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
+
+
+def _shared_memory(calls: SyscallProgram, size: int, free: int) -> None:
+    """Segments (shmget) stay when the processes that filled them are gone. `free`: the lowest descriptor that
+    is not in use. Where the kernel keeps this setting for the machine's root, there is no limit."""
+    flags, pages = os.O_WRONLY | os.O_CLOEXEC, str(max(1, size // resource.getpagesize())).encode()
+    path, text = calls.text("/proc/sys/kernel/shmall"), calls.put(pages)
+    calls.call("openat", _AT_FDCWD, path, flags, step=_SYSTEM, passing_over=ANY_ERROR)
+    calls.call("write", free, text, len(pages), step=_SYSTEM, passing_over=ANY_ERROR)
+    calls.call("close", free, step=_SYSTEM, passing_over=ANY_ERROR)
 
 
 @cache

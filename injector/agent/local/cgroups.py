@@ -30,7 +30,18 @@ _INSTEAD = {
     "memory": "instead each process may have as much memory as the sandbox",
     "pids": f"instead all sandboxes together may have {ALL_PROCESSES} processes",
 }
-LIMIT_NAMES = {"memory": "memory", "pids": "process count", "cpu": "processor time"}
+SOCKETS = "sockets"
+"""Buffers of TCP and UDP. Version 2 counts them as memory; version 1 has a number of their own for them, and
+without a limit of it a sandbox fills the machine's memory with what it sends to itself."""
+SOCKETS_LIMIT = "memory.kmem.tcp.limit_in_bytes"
+SOCKETS_SHARE = 4
+"""Of version 1: a sandbox may have this part of its memory in such buffers, beside its memory."""
+LIMIT_NAMES = {
+    "memory": "memory",
+    "pids": "process count",
+    "cpu": "processor time",
+    SOCKETS: "socket buffers",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +104,10 @@ class Cgroups:
         self._name = cgroup_name(state)
         self._root = not user_namespace.inside()
         self.enforced: dict[str, bool] = {controller: self._usable(controller) for controller in CONTROLLERS}
+        self.enforced[SOCKETS] = self.enforced["memory"] and (
+            self.layout.unified("memory")
+            or (self.layout.parents["memory"] / self._name / SOCKETS_LIMIT).exists()
+        )
         self.freezes = self._usable(FREEZER)
         """Whether sandboxes can be paused."""
 
@@ -199,6 +214,7 @@ class Group:
             else:
                 _set(directory, "memory.limit_in_bytes", memory)
                 _set_if_there(directory, "memory.memsw.limit_in_bytes", memory)
+                _set_if_there(directory, SOCKETS_LIMIT, memory // SOCKETS_SHARE)
         if directory := self._directories.get("pids"):
             _set(directory, "pids.max", pids)
         if directory := self._directories.get("cpu"):
@@ -277,7 +293,7 @@ def _set(directory: Path, name: str, value: object) -> None:
 
 
 def _set_if_there(directory: Path, name: str, value: object) -> None:
-    with contextlib.suppress(FileNotFoundError):  # only with swap accounting
+    with contextlib.suppress(FileNotFoundError):  # a kernel may be built without
         _set(directory, name, value)
 
 

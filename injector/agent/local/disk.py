@@ -4,7 +4,8 @@ An overlay's upper layer has no quota of its own, and quotas of projects need a 
 this is done by watching. Looking at the file system's free space costs microseconds and is done twice a
 second while there are sandboxes; only when that has shrunk by a tenth of the limit are their files counted. A
 sandbox may thus exceed its limit by a tenth for a minute, and by what it writes within a look. Open files
-without a name are counted too.
+without a name are counted too. Files are limited by number as well, and in the same way: an overlay on a file
+system without quotas has no other.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchard.injector.agent.errors import AgentError
 
@@ -35,6 +36,27 @@ LEAST = 4096
 log = logging.getLogger(__name__)
 
 
+class DiskLimits(NamedTuple):
+    """Of one sandbox."""
+
+    size: int
+    """Bytes."""
+    files: int
+    """Files, links and directories."""
+
+
+class Usage(NamedTuple):
+    """What one sandbox has."""
+
+    size: int = 0
+    files: int = 0
+
+    @property
+    def weight(self) -> int:
+        """In bytes, whichever of the two is more."""
+        return max(self.size, self.files * LEAST)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """Bytes of a file system."""
@@ -43,6 +65,8 @@ class Space:
     free: int
     files: int
     """What the files that can still be made count for."""
+    inodes: int | None = None
+    """How many that are; None: the file system has no number of them."""
 
     @classmethod
     def of(cls, place: Path) -> "Space":
@@ -53,11 +77,17 @@ class Space:
             free=found.f_bavail * found.f_frsize,
             # A file system without a table of files (f_files is 0) makes as many as there is room for.
             files=found.f_favail * LEAST if found.f_files else found.f_bavail * found.f_frsize,
+            inodes=found.f_favail if found.f_files else None,
         )
 
     def less_than(self, before: "Space") -> int:
         """How much less there is than there was."""
         return max(before.free - self.free, before.files - self.files)
+
+    def worth_counting(self, before: "Space", limits: DiskLimits) -> bool:
+        """Whether so much was taken since then that a sandbox may have come near a limit."""
+        fewer = 0 if self.inodes is None or before.inodes is None else before.inodes - self.inodes
+        return self.less_than(before) > limits.size // 10 or fewer > limits.files // 10
 
 
 class Watched(Protocol):
@@ -74,9 +104,9 @@ class Watched(Protocol):
 class DiskWatch:
     """Watches the file system at `place` as long as there are sandboxes."""
 
-    def __init__(self, place: Path, limit: int, sandboxes: Callable[[], Collection[Watched]]) -> None:
+    def __init__(self, place: Path, limits: DiskLimits, sandboxes: Callable[[], Collection[Watched]]) -> None:
         self._place = place
-        self._limit = limit
+        self._limits = limits
         self._sandboxes = sandboxes
         self._task: asyncio.Task[None] | None = None
 
@@ -92,7 +122,7 @@ class DiskWatch:
             await asyncio.sleep(INTERVAL)
             space = Space.of(self._place)
             due = loop.time() - counted_at > CENSUS and space != counted
-            if due or space.less_than(counted) > self._limit // 10 or scarce(space):
+            if due or space.worth_counting(counted, self._limits) or scarce(space):
                 try:
                     await self._count(space)
                 except (AgentError, OSError):
@@ -101,14 +131,14 @@ class DiskWatch:
 
     async def _count(self, space: Space) -> None:
         sandboxes = {os.fspath(sandbox.changes): sandbox for sandbox in self._sandboxes()}
-        usage = await self._du("--block-size=1", sandboxes)
-        for place, files in (await self._du("--inodes", sandboxes)).items():
-            usage[place] = max(usage.get(place, 0), files * LEAST)
-        for place in usage:
+        sizes = await self._du("--block-size=1", sandboxes)
+        files = await self._du("--inodes", sandboxes)
+        for place in sizes:
             if sandboxes[place].root >= 0:  # else it went meanwhile
                 with _root(sandboxes[place]) as root:
-                    usage[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
-        for place, message in excess(usage, self._limit, space).items():
+                    sizes[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
+        usage = {place: Usage(size, files.get(place, 0)) for place, size in sizes.items()}
+        for place, message in excess(usage, self._limits, space).items():
             await sandboxes[place].stop("disk_limit", message)
 
     async def _du(self, measure: str, places: Collection[str]) -> dict[str, int]:
@@ -126,16 +156,21 @@ def scarce(space: Space) -> bool:
     return space.total >= SMALL and min(space.free, space.files) < RESERVE
 
 
-def excess(usage: Mapping[str, int], limit: int, space: Space) -> dict[str, str]:
-    """Which sandboxes have to be stopped, and why; `usage` is in bytes."""
+def excess(usage: Mapping[str, Usage], limits: DiskLimits, space: Space) -> dict[str, str]:
+    """Which sandboxes have to be stopped, and why."""
     over = {
-        place: f"it took {size} bytes of disk, and {limit} is the limit"
-        for place, size in usage.items()
-        if size > limit
+        place: f"it took {used.weight} bytes of disk, and {limits.size} is the limit"
+        for place, used in usage.items()
+        if used.weight > limits.size
+    } | {
+        place: f"it made {used.files} files and directories, and {limits.files} is the limit"
+        for place, used in usage.items()
+        if used.files > limits.files
     }
     if not over and usage and scarce(space):
-        largest = max(usage, key=lambda place: usage[place])
-        over[largest] = f"the disk was nearly full, and it took the most of it: {usage[largest]} bytes"
+        largest = max(usage, key=lambda place: usage[place].weight)
+        taken = usage[largest].weight
+        over[largest] = f"the disk was nearly full, and it took the most of it: {taken} bytes"
     return over
 
 

@@ -70,9 +70,9 @@ def hosts(rules: Iterable[Rule]) -> Mapping[str, str]:
     return {name: str(NAMES + number) for number, name in enumerate(names)}
 
 
-def hosts_file(rules: Iterable[Rule]) -> str:
-    """The sandbox's /etc/hosts."""
-    return HOSTS + "".join(f"{address} {name}\n" for name, address in hosts(rules).items())
+def hosts_file(rules: Iterable[Rule], own: str) -> str:
+    """The sandbox's /etc/hosts; `own` is its line for the sandbox itself."""
+    return HOSTS + own + "".join(f"{address} {name}\n" for name, address in hosts(rules).items())
 
 
 class Egress:

@@ -10,7 +10,7 @@ from typing import Any
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.cgroups import Cgroups
-from orchard.injector.agent.local.disk import DiskWatch
+from orchard.injector.agent.local.disk import DiskLimits, DiskWatch
 from orchard.injector.agent.local.egress import Resolver
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
@@ -36,10 +36,10 @@ class LocalHost:
         state: Path,
         spawner: Spawner,
         requirements: Requirements,
-        disk_limit: int,
+        disk: DiskLimits,
         private: Sequence[str],
     ) -> None:
-        """`disk_limit`: bytes that one sandbox may take; `private`: see Shared."""
+        """`disk`: what one sandbox may take; `private`: see Shared."""
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._requirements = requirements
@@ -61,8 +61,8 @@ class LocalHost:
             private=private,
             start=self._start,
         )
-        self._disk_limit = disk_limit
-        self._disk = DiskWatch(self._directory, disk_limit, lambda: self._shared.machines)
+        self._disk_limits = disk
+        self._disk = DiskWatch(self._directory, disk, lambda: self._shared.machines)
 
     def clean(self) -> None:
         """Remove what an agent that died left; its mounts and processes went with it. Records stay."""
@@ -101,7 +101,11 @@ class LocalHost:
             "cgroup": self._cgroups.layout.version,
             "limits": dict(self._cgroups.enforced),
             "pause": self._cgroups.freezes,
-            "disk": {"limit": self._disk_limit, "enforced": "by watching: who takes more is stopped"},
+            "disk": {
+                "limit": self._disk_limits.size,
+                "files": self._disk_limits.files,
+                "enforced": "by watching: who takes more is stopped",
+            },
             "images": [HOST, *self._store.names()],
         }
 

@@ -14,7 +14,7 @@ from orchard.injector.agent.accounts import Account, account, others
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone, Unsupported
 from orchard.injector.agent.kernel import open_beneath
-from orchard.injector.agent.local import user_namespace
+from orchard.injector.agent.local import names, user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
 from orchard.injector.agent.local.cgroups import BUSY_SECONDS, Cgroups, Group
 from orchard.injector.agent.local.egress import Egress, Resolver, hosts_file
@@ -25,11 +25,13 @@ from orchard.injector.agent.local.overlay import MAX_LAYERS
 from orchard.injector.agent.local.reading import Reading
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entrance, Spawner
+from orchard.injector.agent.spawning import Entrance, Failure, Spawner
 
 WORKSPACE = "/workspace"
 HOSTS = "hosts"
 """In the directory of a sandbox that has rules: its /etc/hosts."""
+OWN = "own"
+"""In the directory of a sandbox: the layer that has its own name."""
 LOOK_AGAIN = 0.002
 """Seconds between looks whether all processes have stopped."""
 OURS = 4
@@ -61,7 +63,7 @@ class Shared:
 
 
 class LocalMachine:
-    """One sandbox: its directory holds `upper` (what it changed) and `work` (for the overlay)."""
+    """One sandbox: its directory holds `upper` (what it changed), `work` (for the overlay) and `own`."""
 
     def __init__(self, shared: Shared, directory: Path, image: Image, spec: SandboxSpec, died: Died) -> None:
         self._shared = shared
@@ -98,6 +100,7 @@ class LocalMachine:
         for directory in (self.changes, work):
             directory.mkdir()
         self.changes.chmod(0o755)
+        layers = names.with_own_name(layers, self._directory / OWN, self._spec.sandbox_id)
         await self._begin([Overlay(root, layers, self.changes, work), *self._usr(root, layers)], program)
         self.root = os.open(f"/proc/{self._pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         owner = self._owner()
@@ -217,7 +220,7 @@ class LocalMachine:
         if self.group is not None:
             self.group.remove()
             self.group = None
-        for name in ("upper", "work"):
+        for name in ("upper", "work", OWN):
             remove_tree(self._directory / name)
         if self._rules:
             (self._directory / HOSTS).unlink(missing_ok=True)
@@ -231,6 +234,7 @@ class LocalMachine:
             sandbox_id=self._spec.sandbox_id,
             shown=self._shown(),
             groups=self.group.entrances if self.group else (),
+            memory=self._spec.memory_bytes,
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
@@ -242,9 +246,9 @@ class LocalMachine:
                 self._pidfd = os.pidfd_open(pid)
             adopted.set_result(None)
 
-        def report(status: int, failure: str | None) -> None:
+        def report(status: int, failure: Failure | None) -> None:
             if not ended.done():
-                ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
+                ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if self._complete and not self._destroying:
                 self._died("died", "its first process ended, and with it all others")
 
@@ -282,7 +286,7 @@ class LocalMachine:
         if not self._rules:
             return {}
         hosts = self._directory / HOSTS
-        hosts.write_text(hosts_file(self._rules))
+        hosts.write_text(hosts_file(self._rules, names.line(self._spec.sandbox_id)))
         return {"/etc/hosts": hosts}
 
     def _usr(self, root: Path, layers: list[Path]) -> list[Overlay]:

@@ -22,7 +22,7 @@ from typing import Any
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local.reading import Reading
-from orchard.injector.agent.spawning import Spawner
+from orchard.injector.agent.spawning import Failure, Spawner
 
 PACKAGE = "slirp4netns"
 TUN = "/dev/net/tun"
@@ -80,9 +80,9 @@ class Outbound:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         opened = False
 
-        def report(status: int, failure: str | None) -> None:
+        def report(status: int, failure: Failure | None) -> None:
             if not ended.done():
-                ended.set_result(failure or f"status {os.waitstatus_to_exitcode(status)}")
+                ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if opened and self._stop >= 0:
                 lost()
 

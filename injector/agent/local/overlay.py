@@ -73,6 +73,14 @@ def make_whiteout(path: str, directory: int) -> None:
     os.mknod(path, 0o000 | 0o020000, os.makedev(0, 0), dir_fd=directory)
 
 
+def is_opaque(directory: int) -> bool:
+    """Whether the contents that the layers below have in this directory are hidden."""
+    try:
+        return os.getxattr(directory, opaque()) == b"y"
+    except OSError:  # no such attribute, or none at all on this file system
+        return False
+
+
 def make_opaque(directory: int) -> None:
     """Hide the contents that the layers below have in this directory."""
     os.setxattr(directory, opaque(), b"y")

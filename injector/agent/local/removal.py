@@ -1,27 +1,24 @@
 """Removing what a sandbox made, however it made it."""
 
-import shutil
-import subprocess
+import os
 from pathlib import Path
 
 from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.files import remove_at
 
 
-def remove_tree(directory: Path) -> None:
-    """Remove a directory and all below it; nothing when there is none. Blocks.
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all below it, or a file; nothing when there is none. Blocks.
 
     Raises AgentError (`remove_failed`).
     """
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return
-    except (RecursionError, OSError):
-        # Directories nested thousands deep, which Python follows by calls and open descriptors, rm does not.
-        done = subprocess.run(
-            ["rm", "-rf", "--", str(directory)], stderr=subprocess.PIPE, text=True, check=False
-        )
-        if done.returncode:
-            raise AgentError(
-                f"{directory} could not be removed: {done.stderr.strip()}", reason="remove_failed"
-            ) from None
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_at(parent, path.name)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        raise AgentError(f"{path} could not be removed: {error.strerror}", reason="remove_failed") from error

@@ -18,6 +18,7 @@ from orchard.pipelines.rl.bar import (
     Rollout,
     Slot,
     decide,
+    ranked,
 )
 from orchard.schemas.groups import GroupOutcome
 from orchard.schemas.outcomes import RolloutStatus
@@ -202,6 +203,11 @@ class TestAborted:
 
 
 class TestRanking:
+    def test_what_trains_nobody_is_the_last(self) -> None:
+        over = Rollout(status=RolloutStatus.TRUNCATED, tokens=1, reward=-1.0, untrained=True)
+        long = Rollout(status=RolloutStatus.TRUNCATED, tokens=900, reward=-1.0)
+        assert ranked({0: over, 1: long}) == [1, 0]
+
     def test_completed_goes_before_truncated_and_short_before_long(self) -> None:
         settings = BarSettings(size=2, budget=4, stride=4, interval=(0.5, 0.5))
         pool = [graded(1.0, 1, LONG), graded(1.0, 9), graded(1.0, 3), graded(-1.0)]

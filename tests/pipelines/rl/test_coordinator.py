@@ -15,8 +15,8 @@ from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
 from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
-from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.plan import RunPlan, plan_hash
+from orchard.pipelines.rl.progress import Progress, as_rollout
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
@@ -74,6 +74,10 @@ def plan(**changes: object) -> RunPlan:
     return msgspec.structs.replace(given, **changes)
 
 
+UNANSWERED = -0.5
+"""The reward by which a judge says that the time ran out while the model owed an answer."""
+
+
 def outcome(request: RolloutRequest, attempt: int, reward: float | None) -> Event:
     facts = {
         "task_id": request.task.task_id,
@@ -95,7 +99,7 @@ def outcome(request: RolloutRequest, attempt: int, reward: float | None) -> Even
         data = RolloutFinished(
             **facts,
             status=RolloutStatus.COMPLETED,
-            exit_status=ExitStatus.SUBMITTED,
+            exit_status=ExitStatus.SUBMITTED if reward != UNANSWERED else ExitStatus.UNANSWERED,
             reward=reward,
             resolved=reward > 0,
         )
@@ -192,14 +196,15 @@ async def test_a_run_ends_with_every_group_that_the_plan_asks_for(
     )
 
 
-async def test_aborted_rollouts_are_refilled_in_their_slots_and_never_count(
-    connection: Connection, blobs: BlobStore
+@pytest.mark.parametrize("first", [None, UNANSWERED], ids=["aborted", "unanswered"])
+async def test_rollouts_that_train_nobody_are_refilled_in_their_slots_and_never_count(
+    connection: Connection, blobs: BlobStore, first: float | None
 ) -> None:
     run = plan(steps=2)
     start = await begin(connection, blobs, run)
 
     def judge(request: RolloutRequest, number: int) -> float | None:
-        return None if number == 1 and request.sample % 8 == 2 else fair(request, number)
+        return first if number == 1 and request.sample % 8 == 2 else fair(request, number)
 
     async with asyncio.timeout(60), workers(connection, judge) as runs:
         await asyncio.gather(train(connection, run, start), Coordinator(connection, run).run(start))
@@ -211,6 +216,15 @@ async def test_aborted_rollouts_are_refilled_in_their_slots_and_never_count(
         for group in progress.groups.values()
         for member in group.members
     )
+
+
+def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_asked_for() -> None:
+    run = plan()
+    event = outcome(run.request(0, 0), 1, UNANSWERED)
+    data = payload(event)
+    assert as_rollout(data).status is RolloutStatus.ABORTED
+    assert as_rollout(data, unanswered=True).reward == UNANSWERED
+    assert plan_hash(run) != plan_hash(msgspec.structs.replace(run, unanswered=True))
 
 
 async def test_a_prompt_that_infrastructure_never_lets_finish_fails_with_its_causes(

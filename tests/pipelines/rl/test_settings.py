@@ -89,6 +89,20 @@ def test_assistants_have_ten_minutes_and_no_limit_of_steps():
     assert longer == msgspec.structs.replace(made.budget, wall_seconds=1200.0)
 
 
+@pytest.mark.parametrize(
+    ("preset", "untrained"),
+    [
+        *((name, ("time_limit", "token_limit")) for name in ("swe", "paper", "gui")),
+        ("claw", ("time_limit",)),
+    ],
+)
+def test_rollouts_over_the_wall_or_the_context_train_nobody_by_the_papers_recipes(preset, untrained):
+    assert settings_from(LEAST | {"preset": preset}).untrained == untrained
+    assert settings_from(LEAST | {"preset": preset, "untrained": []}).untrained == ()
+    assert settings_from(LEAST).untrained == ()
+    assert make_plan(settings_from(LEAST | {"preset": preset}), TASKS).untrained == untrained
+
+
 def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
     """By the hash that 2ee9640 gave, before impossible prompts; what only warns is no other run either."""
     told = settings_hash(settings_from(LEAST))

@@ -227,9 +227,20 @@ def test_a_member_that_is_too_long_is_left_out_and_its_group_trains():
     assert refusal(group, (left, own), limits, size=3, version=0, oldest=0) is None
     alike = payload(assembled(plan, 0, [0, 1, 2], [1.0, 1.0, -1.0]))
     found = refusal(alike, fitting(alike, rows, 512), limits, size=3, version=0, oldest=0)
-    assert found is not None and "2 of 3 members have sequences within" in found.detail
+    assert found is not None and "2 of 3 members have an ending that trains" in found.detail
     found = refusal(group, (left, own), limits._replace(whole=True), size=3, version=0, oldest=0)
-    assert found is not None and "2 of 3 members have sequences within" in found.detail
+    assert found is not None and "2 of 3 members have an ending that trains" in found.detail
+
+
+def test_a_member_of_whose_ending_nobody_learns_is_left_out_and_its_group_trains():
+    plan = plan_of(run_settings())
+    group = payload(assembled(plan, 0, [0, 1, 2], [1.0, -1.0, -1.0]))
+    over = msgspec.structs.replace(group.members[2], untrained=True)
+    group = msgspec.structs.replace(group, members=(*group.members[:2], over))
+    rows = [sequences(conversation(number)) for number in range(3)]
+    left, own = fitting(group, rows, 512)
+    assert left.members == group.members[:2] and own == rows[:2]
+    assert refusal(group, (left, own), Limits(2, 512), size=3, version=0, oldest=0) is None
 
 
 @pytest.mark.slow

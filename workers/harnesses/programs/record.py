@@ -27,6 +27,8 @@ else. Tests that judge the change exist already and need not be written.
 $statement
 """
 
+TASK_PROMPT = "$statement\n"
+"""In place of SWE_PROMPT for a task that is judged by what the program leaves, and not by a patch."""
 
 WORLD_PROMPT = """\
 $about

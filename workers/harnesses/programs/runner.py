@@ -8,6 +8,7 @@ from typing import Any
 
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.schemas.tasks import Task, graded_in_place
 from orchard.streams.tasks import end
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway.recording import Recording
@@ -16,6 +17,8 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     HOME,
     LAYER,
+    SWE_PROMPT,
+    TASK_PROMPT,
     WORLD_PROMPT,
     FileSubmission,
     Program,
@@ -55,7 +58,7 @@ class ProgramHarness(Harness):
                 "layer": LAYER,
             }
             about = episode.world.about if episode.world else ""
-            prompt = WORLD_PROMPT if episode.world else program.prompt
+            prompt = WORLD_PROMPT if episode.world else prompt_of(program, task)
             words["prompt"] = filled(prompt, {**words, "statement": task.statement, "about": about})
             if mcp:
                 program, words = with_server(program), {**words, "mcp": mcp}
@@ -121,6 +124,8 @@ class ProgramHarness(Harness):
         tail = outcome.output.strip()[-_TAIL:]
         if recording.ended is not None:
             return recording.ended
+        if outcome.timed_out and recording.unanswered:
+            return ExitStatus.UNANSWERED
         if not recording.leaf:
             took = "in all its time" if outcome.timed_out else f"and ended with status {outcome.returncode}"
             raise InfrastructureError(
@@ -136,6 +141,13 @@ class ProgramHarness(Harness):
                 f"{self.name} lost its line to the model and ended with status {outcome.returncode}: {tail}",
             )
         return ExitStatus.PROGRAM_FAILED
+
+
+def prompt_of(program: Program, task: Task) -> str:
+    """What a program is told of a task without a world: its own prompt, where it has one."""
+    if program.prompt == SWE_PROMPT and graded_in_place(task.grading):
+        return TASK_PROMPT
+    return program.prompt
 
 
 async def _submitted(machine: Machine, where: FileSubmission, words: dict[str, str]) -> str | None:

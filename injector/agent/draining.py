@@ -1,0 +1,248 @@
+"""What still writes to the output of a command that has ended, and how long that is waited for.
+
+Output may pass through a process that outlives the command: the `tee` of `exec > >(tee log)` begins to read
+when the shell is about to exit. Such a process ends by itself, because nobody writes to its input any more;
+a server in the background does not. /proc tells them apart: who holds a pipe's writing end, whose standard
+input is a pipe without writers, who runs or waits.
+"""
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from itertools import chain, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from orchard.injector.agent.output import PipeReader
+from orchard.injector.agent.spawning import Entrance
+
+MOST = 256
+"""Processes that one look takes in, the youngest."""
+FINISHING_SECONDS = 5.0
+"""For processes that end by themselves, as long as they do something."""
+IDLE_SECONDS = 0.05
+"""For those of them that do nothing: what has no more input and waits is no filter."""
+LINGERING_SECONDS = 0.06
+"""For all others, as long as they do something: what they print at once is still the command's."""
+STARVED_SECONDS = 0.5
+"""For filters among them that have hardly had a processor, because others have them all."""
+LAST_WORDS = 64 * 1024
+"""Bytes that they may print meanwhile, as many as a pipe holds: who prints more does not come to an end."""
+_HARDLY = 3
+"""Ticks of processor time, of 10 ms."""
+_PAUSES = (0.0, 0.001, 0.002, 0.004)
+_PAUSE = 0.008
+"""Seconds between looks; the end of the output ends each pause."""
+_EXITING, _FORKED = 0x4, 0x40
+"""PF_EXITING: what it has open is being closed, unseen; PF_FORKNOEXEC: a copy of its parent still."""
+
+Pipe = tuple[int, int]
+"""Device and inode."""
+
+
+class Process(NamedTuple):
+    """One process, as far as pipes are concerned."""
+
+    pid: int
+    running: bool
+    """On a processor, waiting for one, or for a disk."""
+    source: Pipe | None = None
+    """The pipe that its standard input is."""
+    reads: frozenset[Pipe] = frozenset()
+    writes: frozenset[Pipe] = frozenset()
+    forked: bool = False
+    """It has not become another program since it was born."""
+    exiting: bool = False
+    """What it has open is being closed; nobody sees any more what that is."""
+    ticks: int = 0
+    """Processor time that it has had."""
+    known: bool = True
+    """Whether its descriptors could be looked at."""
+
+
+class Standing(Enum):
+    """Of those who can still write to an output."""
+
+    FINISHING = "some end by themselves"
+    LINGERING = "none does that is known of, but they are doing something"
+    RESTING = "they wait for something else"
+
+
+class Look(NamedTuple):
+    """What one look found."""
+
+    standing: Standing
+    active: bool
+    """Whether any of them, or of those that they read from, does something."""
+    starved: bool = False
+    """Whether any of these is a filter that has yet to get a processor."""
+    ending: frozenset[int] = frozenset()
+    """Process ids of all that end by themselves, whatever they do with their input meanwhile."""
+
+
+def judged(
+    processes: Sequence[Process], outputs: Collection[Pipe], before: frozenset[int] = frozenset()
+) -> Look:
+    """The standing of those who hold a writing end of `outputs`; `before`: `ending` of the last look."""
+    writers: dict[Pipe, list[Process]] = {}
+    for process in processes:
+        for pipe in process.writes:
+            writers.setdefault(pipe, []).append(process)
+    holders = {process.pid: process for pipe in outputs for process in writers.get(pipe, ())}
+    concerned = {**_upstream(holders, writers), **{one.pid: one for one in processes if not one.known}}
+    active = any(process.running for process in concerned.values())
+    ending = before | _ending(processes, writers)
+    if holders.keys() & ending:
+        return Look(Standing.FINISHING, active, ending=ending)
+    if not holders and any(process.exiting for process in processes):
+        return Look(Standing.FINISHING, True, ending=ending)
+    starved = any(
+        process.running and process.ticks < _HARDLY and _input(process) is not None
+        for process in concerned.values()
+    )
+    return Look(Standing.LINGERING if active else Standing.RESTING, active, starved, ending)
+
+
+def _input(process: Process) -> Pipe | None:
+    """The pipe that it reads, or is about to: a shell's child has both ends of its later input at first."""
+    if process.source is None and process.forked and process.running:
+        return next(iter(process.reads & process.writes), None)
+    return process.source
+
+
+def _upstream(
+    holders: Mapping[int, Process], writers: Mapping[Pipe, Iterable[Process]]
+) -> dict[int, Process]:
+    """Those, and all whose output reaches them by pipes."""
+    found = dict(holders)
+    waiting = list(holders.values())
+    while waiting:
+        source = waiting.pop().source
+        for process in writers.get(source, ()) if source is not None else ():
+            if process.pid not in found:
+                found[process.pid] = process
+                waiting.append(process)
+    return found
+
+
+def _ending(processes: Iterable[Process], writers: Mapping[Pipe, Iterable[Process]]) -> set[int]:
+    """Who reads from a pipe that nobody writes to but others who do."""
+    inputs = {process.pid: pipe for process in processes if (pipe := _input(process)) is not None}
+    ending = set(inputs)
+    while True:
+        fed = {
+            pid for pid in ending if any(writer.pid not in ending for writer in writers.get(inputs[pid], ()))
+        }
+        if not fed:
+            return ending
+        ending -= fed
+
+
+class Patience:
+    """How long to wait, from the looks so far. Times are in seconds since the command ended."""
+
+    def __init__(self, printed: int) -> None:
+        """`printed` is the number of bytes that had come by then."""
+        self._before = self._printed = printed
+        self._idle_since: float | None = None
+        """The first of the looks in a row that found nothing being done: between two looks much may be."""
+        self._rested = False
+
+    def ends(self, look: Look, now: float, printed: int) -> bool:
+        """Whether to wait no longer; `printed` is the number of bytes that have come by now."""
+        moved = printed != self._printed
+        self._printed = printed
+        if look.active or moved:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        # Twice: between two processes of one look, what was printed may have gone from one to the other.
+        rested, self._rested = self._rested, look.standing is Standing.RESTING and not moved
+        if look.standing is Standing.FINISHING:
+            idle = 0.0 if self._idle_since is None else now - self._idle_since
+            return now >= FINISHING_SECONDS or idle >= IDLE_SECONDS
+        if look.standing is Standing.LINGERING:
+            limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
+            return now >= limit or printed - self._before > LAST_WORDS
+        return (rested and self._rested) or now >= LINGERING_SECONDS
+
+
+async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Callable[[], int]) -> None:
+    """Return when all that belongs to a command which has just ended is read, or is waited for no longer."""
+    loop = asyncio.get_running_loop()
+    seen: frozenset[int] = frozenset()
+    begun, patience = loop.time(), Patience(printed())
+    for pause in chain(_PAUSES, repeat(_PAUSE)):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                for reader in readers:
+                    await reader.closed.wait()
+                return
+        outputs = {pipe for reader in readers if (pipe := reader.pipe()) is not None}
+        look = judged(await asyncio.to_thread(processes, entrance), outputs, seen)
+        seen = look.ending
+        if patience.ends(look, loop.time() - begun, printed()):
+            return
+
+
+def processes(entrance: Entrance) -> list[Process]:
+    """Those of a sandbox; without control groups to list them, all that can be seen. Blocks."""
+    pids: Iterable[int]
+    if entrance.cgroups:
+        members = Path(entrance.cgroups[0]).with_name("cgroup.procs")
+        try:
+            pids = map(int, members.read_text().split())
+        except OSError:  # the group was removed, so nothing is left in it
+            return []
+    else:
+        pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    youngest = sorted((pid for pid in pids if pid != os.getpid()), reverse=True)[:MOST]
+    return [process for pid in youngest if (process := _process(pid)) is not None]
+
+
+def _process(pid: int) -> Process | None:
+    """None where there is none any more."""
+    place = f"/proc/{pid}"
+    try:
+        fields = Path(place, "stat").read_text().rpartition(")")[2].split()
+        state, flags, threads = fields[0], int(fields[6]), int(fields[17])
+        ticks = int(fields[11]) + int(fields[12])
+        if state in "ZX":
+            return None
+        if flags & _EXITING:
+            return Process(pid, running=True, exiting=True)
+        running = state in "RD" if threads == 1 else _any_runs(place)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    source: Pipe | None = None
+    reads: set[Pipe] = set()
+    writes: set[Pipe] = set()
+    try:
+        for number in os.listdir(f"{place}/fd"):  # noqa: PTH208
+            with suppress(FileNotFoundError):
+                status = os.stat(f"{place}/fd/{number}")  # noqa: PTH116
+                if not stat.S_ISFIFO(status.st_mode):
+                    continue
+                pipe, mode = (status.st_dev, status.st_ino), os.lstat(f"{place}/fd/{number}").st_mode
+                if mode & stat.S_IRUSR:
+                    reads.add(pipe)
+                    source = pipe if number == "0" else source
+                if mode & stat.S_IWUSR:
+                    writes.add(pipe)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:
+        return Process(pid, running, known=False)
+    forked = bool(flags & _FORKED)
+    return Process(pid, running, source, frozenset(reads), frozenset(writes), forked, ticks=ticks)
+
+
+def _any_runs(place: str) -> bool:
+    for thread in os.listdir(f"{place}/task"):  # noqa: PTH208
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(place, "task", thread, "stat").read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False

@@ -1,0 +1,29 @@
+"""How a command ended, as a word for programs and as the sentence that people read in `error`."""
+
+from enum import StrEnum
+
+
+class Ending(StrEnum):
+    """As `JobEnding` of the HTTP contract, where each is explained."""
+
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    OUT_OF_MEMORY = "out_of_memory"
+    NOT_STARTED = "not_started"
+    NOT_FOUND = "not_found"
+    NOT_PERMITTED = "not_permitted"
+    SANDBOX_DIED = "sandbox_died"
+    SANDBOX_DELETED = "sandbox_deleted"
+    SANDBOX_RESTORED = "sandbox_restored"
+
+
+SENTENCES = {
+    Ending.TIMEOUT: "timeout",
+    Ending.CANCELLED: "cancelled",
+    Ending.OUT_OF_MEMORY: "out of memory",
+    Ending.SANDBOX_DIED: "the sandbox died",
+    Ending.SANDBOX_DELETED: "the sandbox was deleted",
+    Ending.SANDBOX_RESTORED: "the sandbox was restored",
+}
+"""`error` of the endings that need no details."""

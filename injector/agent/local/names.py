@@ -1,0 +1,93 @@
+"""A sandbox's own name in its /etc/hosts, so that programs which look up their host name find it.
+
+The file is the topmost read-only layer: what the image has, and a line for the name. So it can be changed,
+replaced and removed like any other, and what a sandbox changed does not include it unless it did that.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, open_at
+from orchard.injector.agent.local.overlay import is_opaque
+
+MOST = 1 << 20
+"""Bytes of a file of the image that are taken over."""
+_INSIDE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
+_ETC = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_OTHER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
+"""What is no directory or no file: a link, a device, or the mark that it was removed."""
+
+
+def host_name(sandbox_id: str) -> str:
+    """Of a sandbox."""
+    return f"sandbox-{sandbox_id}"
+
+
+def line(sandbox_id: str) -> str:
+    """Of /etc/hosts."""
+    return f"127.0.0.1 {host_name(sandbox_id)}\n"
+
+
+def with_own_name(layers: Sequence[Path], place: Path, sandbox_id: str) -> list[Path]:
+    """`layers` (topmost first) below one more, made at `place`; just `layers` where the image's /etc/hosts is
+    no file, or was removed."""
+    found = _etc(layers)
+    if found is None:
+        return list(layers)
+    content, status = found
+    (place / "etc").mkdir(parents=True)
+    hosts = place / "etc" / "hosts"
+    hosts.write_bytes(content + (b"" if content.endswith(b"\n") or not content else b"\n"))
+    with hosts.open("a") as file:
+        file.write(line(sandbox_id))
+    hosts.chmod(0o644)
+    os.chown(place / "etc", status.st_uid, status.st_gid)
+    (place / "etc").chmod(stat.S_IMODE(status.st_mode))  # this layer's is the one that is seen
+    return [place, *layers]
+
+
+def _etc(layers: Sequence[Path]) -> tuple[bytes, os.stat_result] | None:
+    """What the layers together have as /etc/hosts, and the status of their /etc."""
+    seen: os.stat_result | None = None
+    for layer in layers:
+        top = os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            etc = open_at(top, "etc", _ETC, _INSIDE)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno in _OTHER:
+                return None  # removed, or something of the image's own
+            raise
+        finally:
+            os.close(top)
+        try:
+            seen = seen or os.fstat(etc)
+            content = _content(etc)
+            if content is not None or is_opaque(etc):
+                return content or b"", seen
+        except OSError as error:
+            if error.errno in _OTHER:
+                return None
+            raise
+        finally:
+            os.close(etc)
+    return None if seen is None else (b"", seen)
+
+
+def _content(etc: int) -> bytes | None:
+    """Of the file `hosts`; None where there is none. Raises OSError for what is no file."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        hosts = os.open("hosts", flags, dir_fd=etc)
+    except FileNotFoundError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(hosts).st_mode):
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return os.read(hosts, MOST)
+    finally:
+        os.close(hosts)

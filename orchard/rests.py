@@ -1,0 +1,33 @@
+"""Which model endpoints rest, in words."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from orchard.streams.connection import Connection
+from orchard.streams.endpoints import EndpointBook, StoredRest
+from orchard.streams.errors import TopologyError
+
+MOMENT_SECONDS = 60.0
+"""A rest that ends sooner may be prolonged before somebody has read when it ends."""
+
+
+async def rest_sentences(connection: Connection) -> Sequence[str]:
+    """One for each endpoint that rests now; none where a process of an older version has declared the
+    streams."""
+    try:
+        stored = await EndpointBook(connection).rests()
+    except TopologyError:
+        return ()
+    now = datetime.now().astimezone()
+    resting = sorted((one for one in stored.values() if not one.rest.over), key=lambda one: one.rest.endpoint)
+    return tuple(rest_sentence(one, now) for one in resting)
+
+
+def rest_sentence(stored: StoredRest, now: datetime) -> str:
+    """Which endpoint rests, until when, and why; `now` is the reader's clock, in its time zone."""
+    rest = stored.rest
+    if stored.left > MOMENT_SECONDS and not rest.asking:
+        when = f"until {now + timedelta(seconds=stored.left):%H:%M}"
+    else:
+        when = f"since {now - timedelta(seconds=stored.age):%H:%M}, and is asked again every few seconds"
+    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}"

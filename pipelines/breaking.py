@@ -1,0 +1,72 @@
+"""The breaker: a campaign whose model refuses one rollout after the other, for one reason, is paused."""
+
+import asyncio
+import logging
+
+import msgspec
+
+from orchard.schemas.campaigns import CampaignState
+from orchard.schemas.rests import CampaignRefused
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.endpoints import EndpointBook, StoredRefusal
+from orchard.streams.errors import CampaignConflict, CampaignUnreadable, TopologyError
+
+log = logging.getLogger("orchard.breaker")
+
+LOOK_SECONDS = 2.0
+"""Between two looks at the counts."""
+BREAKS_AT = 5
+"""Equal refusals in a row."""
+
+
+def broken(refused: CampaignRefused) -> str:
+    """Why the campaign must not go on, as a clause; empty where it may."""
+    if refused.count < BREAKS_AT:
+        return ""
+    return f"{refused.count} rollouts in a row were refused by model {refused.model!r}: {refused.reason}"
+
+
+class Breaker:
+    """Any number of these may run: the pause is one compare-and-set. The log is told of it by `spending`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._book = EndpointBook(connection)
+        self._campaigns = CampaignBook(connection)
+
+    async def run(self, pause: float = LOOK_SECONDS) -> None:
+        """Look after look until cancelled; raises StreamsError."""
+        while True:
+            await self.look()
+            await asyncio.sleep(pause)
+
+    async def look(self) -> None:
+        """Pause what is refused, and forget the refusals of what does not run: a resume begins anew."""
+        try:
+            stored = await self._book.refusals()
+        except TopologyError as error:
+            log.debug("%s", error)
+            return  # an older process has declared the topology
+        for one in stored:
+            if one.refused.count and not await self._runs_on(one):
+                await self._book.put_refusal(msgspec.structs.replace(one.refused, count=0), one.revision)
+
+    async def _runs_on(self, one: StoredRefusal) -> bool:
+        """Whether the campaign runs after this look."""
+        name, reason = one.refused.campaign, broken(one.refused)
+        try:
+            known = await self._campaigns.get(name)
+        except CampaignUnreadable as error:
+            log.error("%s", error)
+            return True
+        if known is None or known[0].state is not CampaignState.RUNNING:
+            return False
+        if not reason:
+            return True
+        record = msgspec.structs.replace(known[0], state=CampaignState.PAUSED, resumed=None, reason=reason)
+        try:
+            await self._campaigns.update(name, record, known[1])
+        except CampaignConflict:
+            return True  # the next look reads what it is now
+        log.warning("campaign %s is paused: %s", name, reason)
+        return False

@@ -1,0 +1,142 @@
+"""What a trajectory took, by ATIF's metrics and by what Harbor writes beside it. Pure; unknown is None."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+
+from orchard.pipelines.datasets.importing import Took
+from orchard.pipelines.interchange import atif
+from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind, Usage
+
+N = TypeVar("N", int, float)
+
+
+class Span(msgspec.Struct, frozen=True):
+    """When a phase of a trial began and ended, in ISO 8601."""
+
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class AgentResult(msgspec.Struct, frozen=True):
+    """What Harbor says of the agent's work."""
+
+    n_input_tokens: int | None = None
+    n_output_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+class Phases(Span, frozen=True):
+    """The parts of Harbor's result.json that say what a trial took."""
+
+    agent_result: AgentResult | None = None
+    environment_setup: Span | None = None
+    agent_setup: Span | None = None
+    verifier: Span | None = None
+
+
+def took(found: atif.Trajectory, trial: Phases | None) -> Took:
+    """Tokens and cost: the trajectory's sums, else those of its steps, else Harbor's. Time: Harbor's, else
+    from the first step to the last."""
+    final = found.final_metrics or atif.FinalMetrics()
+    agent = (trial.agent_result if trial else None) or AgentResult()
+    steps = list(_asked(found))
+    made = [step.metrics or atif.Metrics() for step in steps]
+    times = [time for step in found.steps if (time := _time(step.timestamp)) is not None]
+    spans = (trial.environment_setup, trial.agent_setup) if trial else ()
+    return Took(
+        started_at=(_time(trial.started_at) if trial else None) or (times[0] if times else None),
+        seconds=_first(_seconds(trial), _between(times[0], times[-1]) if len(times) > 1 else None),
+        seconds_creating=_sum(_seconds(span) for span in spans),
+        seconds_grading=_seconds(trial.verifier) if trial else None,
+        llm_calls=_calls(steps),
+        prompt_tokens=_first(
+            final.total_prompt_tokens, _sum(each.prompt_tokens for each in made), agent.n_input_tokens
+        ),
+        completion_tokens=_first(
+            final.total_completion_tokens,
+            _sum(each.completion_tokens for each in made),
+            agent.n_output_tokens,
+        ),
+        cost_usd=_first(final.total_cost_usd, _sum(each.cost_usd for each in made), agent.cost_usd),
+    )
+
+
+def call_of(
+    step: atif.Step, agent: atif.Agent, parent: str | None, node: str, turn: int, kind: CallKind | None
+) -> LLMCall | None:
+    """The call of the model that made the message `node`; None where the step says nothing of one."""
+    metrics = step.metrics
+    if metrics is None or step.is_copied_context or step.llm_call_count == 0:
+        return None
+    model = step.model_name or agent.model_name or "unknown"
+    return LLMCall(
+        parent=parent or "",
+        node=node,
+        turn=turn,
+        endpoint="import",
+        model=model,
+        served_model=model,
+        model_kind=ModelKind.MODEL,
+        finish_reason="",
+        usage=Usage(
+            prompt_tokens=_known(metrics.prompt_tokens),
+            completion_tokens=_known(metrics.completion_tokens),
+            cached_tokens=_known(metrics.cached_tokens),
+        ),
+        cost_usd=_known(metrics.cost_usd),
+        seconds=None,
+        call_kind=kind,
+    )
+
+
+def _asked(found: atif.Trajectory) -> Iterator[atif.Step]:
+    """The steps of the agent and of its subagents that asked a model, each once."""
+    for step in found.steps:
+        if step.source == "agent" and not step.is_copied_context and step.llm_call_count != 0:
+            yield step
+    for other in found.subagent_trajectories or ():
+        yield from _asked(other)
+
+
+def _calls(steps: Sequence[atif.Step]) -> int | None:
+    """How often a model was asked, where at least one step says that it was."""
+    if not any(step.metrics or step.llm_call_count for step in steps):
+        return None
+    return sum(step.llm_call_count or 1 for step in steps)
+
+
+def _known(number: N | None) -> N | None:
+    return None if number is None or number < 0 else number
+
+
+def _first(*numbers: N | None) -> N | None:
+    return next((number for number in numbers if _known(number) is not None), None)
+
+
+def _sum(numbers: Iterable[N | None]) -> N | None:
+    """None where there is none, or one of them is not known."""
+    known = [_known(number) for number in numbers]
+    said = [number for number in known if number is not None]
+    return sum(said) if said and len(said) == len(known) else None
+
+
+def _seconds(span: Span | None) -> float | None:
+    return _between(_time(span.started_at), _time(span.finished_at)) if span else None
+
+
+def _between(start: datetime | None, end: datetime | None) -> float | None:
+    if start is None or end is None or end < start:
+        return None
+    return (end - start).total_seconds()
+
+
+def _time(text: str | None) -> datetime | None:
+    """A moment, of which one without a zone is in UTC."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

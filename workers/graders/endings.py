@@ -1,0 +1,113 @@
+"""How a check ended: with a verdict, or without one and why. Pure.
+
+What counts as a verdict is listed here; whatever else happens is none, and is not taken for a failure of the
+agent: a control decides whose doing it is (`orchard.workers.graders.state`).
+"""
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from orchard.schemas.decoding import Unreadable, decode_text
+from orchard.workers.machine import CommandOutcome
+from orchard.workers.masking import masked
+
+_QUOTED = 80
+"""Characters of a reward that cannot be read, in a sentence."""
+
+
+class Lack(StrEnum):
+    """Why there is no verdict. The same one twice is the same symptom."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    DISK = "disk"
+    KILLED = "killed"
+    NOT_STARTED = "not_started"
+    """Also where its files cannot be brought, or its interpreter is missing."""
+    NO_REWARD = "no_reward"
+    BAD_REWARD = "bad_reward"
+
+
+STEADY = frozenset({Lack.DISK, Lack.NOT_STARTED, Lack.NO_REWARD, Lack.BAD_REWARD})
+"""Those that do not come and go with what else a machine does."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check came to."""
+
+    said: str
+    """For people, after "the check"."""
+    solved: bool = False
+    parts: dict[str, float] = {}
+    lack: Lack | None = None
+    """None: there is a verdict."""
+
+
+def by_status(outcome: CommandOutcome, limit: float) -> Ending:
+    """The verdict that an exit status is: 0 is solved, and any other that a program chooses is not. 126, 127
+    and those of signals are the shell's: it could not execute something, or was killed."""
+    if (ending := _cut_short(outcome, limit)) is not None:
+        return ending
+    solved = outcome.returncode == 0
+    ending = Ending(said=f"exited with {outcome.returncode}", solved=solved, parts={"check": float(solved)})
+    return _unless_out_of_memory(ending, outcome)
+
+
+def by_reward(outcome: CommandOutcome, limit: float, path: str, content: bytes | None) -> Ending:
+    """The verdict that a file of rewards is, as Harbor reads it: a number in text, or numbers by name in
+    JSON, of which `reward` counts; 1 is solved. The command exits with 0 when it has run the tests, whatever
+    they said. `content` is None where no file was left."""
+    if (ending := _cut_short(outcome, limit)) is not None:
+        return ending
+    if outcome.returncode != 0:
+        return Ending(said=f"could not be begun ({outcome.returncode})", lack=Lack.NOT_STARTED)
+    if content is None:
+        return Ending(said=f"left no reward at {path}", lack=Lack.NO_REWARD)
+    try:
+        rewards = _rewards(content, json=path.endswith(".json"))
+    except (Unreadable, ValueError, OverflowError) as error:
+        return Ending(said=f"left a reward that is none at {path}: {error}", lack=Lack.BAD_REWARD)
+    reward = rewards["reward"]
+    ending = Ending(said=f"gave the reward {reward:g}", solved=reward == 1.0, parts=rewards)
+    return _unless_out_of_memory(ending, outcome)
+
+
+def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
+    text = content.decode()
+    if not text.strip():
+        raise ValueError("the file is empty")
+    if not json:
+        return {"reward": _number(float(text))}
+    found = decode_text(text)
+    if not isinstance(found, dict) or "reward" not in found:
+        raise ValueError("it has no `reward`")
+    return {name: _number(value) for name, value in found.items()}
+
+
+def _number(value: object) -> float:
+    """Raises ValueError for what is no finite number."""
+    number = float(value) if isinstance(value, int | float) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{masked(repr(value)).text[:_QUOTED]} is no finite number")
+    return number
+
+
+def _cut_short(outcome: CommandOutcome, limit: float) -> Ending | None:
+    if outcome.timed_out:
+        return Ending(said=f"did not end within {limit:g} s", lack=Lack.TIME)
+    if outcome.returncode in (126, 127):
+        what = "could not be executed" if outcome.returncode == 126 else "did not find what it is to execute"
+        return Ending(said=f"{what} ({outcome.returncode})", lack=Lack.NOT_STARTED)
+    if outcome.returncode > 128:
+        lack = Lack.MEMORY if outcome.out_of_memory else Lack.KILLED
+        return Ending(said=f"was killed by signal {outcome.returncode - 128}", lack=lack)
+    return None
+
+
+def _unless_out_of_memory(ending: Ending, outcome: CommandOutcome) -> Ending:
+    """Not solved while something was killed for memory is no verdict."""
+    if ending.solved or not outcome.out_of_memory:
+        return ending
+    return Ending(said=f"{ending.said}, and something was killed for memory", lack=Lack.MEMORY)

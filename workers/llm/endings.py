@@ -1,0 +1,63 @@
+"""How an answer ends, and what a reply says of a failure. Pure.
+
+An allow-list: an ending that is not here is no ending, whatever stands before it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+UNPARSED = "unparsed"
+"""How an answer ended that its server could not read: Orchard's word, no server's."""
+_ENDINGS = {
+    "stop": ("eos", "eos_token", "stop_sequence", "end_turn"),
+    "length": ("max_tokens", "model_length"),
+    "tool_calls": ("tool_use",),
+    "function_call": (),
+    "content_filter": ("safety", "sensitive"),
+    UNPARSED: ("malformed_function_call", "malformed_tool_use", "malformed_model_output"),
+}
+"""OpenAI's words, and what servers of its API write for the same, some in capitals: Together (eos), TGI
+(eos_token, stop_sequence), routers that pass on Anthropic's and Gemini's words, Mistral (model_length), Z.ai
+(sensitive), Gemini and Bedrock for a call that they cannot read (malformed_...). Not among them: vLLM's and
+SGLang's `abort`, OpenRouter's `error`, Ollama's `load`, DeepSeek's `insufficient_system_resource`, Z.ai's
+`network_error`."""
+_KNOWN = {word: ending for ending, others in _ENDINGS.items() for word in (ending, *others)}
+_FILTER = "function_call_filter: "
+"""Before Gemini's word, as its API of OpenAI's form has it."""
+_NOT_YET = ("", "null")
+
+
+def ending(reason: object) -> str | None:
+    """OpenAI's word for a `finish_reason`, also one as SGLang's engine has it, an object with a `type`. None
+    for one that is none."""
+    word = reason.get("type") if isinstance(reason, Mapping) else reason
+    return _KNOWN.get(word.lower().removeprefix(_FILTER)) if isinstance(word, str) else None
+
+
+def is_given(reason: object) -> bool:
+    """Whether a `finish_reason` says something at all: chunks before the last one have none."""
+    return reason is not None and not (isinstance(reason, str) and reason.lower() in _NOT_YET)
+
+
+def failure(reply: object) -> object:
+    """What a decoded reply, or a chunk of a stream, says of a failure anywhere; None without one."""
+    if isinstance(reply, Mapping) and reply.get("object") == "error":
+        return reply
+    return next((place["error"] for place in _places(reply) if _is_error(place.get("error"))), None)
+
+
+def _places(reply: object) -> Iterator[Mapping[str, Any]]:
+    """Where servers put an `error`."""
+    if not isinstance(reply, Mapping):
+        return
+    yield reply
+    choices = reply.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, Mapping):
+            parts = (choice, choice.get("message"), choice.get("delta"))
+            yield from (part for part in parts if isinstance(part, Mapping))
+
+
+def _is_error(value: object) -> bool:
+    """Not an `error` that only says that there is none: null, "" or an object of such values."""
+    return any(map(bool, value.values())) if isinstance(value, Mapping) else bool(value)

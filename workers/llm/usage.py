@@ -1,0 +1,53 @@
+"""What a reply says of its tokens. Pure: a count that is missing or cannot be true is not known."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchard.schemas.llm_calls import Usage
+
+_MOST_TOKENS = 10**9
+
+
+def usage_of(raw: object, *, said: bool) -> Usage:
+    """The counts under `usage`, in OpenAI's words or in Anthropic's. `said` tells whether the answer holds
+    anything: one that does has tokens, as every prompt has."""
+    found = raw if isinstance(raw, Mapping) else {}
+    prompt, cached = _read(found)
+    completion = _count(found, "completion_tokens", "output_tokens")
+    details = _inside(found, "completion_tokens_details", "output_tokens_details")
+    reasoning = _count(details, "reasoning_tokens") or _count(found, "reasoning_tokens")
+    return Usage(
+        prompt_tokens=prompt or None,
+        completion_tokens=completion if completion or not said else None,
+        cached_tokens=_at_most(cached, prompt),
+        reasoning_tokens=_at_most(reasoning, completion),
+    )
+
+
+def _read(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Tokens of the prompt, and those of them that came from a cache. Anthropic counts what its cache has
+    read and written beside the others, OpenAI within."""
+    cached = _count(_inside(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+    if "prompt_tokens" in usage or "input_tokens" not in usage:
+        return _count(usage, "prompt_tokens"), cached
+    fresh, read, written = (
+        _count(usage, name)
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
+    beside = (read or 0) + (written or 0)
+    return (None if fresh is None else fresh + beside), read if read is not None else cached
+
+
+def _inside(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    found = (usage.get(name) for name in names)
+    return next((one for one in found if isinstance(one, Mapping)), {})
+
+
+def _count(usage: Mapping[str, Any], *names: str) -> int | None:
+    """The first of the counts that is there, if it can be one: no text, no fraction, none below zero."""
+    value = next((usage[name] for name in names if name in usage), None)
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+
+
+def _at_most(part: int | None, whole: int | None) -> int | None:
+    return part if part is None or whole is None else min(part, whole)

@@ -1,0 +1,59 @@
+"""Rollouts of a campaign that a model refuses, one after the other: counted in the endpoint book for the
+fleet.
+
+A wrong key or an unknown model ends a whole campaign in seconds, each rollout for the same reason. The
+breaker (`pipelines.breaking`) reads the counts and pauses it. An endpoint that rests refuses nobody.
+"""
+
+import re
+
+import msgspec
+
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.rests import CampaignRefused
+from orchard.streams.connection import Connection
+from orchard.streams.endpoints import EndpointBook, StoredRefusal
+
+_CHANGES = re.compile(r"[\w-]*\d[\w-]*")
+"""Numbers and ids, which differ from one refusal to the next."""
+_TRIES = 5
+
+
+def counted(before: CampaignRefused | None, request: RolloutRequest, reason: str) -> CampaignRefused:
+    """The record after another refusal."""
+    again = before is not None and before.count and _form(before.reason) == _form(reason)
+    return CampaignRefused(
+        campaign=request.campaign,
+        model=request.model.name,
+        endpoint=request.model.endpoint,
+        reason=reason,
+        count=before.count + 1 if before is not None and again else 1,
+    )
+
+
+def _form(reason: str) -> str:
+    return _CHANGES.sub("#", reason)
+
+
+class Refusals:
+    """Tells the book what this process sees."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._book = EndpointBook(connection)
+
+    async def refused(self, request: RolloutRequest, reason: str) -> None:
+        """A rollout ended because its model refused it. Raises StreamsError."""
+        for _ in range(_TRIES):  # each of which loses to another process that counts
+            known = await self._find(request)
+            record = counted(known.refused if known else None, request, reason)
+            if await self._book.put_refusal(record, known.revision if known else 0):
+                return
+
+    async def served(self, request: RolloutRequest) -> None:
+        """A rollout came to its end. Raises StreamsError."""
+        known = await self._find(request)
+        if known is not None and known.refused.count:
+            await self._book.put_refusal(msgspec.structs.replace(known.refused, count=0), known.revision)
+
+    async def _find(self, request: RolloutRequest) -> StoredRefusal | None:
+        return await self._book.refusal(request.campaign, request.model.name, request.model.endpoint)
