@@ -199,22 +199,28 @@ def processes(entrance: Entrance) -> list[Process]:
             return []
     else:
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    youngest = sorted((pid for pid in pids if pid != os.getpid()), reverse=True)[:MOST]
-    return [process for pid in youngest if (process := _process(pid)) is not None]
+    youngest = sorted((pid for pid in pids if pid != os.getpid()), reverse=True)
+    found = [process for pid in youngest[:MOST] if (process := _process(pid)) is not None]
+    if len(youngest) > MOST:
+        found.append(Process(0, running=True, known=False))  # any of the others
+    return found
 
 
 def _process(pid: int) -> Process | None:
     """None where there is none any more."""
     place = f"/proc/{pid}"
     try:
-        fields = Path(place, "stat").read_text().rpartition(")")[2].split()
-        state, flags, threads = fields[0], int(fields[6]), int(fields[17])
-        ticks = int(fields[11]) + int(fields[12])
-        if state in "ZX":
+        fields = _fields(place)
+        threads, ticks = int(fields[17]), int(fields[11]) + int(fields[12])
+        living = [(place, fields)] if threads == 1 else _threads(place)
+        living = [(where, of) for where, of in living if of[0] not in "ZX"]
+        if not living:
             return None
+        place, fields = living[0]  # the first thread may have ended, and then shows nothing that is open
+        flags = int(fields[6])
         if flags & _EXITING:
             return Process(pid, running=True, exiting=True)
-        running = state in "RD" if threads == 1 else _any_runs(place)
+        running = any(of[0] in "RD" for _, of in living)
     except (FileNotFoundError, ProcessLookupError):
         return None
     source: Pipe | None = None
@@ -240,9 +246,14 @@ def _process(pid: int) -> Process | None:
     return Process(pid, running, source, frozenset(reads), frozenset(writes), forked, ticks=ticks)
 
 
-def _any_runs(place: str) -> bool:
+def _fields(place: str) -> list[str]:
+    """Of a process or thread, from its state on."""
+    return Path(place, "stat").read_text().rpartition(")")[2].split()
+
+
+def _threads(place: str) -> list[tuple[str, list[str]]]:
+    found = []
     for thread in os.listdir(f"{place}/task"):  # noqa: PTH208
         with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(place, "task", thread, "stat").read_text().rpartition(")")[2].split()[0] in "RD":
-                return True
-    return False
+            found.append((f"{place}/task/{thread}", _fields(f"{place}/task/{thread}")))
+    return found

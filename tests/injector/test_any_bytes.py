@@ -56,6 +56,8 @@ async def test_a_path_names_its_own_file_in_every_method(sandbox: AsyncSandbox, 
     patch = "--- /dev/null\n+++ b/p\n@@ -0,0 +1 @@\n+\udcff\n"
     assert (await sandbox.apply_patch(patch, cwd="/workspace/d\udc80")).success
     assert await sandbox.download_content("/workspace/d\udc80/p") == b"\xff\n"
+    await sandbox.upload_content("\udcff", "/workspace/large\udcfe")
+    assert await sandbox.download_content("/workspace/large\udcfe") == b"\xff"
     await sandbox.remove("/workspace/large\udcfe")
     with pytest.raises(SandboxFileMissing):
         await sandbox.download_content(ODD)
