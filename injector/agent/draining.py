@@ -28,7 +28,8 @@ IDLE_SECONDS = 0.05
 LINGERING_SECONDS = 0.06
 """For all others, as long as they do something: what they print at once is still the command's."""
 STARVED_SECONDS = 0.5
-"""For filters among them that have hardly had a processor, because others have them all."""
+"""For filters among them, and children that are no program yet, which have hardly had a processor, because
+others have them all."""
 LAST_WORDS = 64 * 1024
 """Bytes that they may print meanwhile, as many as a pipe holds: who prints more does not come to an end."""
 _HARDLY = 3
@@ -78,7 +79,7 @@ class Look(NamedTuple):
     active: bool
     """Whether any of them, or of those that they read from, does something."""
     starved: bool = False
-    """Whether any of these is a filter that has yet to get a processor."""
+    """Whether any of these is a filter, or is to become a program, and has yet to get a processor."""
     ending: frozenset[int] = frozenset()
     """Process ids of all that end by themselves, whatever they do with their input meanwhile."""
 
@@ -100,7 +101,7 @@ def judged(
     if not holders and any(process.exiting for process in processes):
         return Look(Standing.FINISHING, True, ending=ending)
     starved = any(
-        process.running and process.ticks < _HARDLY and _input(process) is not None
+        process.running and process.ticks < _HARDLY and (process.forked or _input(process) is not None)
         for process in concerned.values()
     )
     return Look(Standing.LINGERING if active else Standing.RESTING, active, starved, ending)

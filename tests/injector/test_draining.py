@@ -72,6 +72,11 @@ FORKED = Process(12, True, None, frozenset({INTO}), frozenset({INTO, OUT}), fork
             Look(Standing.FINISHING, True),
             id="two in a row, of which the second waits for the first",
         ),
+        pytest.param(
+            [process(20, None, OUT, running=True, forked=True)],
+            Look(Standing.LINGERING, True, starved=True),
+            id="a shell's child that has yet to become a server with a log of its own",
+        ),
         pytest.param([FORKED], Look(Standing.FINISHING, True), id="it has not closed the other end yet"),
         pytest.param(
             [Process(16, False, None, frozenset({INTO}), frozenset({INTO, OUT}))],
