@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from orchard.injector import directories, operations
+from orchard.injector import directories, operations, wire
 from orchard.injector.results import Entry, Listing, PatchOutcome, Written
 from orchard.injector.transport import Transport
 from orchard.injector.watching import AsyncWatch
@@ -43,9 +43,10 @@ class SandboxFiles:
     ) -> Written:
         """Make or replace the file at `remote_path`, with its parent directories.
 
-        `mode` (0o755) None is that of the file that is replaced, or 0o644.
+        `mode` (0o755) None is that of the file that is replaced, or 0o644. Of a text, lone surrogates are the
+        bytes that Python has them for.
         """
-        data = content.encode() if isinstance(content, str) else content
+        data = wire.text_bytes(content) if isinstance(content, str) else content
         return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
 
     async def upload_file(

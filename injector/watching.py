@@ -1,6 +1,6 @@
 """Changes of a sandbox's files as they happen, at the caller's end."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +32,7 @@ class AsyncWatch:
 
     def __init__(self, transport: Transport, sandbox_id: str, path: str) -> None:
         self._events = events(transport, operations.WATCH.at(sandbox_id), {"path": path})
-        self._changes = self._read()
+        self._over = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -47,16 +47,17 @@ class AsyncWatch:
     ) -> None:
         await self._close()
 
-    def __aiter__(self) -> AsyncIterator[Change]:
-        return self._changes
+    def __aiter__(self) -> Self:
+        return self
 
     async def __anext__(self) -> Change:
-        return await anext(self._changes)
-
-    async def _read(self) -> AsyncGenerator[Change, None]:
-        while (event := await self._next())[0] != "end":
-            fields = wire.decode(event[2], dict[str, Any])
-            yield msgspec.convert({"kind": event[0], **fields}, Change)
+        """Whoever gives up waiting cuts the watch off: the next one raises SandboxUnavailable."""
+        if not self._over:
+            kind, _, content = await self._next()
+            self._over = kind == "end"
+        if self._over:
+            raise StopAsyncIteration
+        return msgspec.convert({"kind": kind, **wire.decode(content, dict[str, Any])}, Change)
 
     async def _next(self) -> tuple[str, str, bytes]:
         event = await anext(self._events, None)
@@ -65,7 +66,6 @@ class AsyncWatch:
         return event
 
     async def _close(self) -> None:
-        await self._changes.aclose()
         await self._events.aclose()
 
 

@@ -28,7 +28,7 @@ def encode(document: Any) -> bytes:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(document)
-        _check_text(json.dumps(plain, ensure_ascii=False))
+        text_bytes(json.dumps(plain, ensure_ascii=False))
         return json.dumps(plain, separators=(",", ":")).encode()
 
 
@@ -73,13 +73,14 @@ def url(base: str, parameters: Mapping[str, str] | Iterable[tuple[str, str]] | N
         return there
     pairs = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
     for pair in pairs:
-        _check_text("".join(pair))
+        text_bytes("".join(pair))
     return URL(f"{there}?{urlencode(pairs, errors='surrogateescape')}", encoded=True)
 
 
-def _check_text(text: str) -> None:
+def text_bytes(text: str) -> bytes:
+    """What it stands for. Raises SandboxRequestInvalid as `encode` does."""
     try:
-        text.encode(errors="surrogateescape")
+        return text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:
         raise SandboxRequestInvalid("a text has surrogates that stand for no byte") from error
 
@@ -87,7 +88,7 @@ def _check_text(text: str) -> None:
 def _loaded(data: bytes) -> Any:
     try:
         found = json.loads(data)
-        _check_text(json.dumps(found, ensure_ascii=False))
+        text_bytes(json.dumps(found, ensure_ascii=False))
     except (ValueError, SandboxRequestInvalid) as error:
         raise msgspec.DecodeError(str(error)) from error
     return found

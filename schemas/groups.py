@@ -49,8 +49,6 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     status: RolloutStatus
     tokens: int | None
     """Of the response; None where an endpoint did not say."""
-    untrained: bool = False
-    """Nobody learns of how it ended: it is left out of the batch."""
 
 
 class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +69,8 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int = 0
     generated_tokens: int = 0
     """Response tokens of all of `generated`, as far as they are known."""
+    untrained: tuple[str, ...] = ()
+    """Rollouts of members of whose ending nobody learns: they are left out of the batch."""
     reason: StopReason | None = None
     """Why frugal sampling asked for no more; None for other methods."""
     gain: float | None = None

@@ -16,8 +16,6 @@ MODE = r"^[0-7]{3,4}$(?!\n)"
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
 """Name of a variable of a sandbox's environment."""
-ANY_VARIABLE = r"^[^=\x00]+$(?!\n)"
-"""Name of a variable of a command's environment: what a kernel takes."""
 NO_ZERO = r"^[^\x00]*$(?!\n)"
 """Any text that can be a variable's value."""
 VARIABLES, ENVIRONMENT_SIZE = 128, 32 * 1024
@@ -151,9 +149,8 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A string is run by the image's shell; an argument list is executed as it is."""
     timeout_seconds: Seconds = 300.0
     cwd: str = "/workspace"
-    env: dict[
-        Annotated[str, msgspec.Meta(pattern=ANY_VARIABLE)], Annotated[str, msgspec.Meta(pattern=NO_ZERO)]
-    ] = {}
+    env: dict[str, str] = {}
+    """Names are not empty and have no `=`, and neither names nor values have a NUL: a kernel takes none."""
     login_shell: bool = False
     wait: bool = False
     output_limit: Annotated[int, msgspec.Meta(ge=1024)] = OUTPUT_LIMIT

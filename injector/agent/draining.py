@@ -28,7 +28,8 @@ IDLE_SECONDS = 0.05
 LINGERING_SECONDS = 0.06
 """For all others, as long as they do something: what they print at once is still the command's."""
 STARVED_SECONDS = 0.5
-"""For filters among them that have hardly had a processor, because others have them all."""
+"""For filters among them, and children that are no program yet, which have hardly had a processor, because
+others have them all."""
 LAST_WORDS = 64 * 1024
 """Bytes that they may print meanwhile, as many as a pipe holds: who prints more does not come to an end."""
 _HARDLY = 3
@@ -78,7 +79,7 @@ class Look(NamedTuple):
     active: bool
     """Whether any of them, or of those that they read from, does something."""
     starved: bool = False
-    """Whether any of these is a filter that has yet to get a processor."""
+    """Whether any of these is a filter, or is to become a program, and has yet to get a processor."""
     ending: frozenset[int] = frozenset()
     """Process ids of all that end by themselves, whatever they do with their input meanwhile."""
 
@@ -100,7 +101,7 @@ def judged(
     if not holders and any(process.exiting for process in processes):
         return Look(Standing.FINISHING, True, ending=ending)
     starved = any(
-        process.running and process.ticks < _HARDLY and _input(process) is not None
+        process.running and process.ticks < _HARDLY and (process.forked or _input(process) is not None)
         for process in concerned.values()
     )
     return Look(Standing.LINGERING if active else Standing.RESTING, active, starved, ending)
@@ -199,22 +200,28 @@ def processes(entrance: Entrance) -> list[Process]:
             return []
     else:
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    youngest = sorted((pid for pid in pids if pid != os.getpid()), reverse=True)[:MOST]
-    return [process for pid in youngest if (process := _process(pid)) is not None]
+    youngest = sorted((pid for pid in pids if pid != os.getpid()), reverse=True)
+    found = [process for pid in youngest[:MOST] if (process := _process(pid)) is not None]
+    if len(youngest) > MOST:
+        found.append(Process(0, running=True, known=False))  # any of the others
+    return found
 
 
 def _process(pid: int) -> Process | None:
     """None where there is none any more."""
     place = f"/proc/{pid}"
     try:
-        fields = Path(place, "stat").read_text().rpartition(")")[2].split()
-        state, flags, threads = fields[0], int(fields[6]), int(fields[17])
-        ticks = int(fields[11]) + int(fields[12])
-        if state in "ZX":
+        fields = _fields(place)
+        threads, ticks = int(fields[17]), int(fields[11]) + int(fields[12])
+        living = [(place, fields)] if threads == 1 else _threads(place)
+        living = [(where, of) for where, of in living if of[0] not in "ZX"]
+        if not living:
             return None
+        place, fields = living[0]  # the first thread may have ended, and then shows nothing that is open
+        flags = int(fields[6])
         if flags & _EXITING:
             return Process(pid, running=True, exiting=True)
-        running = state in "RD" if threads == 1 else _any_runs(place)
+        running = any(of[0] in "RD" for _, of in living)
     except (FileNotFoundError, ProcessLookupError):
         return None
     source: Pipe | None = None
@@ -240,9 +247,14 @@ def _process(pid: int) -> Process | None:
     return Process(pid, running, source, frozenset(reads), frozenset(writes), forked, ticks=ticks)
 
 
-def _any_runs(place: str) -> bool:
+def _fields(place: str) -> list[str]:
+    """Of a process or thread, from its state on."""
+    return Path(place, "stat").read_text().rpartition(")")[2].split()
+
+
+def _threads(place: str) -> list[tuple[str, list[str]]]:
+    found = []
     for thread in os.listdir(f"{place}/task"):  # noqa: PTH208
         with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(place, "task", thread, "stat").read_text().rpartition(")")[2].split()[0] in "RD":
-                return True
-    return False
+            found.append((f"{place}/task/{thread}", _fields(f"{place}/task/{thread}")))
+    return found

@@ -173,7 +173,10 @@ def opened_directory(root: int, path: str) -> Iterator[int]:
 def _entries(root: int, path: str, fd: int) -> Iterator[dict[str, Any]]:
     with os.scandir(fd) as entries:
         for entry in entries:
-            status = entry.stat(follow_symlinks=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
             link = stat.S_ISLNK(status.st_mode)
             if link:
                 status = _target(root, f"{path}/{entry.name}") or status

@@ -106,6 +106,11 @@ class TrackedJob:
         words = [self.command] if isinstance(self.command, str) else self.command
         return self.out.kept + self.err.kept + sum(map(len, words))
 
+    def cut_off(self) -> None:
+        """The sandbox ended before its output had: what it did by itself is not known to be all."""
+        if self.verdict is not None and self.verdict.ending is Ending.EXITED:
+            self.verdict = None
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Around a request that will report the job."""
@@ -237,6 +242,7 @@ class Jobs:
             task.cancel()
         for job in self._jobs.values():
             if not job.done.is_set():
+                job.cut_off()
                 self._complete(job, job.verdict or Verdict(why, None, SENTENCES[why]))
         for reader in self._leftovers:
             reader.close()
@@ -297,9 +303,12 @@ class Jobs:
 
     async def _drain(self, job: TrackedJob, readers: list[PipeReader]) -> None:
         """End the job when its output has: what passes through others comes after its own end."""
+        machine = self.machine
         try:
-            await drained(readers, self.machine.entrance, lambda: job.out.total + job.err.total)
+            await drained(readers, machine.entrance, lambda: job.out.total + job.err.total)
         finally:
+            if machine.dying():  # and those are killed who had its output in hand
+                job.cut_off()
             self._end(job, readers)
 
     def _end(self, job: TrackedJob, readers: list[PipeReader]) -> None:

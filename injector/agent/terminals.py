@@ -102,8 +102,9 @@ class Session:
                 stat = Path(f"/proc/{pid}/stat").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            state, _, _, session = stat.rpartition(")")[2].split()[:4]
-            ours = int(session) == self._leader and state not in "ZX"
+            fields = stat.rpartition(")")[2].split()
+            # Whose first thread has ended is a zombie, and runs as long as it has others.
+            ours = int(fields[3]) == self._leader and (fields[0] not in "ZX" or int(fields[17]) > 1)
             if ours and self._namespace_of(pid) == self._namespace:
                 yield pid
 

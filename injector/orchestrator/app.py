@@ -185,6 +185,9 @@ class Orchestrator:
         wanted = await decoded(request, ExecRequest)
         if not wanted.command:
             raise Invalid(["body", "command"], "the command is empty")
+        for name, value in wanted.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise Invalid(["body", "env", name], "no kernel takes a variable of this name and value")
         kind: type[PassedJob | JobQueued] = PassedJob if wanted.wait else JobQueued
         job = await self._asked(request, operations.EXEC, wanted, kind)
         if isinstance(job, Job):

@@ -61,7 +61,7 @@ def record(body: bytes, kind: type[T]) -> T:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            if kind not in _OF_FILES or not wire.carries_bytes(body):
+            if not wire.carries_bytes(body):
                 raise
             return _with_bytes(body, kind)
     except msgspec.ValidationError as error:
@@ -85,6 +85,8 @@ def _plain(body: bytes, kind: type[T]) -> T:
 def _with_bytes(body: bytes, kind: type[T]) -> T:
     """The same where a text has bytes that are not UTF-8."""
     fields = wire.members(body)
+    if kind not in _OF_FILES:
+        raise Invalid(["body"], "a text has a byte that is not UTF-8", "value_error")
     _check_known(fields, kind)
     said = {name: value for name, value in fields.items() if not _left_out(name, json.dumps(value).encode())}
     return msgspec.convert(said, kind, strict=False)

@@ -245,12 +245,12 @@ class PolicyServer:
         strange = refusal(request, loopback=is_loopback(self.host), hosts=self._hosts)
         if strange is not None:
             return _error(*strange)
-        if request.body_exists and request.content_type != JSON:
-            return _error(415, f"the header Content-Type must be {JSON}")
         if self._api_key is not None and request.path != "/health":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._api_key.encode()):
                 return _error(401, "the key is missing or wrong")
+        if request.body_exists and request.content_type != JSON:
+            return _error(415, f"the header Content-Type must be {JSON}")
         try:
             return await handler(request)
         except BadRequest as error:

@@ -300,13 +300,15 @@ class Coordinator:
             for rollout in place.outcomes.values()
         ]
         graded = [rollout for rollout in tried if rollout.reward is not None]
+        known, chosen = self.progress, list(places)
         return GroupAssembled(
             run=self._plan.name,
             group_id=f"{self._plan.name}.{prompt}",
             prompt=prompt,
             task_id=self._plan.task_of(prompt).task_id,
             outcome=outcome,
-            members=tuple(self.progress.member(number, slot) for number, slot in places),
+            members=tuple(known.member(*place) for place in chosen),
+            untrained=tuple(known.member(*place).rollout_id for place in chosen if not known.trains(*place)),
             positive=positive,
             degenerate=degenerate,
             generated=len(graded),

@@ -210,8 +210,12 @@ class Progress:
             reward=rollout.reward,
             status=rollout.status,
             tokens=rollout.tokens,
-            untrained=rollout.untrained,
         )
+
+    def trains(self, prompt: int, slot: int) -> bool:
+        """Whether somebody learns of how a graded rollout ended."""
+        place = self.prompts[prompt].places[slot]
+        return not place.outcomes[place.last].untrained
 
     def _place(self, sample: int, rollout_id: str) -> tuple[int, Place]:
         number, slot = self.plan.place_of(sample)

@@ -31,7 +31,7 @@ def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:
     unfit = {
         member.rollout_id
         for member, own in zip(group.members, rows, strict=True)
-        if member.untrained or max(len(one.ids) for one in own) > context
+        if member.rollout_id in group.untrained or max(len(one.ids) for one in own) > context
     }
     return without(group, rows, unfit)
 

@@ -9,7 +9,7 @@ import pytest
 from yarl import URL
 
 from orchard.injector import wire
-from orchard.injector.client import AsyncSandbox
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
 from orchard.schemas.sandboxes import FileEntry, MoveFile
 from tests.injector.in_pod import pod_agent
@@ -56,6 +56,8 @@ async def test_a_path_names_its_own_file_in_every_method(sandbox: AsyncSandbox, 
     patch = "--- /dev/null\n+++ b/p\n@@ -0,0 +1 @@\n+\udcff\n"
     assert (await sandbox.apply_patch(patch, cwd="/workspace/d\udc80")).success
     assert await sandbox.download_content("/workspace/d\udc80/p") == b"\xff\n"
+    await sandbox.upload_content("\udcff", "/workspace/large\udcfe")
+    assert await sandbox.download_content("/workspace/large\udcfe") == b"\xff"
     await sandbox.remove("/workspace/large\udcfe")
     with pytest.raises(SandboxFileMissing):
         await sandbox.download_content(ODD)
@@ -86,6 +88,11 @@ async def test_on_the_wire_a_byte_is_an_escape(service: "Service", sandbox: Asyn
         assert await read.read() == rb'{"path":"/workspace/f\udcff","content":"eHg=","size":2}'
         assert rb'"name":"f\udcff"' in await (await http.get(f"{files}/list")).read()
     assert await sandbox.download_content("/workspace/f") == b"another"
+
+
+async def test_where_no_byte_can_be_it_is_refused_by_name(client: AsyncSandboxClient) -> None:
+    with pytest.raises(SandboxRequestInvalid, match="a byte that is not UTF-8"):
+        await client.create_sandbox("host", env={"A": "\udcff"})
 
 
 async def test_so_it_is_in_a_pod(payload: Path, busybox: Path) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchard.injector.agent import draining
 from orchard.injector.agent.draining import (
     FINISHING_SECONDS,
     IDLE_SECONDS,
@@ -18,6 +19,7 @@ from orchard.injector.agent.draining import (
     Standing,
     judged,
 )
+from orchard.injector.agent.spawning import Entrance
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.following import Exit
 from tests.injector.in_pod import pod_agent
@@ -69,6 +71,11 @@ FORKED = Process(12, True, None, frozenset({INTO}), frozenset({INTO, OUT}), fork
             [process(14, INTO, BETWEEN, running=True), process(15, BETWEEN, OUT)],
             Look(Standing.FINISHING, True),
             id="two in a row, of which the second waits for the first",
+        ),
+        pytest.param(
+            [process(20, None, OUT, running=True, forked=True)],
+            Look(Standing.LINGERING, True, starved=True),
+            id="a shell's child that has yet to become a server with a log of its own",
         ),
         pytest.param([FORKED], Look(Standing.FINISHING, True), id="it has not closed the other end yet"),
         pytest.param(
@@ -152,6 +159,31 @@ async def test_what_a_filter_passes_on_after_the_shells_end_is_kept(
     """Several at once, so that the filters get a processor late."""
     jobs = await asyncio.gather(*(sandbox.exec(command) for _ in range(12)))
     assert [(job.stdout, job.exit_code, job.output_open) for job in jobs] == [("one\ntwo\n", 0, False)] * 12
+
+
+THREADS = """
+import ctypes, os, sys, threading
+def passing_on():
+    for line in sys.stdin:
+        for _ in range(10**7): pass
+        print(line, end="", flush=True)
+    os._exit(0)
+threading.Thread(target=passing_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_a_filter_whose_first_thread_has_ended_is_waited_for(sandbox: AsyncSandbox) -> None:
+    await sandbox.upload_content(THREADS, "/workspace/threads.py")
+    job = await sandbox.exec("exec > >(python3 threads.py); echo one")
+    assert (job.stdout, job.output_open) == ("one\n", False)
+
+
+def test_of_more_processes_than_are_looked_at_the_others_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "MOST", 1)
+    found = draining.processes(Entrance(pidfd=None, cgroups=()))
+    assert found[-1] == Process(0, running=True, known=False)
+    assert judged(found[-1:], {OUT}).standing is Standing.LINGERING
 
 
 async def test_who_follows_sees_it_too(sandbox: AsyncSandbox) -> None:

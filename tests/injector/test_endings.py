@@ -61,3 +61,17 @@ async def test_a_job_that_somebody_ends_says_who(client: AsyncSandboxClient) -> 
             assert event.ending is JobEnding.SANDBOX_DELETED
         else:
             await sandbox.delete()
+
+
+async def test_a_sandbox_that_ends_before_the_output_of_a_command_has_ended_with_it(
+    client: AsyncSandboxClient,
+) -> None:
+    """What its output passed through was killed with the sandbox: status 0 would be half of the truth."""
+    sandbox = await client.create_sandbox("host", memory="64Mi")
+    await sandbox.take_snapshot("before")
+    busy = "import sys; sys.stdin.read(); open('begun', 'w')\nwhile True: pass"
+    job = await sandbox.start(f'exec > >(exec python3 -c "{busy}"); echo one')
+    await sandbox.exec("until [ -e begun ]; do sleep 0.01; done")
+    await sandbox.restore("before")
+    ended = await sandbox.wait_job(job)
+    assert (ended.ending, ended.exit_code) == (JobEnding.SANDBOX_RESTORED, None)

@@ -5,8 +5,9 @@ import hashlib
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import aiohttp
 import psutil
 import pytest
 
+from orchard.injector.agent import files
 from orchard.injector.agent.uploads import Upload, discarded
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
@@ -304,3 +306,25 @@ async def test_jobs_are_listed_without_what_they_printed(sandbox: AsyncSandbox) 
         (second.job_id, ["sleep", "1000"], "", 0),
     ]
     assert [job.is_complete for job in listed] == [True, False]
+
+
+def test_what_is_removed_while_it_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kept", "removed"):
+        (tmp_path / name).touch()
+    scandir = os.scandir
+
+    @contextmanager
+    def and_removed(directory: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(directory) as entries:
+            found = list(entries)
+        (tmp_path / "removed").unlink()
+        yield iter(found)
+
+    monkeypatch.setattr(os, "scandir", and_removed)
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        assert [entry["name"] for entry in files.listing(root, "/")] == ["kept"]
+    finally:
+        os.close(root)

@@ -261,6 +261,21 @@ async def test_a_sandbox_that_goes_ends_its_sessions(client: AsyncSandboxClient)
     assert await process.wait(LIMIT) == -9
 
 
+async def test_a_process_whose_first_thread_has_ended_ends_with_its_session(sandbox: AsyncSandbox) -> None:
+    code = (
+        "import ctypes, signal, threading, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "threading.Thread(target=time.sleep, args=(1048,)).start(); print('ready', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    await sandbox.upload_content(code, "/workspace/threads.py")
+    process = await sandbox.exec("python3 threads.py & exec sleep 1049", pty=True)
+    await _printed(process, b"ready")
+    pids = "for stat in /proc/[0-9]*/stat; do grep -q '(python3)' $stat && echo left; done"
+    await sandbox.exec("until grep -q '(python3) Z' /proc/[0-9]*/stat; do sleep 0.01; done")
+    await process.close()
+    assert (await sandbox.exec(pids)).stdout == ""
+
+
 async def test_a_session_keeps_its_sandbox(client: AsyncSandboxClient) -> None:
     sandbox = await client.create_sandbox("host", ttl_seconds=2.0)
     process = await sandbox.exec("read line; echo still here", pty=True)

@@ -1,5 +1,6 @@
 """Changes of files below a directory, told while they happen."""
 
+import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -177,3 +178,12 @@ def open_root(place: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+async def test_who_gave_up_waiting_is_not_told_that_the_directory_is_gone(sandbox: AsyncSandbox) -> None:
+    async with sandbox.watch() as changes:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await anext(changes)
+        with pytest.raises(SandboxUnavailable, match="cut off"):
+            await anext(changes)

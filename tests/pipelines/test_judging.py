@@ -141,17 +141,22 @@ def episode(blobs: BlobStore, task: int, sample: int, resolved: bool, passes: bo
 
 
 class ScriptedJudge:
-    """A chat endpoint that believes the answer it is shown, and is down from its `ends`-th call on. When it
-    has been asked `called` times it calls `then`."""
+    """A chat endpoint that believes the answer it is shown, refuses all from its `refuses`-th call on, and is
+    down from its `ends`-th on. When it has been asked `called` times it calls `then`."""
 
     def __init__(self) -> None:
         self.url = ""
         self.asked: list[dict[str, Any]] = []
-        self.ends: float = float("inf")
+        self.ends = self.refuses = float("inf")
+        self.down = asyncio.Event()
+        """Somebody has met it while it is down."""
         self.called, self.then = 0, lambda: True
 
     async def chat(self, request: web.Request) -> web.Response:
+        if len(self.asked) >= self.refuses:
+            return web.json_response({"error": {"message": "of this I judge nothing"}}, status=400)
         if len(self.asked) >= self.ends:
+            self.down.set()
             return web.json_response({"error": {"message": "out"}}, status=503, headers={"Retry-After": "0"})
         asked = msgspec.json.decode(await request.read())
         self.asked.append(asked)
@@ -208,7 +213,7 @@ def rows(session: Session, query: str) -> list[tuple[Any, ...]]:
         return tables.sql(query).fetchall()
 
 
-async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_and_an_outage(
+async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and_an_outage(
     session: Session, scripted: ScriptedJudge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewards = rows(session, "from rewards order by sequence")
@@ -224,14 +229,18 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_and_an_outag
     assert "the cap is 0.03 USD" in capsys.readouterr().out
     assert 30 <= len(scripted.asked) - before <= 40  # 0.00101 USD each, and what was under way
 
-    scripted.ends = 120
+    scripted.refuses = 90
     assert not await judge_campaign(session, CAMPAIGN, WANTED, 4)
     assert "10 judgements in a row gave no verdict" in capsys.readouterr().out
     failed = rows(session, "select score, passed, fault from judgements_all where score is null")
-    assert len(failed) >= 10 and all(passed is None and "503" in fault for _, passed, fault in failed)
+    assert len(failed) >= 10 and all(passed is None and "400" in fault for _, passed, fault in failed)
 
+    scripted.refuses, scripted.ends = float("inf"), 120
+    waiting = asyncio.create_task(judge_campaign(session, CAMPAIGN, WANTED, 4))
+    await scripted.down.wait()
     scripted.ends = float("inf")
-    assert await judge_campaign(session, CAMPAIGN, WANTED, 4)
+    assert await waiting
+    assert not rows(session, "from judgements_all where fault like '%503%'"), "it waits for its judge"
     assert await judge_campaign(session, CAMPAIGN, WANTED, 4)
     assert "nothing to judge" in capsys.readouterr().out
     ruled = rows(

@@ -29,7 +29,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.terminal import console
 from orchard.workers.graders import check_grading
-from orchard.workers.judges import BROWSING
+from orchard.workers.judges import BROWSING, get_protocol
 
 ROWS: dict[str, dict[str, Any]] = {
     "webvoyager": {
@@ -70,7 +70,8 @@ def test_a_row_of_each_family_is_a_task(family: str) -> None:
     task = task_from_web_row(ROWS[family], 1, family=family)
     check_grading(task)
     assert isinstance(task.grading, PluginGrading)
-    assert task.grading.settings["protocol"] == PROTOCOLS[family] and PROTOCOLS[family] in BROWSING
+    assert task.grading.settings["protocol"] == PROTOCOLS[family]
+    assert get_protocol(PROTOCOLS[family]).version in BROWSING
     world = world_of(task)
     assert world.start_url.startswith("https://") and not world.block_network and world.site is None
     assert (task.source, task.task_id.startswith(f"{family}-")) == (family, True)

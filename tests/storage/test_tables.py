@@ -107,6 +107,7 @@ def test_every_registered_type_has_a_rule_or_is_read_from_events() -> None:
         "event.displaced",
         "event.lost",
         "rollout.reconciled",
+        "endpoint.rested",
     }
     assert {kind for kind, struct in e.EVENT_TYPES.items() if struct not in ROWS} == without
 

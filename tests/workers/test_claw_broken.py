@@ -40,7 +40,10 @@ def service(code: str, **changes: Any) -> dict[str, Any]:
         (service("import flask_of_nobody"), AbortCause.TASK_BROKEN, "ModuleNotFoundError"),
         (service("", command="/nowhere/server"), AbortCause.TASK_BROKEN, "cannot be executed"),
         (service("import os; os.kill(os.getpid(), 9)"), AbortCause.SANDBOX_UNAVAILABLE, "ended with -9"),
-        (service("import time; time.sleep(30)"), AbortCause.SANDBOX_UNAVAILABLE, "was not ready in time"),
+        pytest.param(
+            *(service("import time; time.sleep(600)"), AbortCause.SANDBOX_UNAVAILABLE, "not ready in time"),
+            marks=pytest.mark.slow,  # a service has a minute
+        ),
     ],
 )
 async def test_a_service_that_ends_by_itself_is_the_tasks_and_a_slow_one_the_machines(

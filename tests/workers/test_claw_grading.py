@@ -310,7 +310,7 @@ OPEN = "\n    try:\n        {}\n    except Exception:\n        pass\n    return 
 BAD = {
     "loops": ("def grade(b):\n    while True: pass", "did not end within 1 s"),
     "floods": ("def grade(b):\n    while True: print('x' * 100_000)", "more than 1048576 bytes"),
-    "returns too much": ("def grade(b): return {'notes': 'x' * 2_000_000}", "more than 1048576 bytes"),
+    "returns too much": ("def grade(b): return {'notes': 'x' * 9_000_000}", "more than 8388608 bytes"),
     "eats memory": ("def grade(b): return {'notes': 'x' * 2**31}", "MemoryError"),
     "raises": ("def grade(b): return b.audit[99]", "IndexError"),
     "exits": ("import os\ndef grade(b): os._exit(0)", "ended with no result"),

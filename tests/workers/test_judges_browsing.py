@@ -18,7 +18,6 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders import gui_judge
 from orchard.workers.graders.plugin import Judgement, grade_by_plugin
 from orchard.workers.judges import BROWSING, get_protocol
 from orchard.workers.judges.browsing import read_aspects, read_screen_score, read_status
@@ -203,33 +202,6 @@ async def test_a_judge_without_a_verdict_aborts(graded, endpoint, blobs, protoco
         await graded(protocol, outcome(blobs, 2), lambda _: "Perhaps.\nSUCCESS or NOT SUCCESS?")
     assert (raised.value.cause, raised.value.retryable) == (AbortCause.JUDGE_FAILED, True)
     assert (endpoint.events[-1].score, endpoint.events[-1].passed) == (None, None)
-
-
-def down(times: int, say: str) -> Say:
-    """Does not answer so many times, then says this."""
-    left = iter([True] * times)
-
-    def answer(_: dict[str, Any]) -> str:
-        if next(left, False):
-            raise web.HTTPServiceUnavailable
-        return say
-
-    return answer
-
-
-async def test_a_judge_that_is_down_for_a_while_is_asked_again_for_the_same_episode(
-    graded, endpoint, blobs, monkeypatch
-):
-    monkeypatch.setattr(gui_judge, "OUTAGE", (0.0, 0.0))
-    found = await graded("orchard", outcome(blobs, 2), down(2, "SUCCESS"))
-    assert (found.value, found.resolved, len(endpoint.requests)) == (1.0, True, 3)
-    ruled = [each for each in endpoint.events if isinstance(each, JudgeRuled)]
-    assert [each.passed for each in ruled] == [None, None, True]
-
-    with pytest.raises(InfrastructureError) as raised:
-        await graded("orchard", outcome(blobs, 2), down(3, "SUCCESS"))
-    assert (raised.value.cause, raised.value.retryable) == (AbortCause.JUDGE_FAILED, True)
-    assert len(endpoint.requests) == 6
 
 
 async def test_a_screenshot_that_is_missing_aborts(graded, tmp_path):

@@ -37,6 +37,8 @@ LINKS = (
 
 DEVICE_FILES = 1 << 16
 """Files in /dev, /dev/shm included."""
+SEMAPHORE, QUEUE = 64, 1 << 20
+"""Bytes of a semaphore of System V, and of a queue full of messages without content."""
 TERMINALS = 256
 """That a sandbox may open: all of them take theirs from one number of the machine."""
 PROGRAM = 4
@@ -92,12 +94,12 @@ def building(
     """The calls. The first of `overlays` is the root, others lie in it.
 
     Its process has descriptors 0 to 2, the calls, and PROGRAM. `shown` are files of the machine
-    that the sandbox sees at other paths; `groups` are the files that take it into its control groups. Half of
-    `memory` (bytes) may be in what outlives processes: files in /dev, and shared memory.
+    that the sandbox sees at other paths; `groups` are the files that take it into its control groups. Of
+    `memory` (bytes) half may be in files in /dev, and less of it in System V objects (`system_v`).
     Raises OSError when a path contains a zero byte.
     """
     head = _namespaces()
-    tail = _after_the_move(len(groups), tuple(shown), memory // 2)
+    tail = _after_the_move(len(groups), tuple(shown), memory)
     name = host_name(sandbox_id)
     calls = SyscallProgram(os.uname().machine, tail)
     calls.append(head)
@@ -132,18 +134,18 @@ def _namespaces() -> SyscallProgram:
 
 
 @lru_cache(maxsize=64)
-def _after_the_move(groups: int, shown: tuple[str, ...], kept: int) -> SyscallProgram:
+def _after_the_move(groups: int, shown: tuple[str, ...], memory: int) -> SyscallProgram:
     """What comes when so many control groups and the files for `shown` are open and the root is the working
-    directory, to the last call but one: alike for all sandboxes of so much memory. `kept` is how much of it
-    (bytes) outlives processes. Its data begins with that of `_namespaces`.
+    directory, to the last call but one: alike for all sandboxes of so much `memory` (bytes). Its data
+    begins with that of `_namespaces`.
     """
     calls = SyscallProgram(os.uname().machine, _namespaces())
     files = _FREE + groups
     devices = _opened(calls, [f"/dev/{name}" for name in DEVICES], files + len(shown))
     _move(calls)
     _proc(calls)
-    _dev(calls, devices, kept)
-    _shared_memory(calls, kept, devices[-1] + 1)
+    _dev(calls, devices, memory // 2)
+    _system_v(calls, memory, devices[-1] + 1)
     _mask(calls, f"/proc/self/fd/{devices[0]}")
     for descriptor, path in enumerate(shown, start=files):
         _create(calls, path, devices[-1] + 1)
@@ -224,14 +226,27 @@ def _dev(calls: SyscallProgram, devices: Sequence[int], size: int) -> None:
     calls.call("mount", terminals, calls.text("/dev/pts"), terminals, flags, options, step=_SYSTEM)
 
 
-def _shared_memory(calls: SyscallProgram, size: int, free: int) -> None:
-    """Segments (shmget) stay when the processes that filled them are gone. `free`: the lowest descriptor that
-    is not in use. Where the kernel keeps this setting for the machine's root, there is no limit."""
-    flags, pages = os.O_WRONLY | os.O_CLOEXEC, str(max(1, size // resource.getpagesize())).encode()
-    path, text = calls.text("/proc/sys/kernel/shmall"), calls.put(pages)
-    calls.call("openat", _AT_FDCWD, path, flags, step=_SYSTEM, passing_over=ANY_ERROR)
-    calls.call("write", free, text, len(pages), step=_SYSTEM, passing_over=ANY_ERROR)
-    calls.call("close", free, step=_SYSTEM, passing_over=ANY_ERROR)
+def system_v(memory: int) -> dict[str, str]:
+    """Kernel settings of a sandbox with so many bytes: segments, semaphores and queues of System V stay when
+    the processes that made them are gone. Segments may have a quarter, the others about a sixteenth."""
+    semaphores = memory // 32 // SEMAPHORE
+    return {
+        "shmall": str(max(1, memory // 4 // resource.getpagesize())),
+        # of one set, of all sets, operations at once, sets
+        "sem": f"{min(32_000, semaphores)} {semaphores} 500 {min(32_000, semaphores // 8)}",
+        "msgmni": str(min(32_000, max(8, memory // 32 // QUEUE))),
+    }
+
+
+def _system_v(calls: SyscallProgram, memory: int, free: int) -> None:
+    """`free`: the lowest descriptor that is not in use. Where the kernel keeps these settings for the
+    machine's root, there is no limit."""
+    for name, value in system_v(memory).items():
+        path, text = calls.text(f"/proc/sys/kernel/{name}"), calls.put(value.encode())
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        calls.call("openat", _AT_FDCWD, path, flags, step=_SYSTEM, passing_over=ANY_ERROR)
+        calls.call("write", free, text, len(value), step=_SYSTEM, passing_over=ANY_ERROR)
+        calls.call("close", free, step=_SYSTEM, passing_over=ANY_ERROR)
 
 
 @cache

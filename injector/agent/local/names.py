@@ -13,12 +13,12 @@ from pathlib import Path
 from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, open_at
 from orchard.injector.agent.local.overlay import is_opaque
 
-MOST = 1 << 20
-"""Bytes of a file of the image that are taken over."""
+MOST = 16 << 20
+"""Bytes of a file of the image to which a line is added; a larger one stays as it is."""
 _INSIDE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
 _ETC = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_OTHER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
-"""What is no directory or no file: a link, a device, or the mark that it was removed."""
+_OTHER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM, errno.EFBIG)
+"""What is no directory or no file: a link, a device, or the mark that it was removed; or is too large."""
 
 
 def host_name(sandbox_id: str) -> str:
@@ -33,7 +33,7 @@ def line(sandbox_id: str) -> str:
 
 def with_own_name(layers: Sequence[Path], place: Path, sandbox_id: str) -> list[Path]:
     """`layers` (topmost first) below one more, made at `place`; just `layers` where the image's /etc/hosts is
-    no file, or was removed."""
+    no file, has more than MOST bytes, or was removed."""
     found = _etc(layers)
     if found is None:
         return list(layers)
@@ -79,15 +79,18 @@ def _etc(layers: Sequence[Path]) -> tuple[bytes, os.stat_result] | None:
 
 
 def _content(etc: int) -> bytes | None:
-    """Of the file `hosts`; None where there is none. Raises OSError for what is no file."""
+    """Of the file `hosts`; None where there is none. Raises OSError for what is no file, or too large."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         hosts = os.open("hosts", flags, dir_fd=etc)
     except FileNotFoundError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(hosts).st_mode):
+        status = os.fstat(hosts)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        if status.st_size > MOST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return os.read(hosts, MOST)
     finally:
         os.close(hosts)

@@ -130,7 +130,7 @@ def test_groups_that_are_done_dropped_or_of_one_class_do_not_wait(feed):
     [
         ({}, None, ""),
         ({"size": 3}, DropReason.INCOMPLETE, "2 of 3 members"),
-        ({"context": 6}, DropReason.INCOMPLETE, "0 of 2 members have sequences within"),
+        ({"context": 6}, DropReason.INCOMPLETE, "0 of 2 members have an ending that trains"),
         ({"version": 4}, DropReason.STALE, "sampled by version 1, the policy is version 4"),
         ({"oldest": -1}, DropReason.INCOMPLETE, "names no policy version"),
     ],

@@ -235,8 +235,7 @@ def test_a_member_that_is_too_long_is_left_out_and_its_group_trains():
 def test_a_member_of_whose_ending_nobody_learns_is_left_out_and_its_group_trains():
     plan = plan_of(run_settings())
     group = payload(assembled(plan, 0, [0, 1, 2], [1.0, -1.0, -1.0]))
-    over = msgspec.structs.replace(group.members[2], untrained=True)
-    group = msgspec.structs.replace(group, members=(*group.members[:2], over))
+    group = msgspec.structs.replace(group, untrained=(group.members[2].rollout_id,))
     rows = [sequences(conversation(number)) for number in range(3)]
     left, own = fitting(group, rows, 512)
     assert left.members == group.members[:2] and own == rows[:2]
