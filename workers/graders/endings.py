@@ -48,7 +48,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 def by_status(outcome: CommandOutcome, limit: float) -> Ending:
     """The verdict that an exit status is: 0 is solved, and any other that a program chooses is not. 126, 127
-    and those of signals are the shell's: it could not execute something, or was killed."""
+    and those of signals, to 192, are the shell's: it could not execute something, or was killed."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
     solved = outcome.returncode == 0
