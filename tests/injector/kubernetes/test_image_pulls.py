@@ -108,9 +108,9 @@ UNKNOWN = [
     "Source image rejected: A signature was required, but no signature exists",
     # A mirror knows nothing of it, and what the registry itself says is not known.
     "(Mirrors also failed: [m.io/x:1: reading manifest 1 in m.io/x: manifest unknown]): r.io/x:1: new words",
-    # Of a part by its digest, where a tag was asked for: so Harbor's proxy says that it cannot log in upstream.
+    # Of a part by its digest, where a tag was asked for: Harbor's proxy, while it cannot log in upstream.
     docker(f"unknown: artifact proxy/acme/x@{PART} not found"),
-    f"copying system image from manifest list: reading manifest {PART} in harbor.example/p/x: manifest unknown",
+    f"copying system image from manifest list: reading manifest {PART} in r.io/p/x: manifest unknown",
 ]
 TABLE = [
     (trouble, message)
