@@ -37,21 +37,23 @@ def as_published(task: Task, budget: Budget, timeouts: Timeouts) -> tuple[Budget
     """The limits of a rollout where its task's definition publishes time-outs: they hold in place of the
     campaign's wall clock, and the infrastructure's limits grow with them where they are smaller.
 
-    Grading has room for the check, for the known solution and for the check once more (a control).
+    Grading has room for the check, for the known solution and for the check once more (a control), whatever
+    else the definition says: an agent whose leftovers make the check hang would else never be graded.
     """
-    asks = task.asks
-    if not isinstance(asks, Asked):
-        return budget, timeouts
-    if asks.agent_seconds is not None and not budget.wall_for_all:
-        budget = msgspec.structs.replace(budget, wall_seconds=asks.agent_seconds)
+    asks = task.asks if isinstance(task.asks, Asked) else Asked()
     creation = max(timeouts.creation, asks.creation_seconds or 0.0)
     grading = timeouts.grading
     if isinstance(task.grading, StateCheck):
         solution = (asks.agent_seconds or timeouts.command) if task.gold_patch else 0.0
         grading = max(grading, 2 * task.grading.timeout_seconds + creation + solution)
-    timeouts = msgspec.structs.replace(timeouts, creation=creation, grading=grading)
+    rollout = timeouts.rollout + grading - timeouts.grading
+    timeouts = msgspec.structs.replace(timeouts, creation=creation, grading=grading, rollout=rollout)
+    if not isinstance(task.asks, Asked):
+        return budget, timeouts
+    if asks.agent_seconds is not None and not budget.wall_for_all:
+        budget = msgspec.structs.replace(budget, wall_seconds=asks.agent_seconds)
     longest = budget.wall_seconds + _beside(timeouts)
-    return budget, msgspec.structs.replace(timeouts, rollout=max(timeouts.rollout, longest))
+    return budget, msgspec.structs.replace(timeouts, rollout=max(rollout, longest))
 
 
 def within(budget: Budget, timeouts: Timeouts) -> Budget:

@@ -26,6 +26,8 @@ IDS = 16
 """Ids that are tried for a request that names none."""
 LEAVING = 30.0
 """Seconds that a Pod of the same name, which is being deleted, gets to be gone."""
+PAUSE = 0.2
+"""Seconds before a Pod is sent again that was refused for one that is not there."""
 
 
 class _KeyReused(SandboxConflict):
@@ -125,8 +127,14 @@ class Creation:
                 self._cache.learn(pod)
                 return pod
             present = await self._cache.refresh(marks.pod_name(sandbox_id))
-            if present is None:
-                continue  # it has just gone
+            if present is None:  # it has just gone
+                if asyncio.get_running_loop().time() > deadline:
+                    raise SandboxUnavailable(
+                        f"the API server answers 409 for a sandbox {sandbox_id}, and has none",
+                        reason="api_unavailable",
+                    )
+                await asyncio.sleep(PAUSE)
+                continue
             if present.metadata.deletion_timestamp is None:
                 return _same(present, born, sandbox_id)
             left = deadline - asyncio.get_running_loop().time()

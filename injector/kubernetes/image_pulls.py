@@ -59,8 +59,10 @@ _FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY
 _WORDS = {
     Trouble.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
     r"|input/output error",
-    Trouble.REGISTRY: r"too ?many ?requests|rate limit|\b429\b|\b5\d\d\b|no such host|server misbehaving"
-    r"|name resolution|connection (refused|reset|timed out)|network is unreachable|no route to host"
+    # Before denials: a quota is used up, or a token is out of date, for a while only.
+    Trouble.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded|token has expired"
+    r"|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution|\btry again$"
+    r"|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway|stream error"
     r"|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b|timeout awaiting"
     r"|client\.timeout|service unavailable|bad gateway|gateway time-?out|internal server error|broken pipe",
     # Docker Hub, GHCR, GCR and ECR say so of names that do not exist, too.
@@ -90,14 +92,31 @@ _NAMES = re.compile(
     r'reading manifest \S+ in|"[^"]*"|`[^`]*`|(?<!\S)(?!i/o |input/output )\S*/\S*|\S+:[\w.-]+'
 )
 """References, tags, URLs and paths: words in them say nothing."""
+_MIRRORS = re.compile(r"\(Mirrors also failed: .*\]\):", re.DOTALL)
+"""What CRI-O says of mirrors, before what it says of the registry itself."""
+_DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 
 
-def trouble_of(message: str) -> Trouble:
-    """Of the message of a container that waits for its image."""
+def trouble_of(message: str, image: str = "") -> Trouble:
+    """Of the message of a container that waits for its `image`."""
     if _RUNTIME.search(message):
         return Trouble.NODE
+    trouble = _by_words(message)
+    if trouble is Trouble.MISSING and not _of_the_name(message, image):
+        return Trouble.UNKNOWN
+    return trouble
+
+
+def _by_words(message: str) -> Trouble:
     text = _NAMES.sub(" ", message).strip()
     return next((trouble for trouble, words in _TABLE.items() if words.search(text)), Trouble.UNKNOWN)
+
+
+def _of_the_name(message: str, image: str) -> bool:
+    """Whether the registry itself has no such name: not a mirror alone, and not for a part of an image whose
+    name it knows. A proxy that cannot ask the registry behind it just now says so of parts, too."""
+    own = _MIRRORS.sub("", message)
+    return _by_words(own) is Trouble.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
 
 
 def registry_of(image: str) -> str:
@@ -134,7 +153,8 @@ def waiting(pod: Pod) -> Wait | None:
         said = container.state.waiting
         if said is not None and said.reason in REASONS:
             image = image_of(pod, container)
-            trouble, words = _FIXED.get(said.reason) or trouble_of(said.message), said.message or said.reason
+            trouble = _FIXED.get(said.reason) or trouble_of(said.message, image)
+            words = said.message or said.reason
             known = _known(pod, image)
             if said.reason == BACKING_OFF and trouble is Trouble.UNKNOWN and known is not None:
                 trouble, words = Trouble(known.trouble), known.words

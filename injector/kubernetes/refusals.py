@@ -9,13 +9,17 @@ from orchard.injector.kubernetes.objects import Status
 
 QUOTA_SECONDS = 5.0
 """Seconds before it is tried again whether a quota has room."""
-RETRIED = frozenset({429, 500, 502, 503, 504})
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses of a server that may be able to do it the next time."""
 
 _DENIED = re.compile(r"denied (the )?request\b")
 """By an admission webhook (Kyverno, Gatekeeper and all others) or a ValidatingAdmissionPolicy."""
 _RIGHTS = re.compile(r"\bUser\b.*\bcannot\b")
-_QUOTA = re.compile(r"\bexceeded (\w+ )?quota\b")
+_QUOTA = re.compile(
+    r"\bexceeded (\w+ )?quota\b"
+    # Nobody has counted a new quota yet; and too many count one at once.
+    r"|\bstatus unknown for quota\b|\bcannot be fulfilled on resourcequotas\b"
+)
 _AMOUNTS = re.compile(r"\brequested: (\S+), used: \S+, limited: (\S+)")
 
 

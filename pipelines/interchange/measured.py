@@ -11,6 +11,7 @@ from orchard.pipelines.interchange import atif
 from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind, Usage
 
 N = TypeVar("N", int, float)
+_LARGEST = 2**53
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -105,11 +106,12 @@ def _calls(steps: Sequence[atif.Step]) -> int | None:
     """How often a model was asked, where at least one step says that it was."""
     if not any(step.metrics or step.llm_call_count for step in steps):
         return None
-    return sum(step.llm_call_count or 1 for step in steps)
+    return _known(sum(step.llm_call_count or 1 for step in steps))
 
 
 def _known(number: N | None) -> N | None:
-    return None if number is None or number < 0 else number
+    """A count, a price or a time that can be one, and that the tables can hold."""
+    return None if number is None or not 0 <= number <= _LARGEST else number
 
 
 def _first(*numbers: N | None) -> N | None:

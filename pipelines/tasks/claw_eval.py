@@ -145,7 +145,7 @@ def read_checkout(root: Path, put: Put, reading: Reading) -> Read:
 def _definition(file: Path) -> _Definition:
     try:
         return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), _Definition)
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, msgspec.ValidationError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise TaskError(f"task.yaml is no task of Claw-Eval: {said}") from error
 

@@ -74,6 +74,11 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
     @property
+    def task_id(self) -> str:
+        """The name, in one word."""
+        return self.name.replace("/", "__")
+
+    @property
     def image_name(self) -> str:
         """The image's name; where it is to be built, another one for other files. Raises TaskError."""
         if self.image:
@@ -105,9 +110,8 @@ def read_all(root: Path) -> tuple[list[Directory], list[LeftOut]]:
     for path in directories(root):
         try:
             read = read_directory(path)
-            if read.name in found:
-                raise TaskError(f"the task {read.name!r} is already in {found[read.name].path}")
-            found[read.name] = read
+            if (first := found.setdefault(read.task_id, read)) is not read:
+                raise TaskError(f"the task {read.task_id!r} is already in {first.path}")
         except TaskError as error:
             left_out.append(LeftOut(str(path), str(error).removeprefix(f"{path}: ")))
     return list(found.values()), left_out
@@ -133,7 +137,7 @@ def directory_task(
     workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
     solution = directory.solution
     return Task(
-        task_id=directory.name.replace("/", "__"),
+        task_id=directory.task_id,
         source=directory.source,
         repo=directory.source,
         image=image,
@@ -199,7 +203,8 @@ def _exports(variables: Mapping[str, str]) -> str:
 def _last_workdir(dockerfile: Path) -> str:
     """As the last WORKDIR of the last stage says; / where none does."""
     workdir = PurePosixPath("/")
-    for line in dockerfile.read_text(encoding="utf-8").splitlines() if dockerfile.is_file() else []:
+    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    for line in text.splitlines():  # comments may be in any encoding
         word, _, rest = line.strip().partition(" ")
         if word.upper() == "FROM":
             workdir = PurePosixPath("/")

@@ -32,8 +32,7 @@ def asked_for(environment: Policy, agent: Policy, verifier: Policy) -> Network:
     Orchard does not have: another network for the check than for the agent, hosts by pattern."""
     baseline = _network(environment)
     if baseline is None:
-        shut = environment.allow_internet is False and environment.allowed_hosts is None
-        baseline = Network() if shut else PUBLIC
+        baseline = Network() if environment.allow_internet is False else PUBLIC
     if any(phase.network_mode is None and phase.allowed_hosts is not None for phase in (agent, verifier)):
         raise ValueError(_NEEDS_MODE)
     phases = [_network(phase) or baseline for phase in (agent, verifier)]

@@ -101,6 +101,6 @@ def _grading(given: Prompt, defaults: Defaults, workdir: str) -> Grading:
         raise ValueError(f"`files` must have absolute paths, not {relative[0]!r}")
     return StateCheck(
         files=given.files,
-        command=f"cd {shlex.quote(workdir)} || exit 1\n{check}\n",
+        command=f"cd {shlex.quote(workdir)} || exit 126\n{check}\n",
         timeout_seconds=given.timeout_seconds,
     )

@@ -8,7 +8,7 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Task
+from orchard.schemas.tasks import StateCheck, Task
 from orchard.workers.graders import check_grading
 
 
@@ -44,7 +44,10 @@ def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> tuple
 def _checked(item: object) -> Task:
     if not isinstance(item, Task):
         raise TaskError(f"it is a {type(item).__name__}, not a Task")
-    parse_bytes(item.memory)
-    parse_cores(item.cpu)
-    check_grading(item)
-    return storable(item)
+    task = storable(item)
+    parse_bytes(task.memory)
+    parse_cores(task.cpu)
+    check_grading(task)
+    if isinstance(task.grading, StateCheck) and not task.grading.timeout_seconds > 0:
+        raise TaskError(f"its check has {task.grading.timeout_seconds:g} s: give it more than 0")
+    return task

@@ -1,4 +1,4 @@
-"""Whether the log can hold a task: it is JSON in UTF-8."""
+"""Whether the log can hold a task, and give it back: it is JSON in UTF-8, of the types of a task."""
 
 import msgspec
 
@@ -7,9 +7,14 @@ from orchard.schemas.tasks import Task
 
 
 def storable(task: Task) -> Task:
-    """The task. Raises TaskError for one with text that is no Unicode, as names of files that are not."""
+    """The task as it will be read. Raises TaskError for one with text that is no Unicode, as names of files
+    that are not, and for one with values of other types, which no constructor refuses."""
     try:
-        msgspec.json.encode(task)
+        plain = msgspec.to_builtins(
+            task, builtin_types=(bytes, bytearray)
+        )  # no text, which they would become
+        return msgspec.json.decode(msgspec.json.encode(msgspec.convert(plain, Task)), type=Task)
     except UnicodeEncodeError as error:
         raise TaskError(f"it has text that is no Unicode: {error}") from error
-    return task
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise TaskError(f"it cannot be stored as a task: {error}") from error

@@ -1,6 +1,7 @@
 """Files of rows that are tasks: read as a stream, checked whole before the first task is given out."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ Reader = Callable[[dict[str, Any], int], Task]
 
 BATCH_ROWS = 64
 """Rows decoded at once: a row may hold megabytes of patches and test names."""
+_HEAD = 1024
+"""Bytes in which a list begins, after a mark of the byte order and blanks."""
 
 
 class RowFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +110,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
     with path.open("rb") as file:
-        if path.suffix == ".json" and file.read(1) == b"[":
+        if path.suffix == ".json" and file.read(_HEAD).removeprefix(BOM_UTF8).lstrip().startswith(b"["):
             yield from _list_rows(path)
             return
         file.seek(0)

@@ -316,6 +316,8 @@ TRIAL = {
         (({"source": "agent", "message": "a"},), {}, None, (None,) * 6),
         ((ASKED, FIRST), {"final_metrics": {"total_prompt_tokens": 99}}, None, (5.0, None, 1, 99, 2, 0.5)),
         ((ASKED, said("a", 5, prompt_tokens=-1, cost_usd=0.0)), {}, None, (5.0, None, 1, None, None, 0.0)),
+        ((ASKED, said("a", 5, prompt_tokens=10**30)), {}, None, (5.0, None, 1, None, None, None)),
+        ((ASKED, said("a", 5) | {"llm_call_count": 10**30}), {}, None, (5.0, None, None, None, None, None)),
         ((ASKED, said("a", 5) | {"llm_call_count": 3}), {}, None, (5.0, None, 3, None, None, None)),
         ((ASKED, FIRST | {"timestamp": "soon"}), {}, None, (None, None, 1, 10, 2, 0.5)),
         ((FIRST, SECOND | {"timestamp": "2025-01-01T00:00:00"}), {}, None, (None, None, 2, 30, 5, 0.75)),

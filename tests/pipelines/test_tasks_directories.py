@@ -128,6 +128,7 @@ def test_what_cannot_be_a_task_is_one_sentence(
         ("", Asked(network=True, creation_seconds=600.0)),
         ("[environment]\nallow_internet = true\n", Asked(network=True, creation_seconds=600.0)),
         ("[environment]\nallow_internet = false\n", Asked(creation_seconds=600.0)),
+        ("[environment]\nallow_internet = false\nallowed_hosts = []\n", Asked(creation_seconds=600.0)),
         (
             '[environment]\nallow_internet = true\nnetwork_mode = "no-network"\nbuild_timeout_sec = 900\n',
             Asked(creation_seconds=900.0),
@@ -238,6 +239,31 @@ def test_bad_directories_cost_themselves_and_are_named(tmp_path: Path) -> None:
     assert [each.name for each in left_out] == [str(tmp_path / name) for name in "bcd"]
     assert left_out[0].why.startswith("the task needs GPUs") and "instruction" in left_out[1].why
     assert left_out[2].why == f"the task 'a' is already in {tmp_path / 'a'}"
+
+
+def test_two_names_that_make_one_id_are_one_task(tmp_path: Path) -> None:
+    _written(tmp_path / "a", {**HARBOR, "task.toml": '[task]\nname = "x/y"\n'})
+    _written(tmp_path / "b", {**HARBOR, "task.toml": '[task]\nname = "x__y"\n'})
+    found, left_out = read_all(tmp_path)
+    assert ([each.path.name for each in found], len(left_out)) == (["a"], 1)
+
+
+def test_a_comment_that_is_no_utf_8_does_not_hide_where_a_task_works(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", HARBOR)
+    (path / "environment").mkdir(exist_ok=True)
+    (path / "environment" / "Dockerfile").write_bytes(b"FROM x\n# caf\xe9\nWORKDIR /there\n")
+    assert directory_task(read_directory(path), "x").workdir == "/there"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "1e12", "nan", "inf", '"600"', "true"])
+def test_a_time_out_that_is_none_costs_its_task(tmp_path: Path, seconds: str) -> None:
+    _written(tmp_path / "a", HARBOR)
+    _written(tmp_path / "b", {**HARBOR, "task.toml": f"[verifier]\ntimeout_sec = {seconds}\n"})
+    found, left_out = read_all(tmp_path)
+    assert ([each.path.name for each in found], [each.name for each in left_out]) == (
+        ["a"],
+        [str(tmp_path / "b")],
+    )
 
 
 def test_a_file_whose_name_is_no_unicode_costs_its_task(tmp_path: Path) -> None:

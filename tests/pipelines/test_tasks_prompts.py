@@ -22,7 +22,7 @@ def _task(**row: Any) -> Task:
 def test_a_prompt_with_a_check_is_a_task() -> None:
     task = _task(id="sum", prompt="Write 2+2.", check="grep -qx 4 sum.txt", solution="echo 4 > sum.txt")
     assert isinstance(task.grading, StateCheck)
-    assert task.grading.command == "cd /desk || exit 1\ngrep -qx 4 sum.txt\n"
+    assert task.grading.command == "cd /desk || exit 126\ngrep -qx 4 sum.txt\n"
     assert (task.task_id, task.image, task.workdir) == ("sum", "host", "/desk")
     assert task.gold_patch == "echo 4 > sum.txt"
 

@@ -45,6 +45,27 @@ def test_what_is_no_task_is_left_out_and_the_others_come() -> None:
         assert says in each.why
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"memory": 4},
+        {"cpu": None},
+        {"grading": None},
+        {"statement": b"x"},
+        {"labels": {"a": object()}},
+        {"setup_commands": {1}},
+        {"grading": StateCheck(files={"/a": b"x"}, command="true")},  # type: ignore[dict-item]
+        {"grading": StateCheck(files={}, command="true", timeout_seconds=-1)},
+        {"grading": StateCheck(files={}, command="true", timeout_seconds=float("nan"))},
+    ],
+)
+def test_what_has_values_of_other_types_costs_itself(bad: dict[str, Any]) -> None:
+    """No constructor refuses them; stored, they would be found by whoever reads them first."""
+    found, left_out = tasks_of(Source(task("a"), task("b", **bad), task("c")), "mine", {})
+    assert [each.task_id for each in found] == ["a", "c"]
+    assert [each.name for each in left_out] == ["item 2, b"]
+
+
 def test_options_that_a_source_does_not_take_are_an_error() -> None:
     with pytest.raises(TaskError, match=r"source mine: .*month"):
         tasks_of(Source(), "mine", {"month": "5"})

@@ -209,6 +209,14 @@ def _jsonl(path: Path, *lines: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\n  ", b"\xef\xbb\xbf\r\n"])
+def test_a_list_may_begin_after_a_mark_of_the_byte_order_and_blanks(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(before + json.dumps([SWE_BENCH], indent=1).encode())
+    checked = check_rows(path, task_from_row)
+    assert (checked.good, checked.problems) == (1, ())
+
+
 def test_malformed_rows_cost_themselves_and_are_named(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", SWE_BENCH, {**SWE_BENCH, "patch": ""}, "{broken", SWE_BENCH)
     checked = check_rows(path, task_from_row)

@@ -46,10 +46,20 @@ def test_the_agent_has_the_time_of_its_task_and_all_that_follows_has_room(
 
 def test_tasks_that_publish_nothing_have_the_campaigns_limits() -> None:
     given = Budget(wall_seconds=5.0), Timeouts(rollout=9.0)
-    assert as_published(task(msgspec.UNSET, 12_000.0), *given) == given
+    assert as_published(task(msgspec.UNSET), *given) == given
     patch = SWETests(test_patch="", test_command="", fail_to_pass=("t",))
     judged_by_tests = msgspec.structs.replace(task(msgspec.UNSET), grading=patch)
     assert as_published(judged_by_tests, *given) == given
+
+
+@pytest.mark.parametrize("solution", ["", "true"])
+def test_every_check_leaves_time_for_a_control(solution: str) -> None:
+    """Else an agent that makes it hang would end in an abort, and not in a failure."""
+    before = Timeouts()
+    budget, timeouts = as_published(task(msgspec.UNSET, 1800.0, solution), Budget(), before)
+    assert budget == Budget()
+    assert timeouts.grading >= 2 * 1800.0 + before.creation
+    assert timeouts.rollout - timeouts.grading == before.rollout - before.grading
 
 
 def test_what_was_stored_before_keeps_its_hash() -> None:

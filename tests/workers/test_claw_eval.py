@@ -280,6 +280,7 @@ BAD = {
     "d": "task_id: e\nprompt: {text: x}\n",
     "e": "task_id: e\nprompt: {text: x}\n",
     "f": "- 1\n",
+    "g": "task_id: g\nprompt: {text: x}\nmade: 2024-13-45\n",
 }
 """Directory to its task.yaml."""
 
@@ -301,6 +302,7 @@ def test_tasks_that_cannot_be_read_cost_themselves_and_are_named_each_with_its_r
         ("c", "it names the file ../../x, which leads out of its directory"),
         ("e", "its task_id e is that of d"),
         ("f", "task.yaml is no task of Claw-Eval"),
+        ("g", "task.yaml is no task of Claw-Eval"),
     ]
 
 

@@ -1,5 +1,6 @@
 """What counts as a check's verdict is a list; everything else is told by what it is, and is no failure."""
 
+import msgspec
 import pytest
 
 from orchard.workers.graders.endings import Lack, by_reward, by_status
@@ -21,6 +22,8 @@ def outcome(returncode: int = 0, **changes: bool) -> CommandOutcome:
         (outcome(125), False, None),
         (outcome(126), False, Lack.NOT_STARTED),
         (outcome(127), False, Lack.NOT_STARTED),
+        (outcome(200), False, None),
+        (outcome(255), False, None),  # sys.exit(-1)
         (outcome(137), False, Lack.KILLED),
         (outcome(139), False, Lack.KILLED),
         (outcome(137, out_of_memory=True), False, Lack.MEMORY),
@@ -67,6 +70,14 @@ def test_a_finite_number_is_a_verdict(path: str, content: bytes, solved: bool) -
         (TEXT, b"nan", Lack.BAD_REWARD),
         (TEXT, b"inf", Lack.BAD_REWARD),
         (TEXT, b"\xff\xfe1", Lack.BAD_REWARD),
+        (TEXT, b"1\n0\n", Lack.BAD_REWARD),
+        (TEXT, b"\xef\xbb\xbf1", Lack.BAD_REWARD),
+        (TEXT, b"1\x00", Lack.BAD_REWARD),
+        (TEXT, b"1,0", Lack.BAD_REWARD),
+        (JSON, b'\xef\xbb\xbf{"reward": 1}', Lack.BAD_REWARD),
+        (JSON, b'{"reward": 1} {"reward": 0}', Lack.BAD_REWARD),
+        (JSON, b'{"reward": 1, "\\ud800": 1}', Lack.BAD_REWARD),
+        (JSON, b'{"reward": {"value": 1}}', Lack.BAD_REWARD),
         (JSON, b"", Lack.BAD_REWARD),
         (JSON, b"{", Lack.BAD_REWARD),
         (JSON, b"1", Lack.BAD_REWARD),
@@ -85,6 +96,18 @@ def test_a_finite_number_is_a_verdict(path: str, content: bytes, solved: bool) -
 def test_nothing_else_in_a_file_of_rewards_is_one(path: str, content: bytes | None, lack: Lack) -> None:
     ending = by_reward(outcome(), 5.0, path, content)
     assert (ending.lack, ending.solved) == (lack, False)
+
+
+@pytest.mark.parametrize("path", [TEXT, JSON])
+def test_of_a_file_that_is_no_reward_little_is_told_and_no_key(path: str) -> None:
+    """It may be a link to anything."""
+    key = "sk-ant-api03-" + "A" * 93
+    content = f"{key} and more".ljust(60_000, "x")
+    said = by_reward(
+        outcome(), 5.0, path, msgspec.json.encode({"reward": content}) if path == JSON else content.encode()
+    ).said
+    assert len(said) < 200
+    assert key not in said
 
 
 def test_a_reward_counts_only_after_tests_that_ran_to_their_end() -> None:

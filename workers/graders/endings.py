@@ -5,6 +5,7 @@ agent: a control decides whose doing it is (`orchard.workers.graders.state`).
 """
 
 import math
+import signal
 from enum import StrEnum
 
 import msgspec
@@ -47,7 +48,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 def by_status(outcome: CommandOutcome, limit: float) -> Ending:
     """The verdict that an exit status is: 0 is solved, and any other that a program chooses is not. 126, 127
-    and those of signals are the shell's: it could not execute something, or was killed."""
+    and those of signals, to 192, are the shell's: it could not execute something, or was killed."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
     solved = outcome.returncode == 0
@@ -68,7 +69,8 @@ def by_reward(outcome: CommandOutcome, limit: float, path: str, content: bytes |
     try:
         rewards = _rewards(content, json=path.endswith(".json"))
     except (Unreadable, ValueError, OverflowError) as error:
-        return Ending(said=f"left a reward that is none at {path}: {error}", lack=Lack.BAD_REWARD)
+        said = f"left a reward that is none at {path}: {masked(str(error)).text[:_QUOTED]}"
+        return Ending(said=said, lack=Lack.BAD_REWARD)
     reward = rewards["reward"]
     ending = Ending(said=f"gave the reward {reward:g}", solved=reward == 1.0, parts=rewards)
     return _unless_out_of_memory(ending, outcome)
@@ -90,7 +92,7 @@ def _number(value: object) -> float:
     """Raises ValueError for what is no finite number."""
     number = float(value) if isinstance(value, int | float) else math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{masked(repr(value)).text[:_QUOTED]} is no finite number")
+        raise ValueError(f"no finite number: {value!r}")
     return number
 
 
@@ -100,7 +102,7 @@ def _cut_short(outcome: CommandOutcome, limit: float) -> Ending | None:
     if outcome.returncode in (126, 127):
         what = "could not be executed" if outcome.returncode == 126 else "did not find what it is to execute"
         return Ending(said=f"{what} ({outcome.returncode})", lack=Lack.NOT_STARTED)
-    if outcome.returncode > 128:
+    if 0 < outcome.returncode - 128 < signal.NSIG:
         lack = Lack.MEMORY if outcome.out_of_memory else Lack.KILLED
         return Ending(said=f"was killed by signal {outcome.returncode - 128}", lack=lack)
     return None

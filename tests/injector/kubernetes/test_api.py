@@ -22,9 +22,9 @@ def creation(api: ClusterApi, settings: KubernetesSettings) -> Creation:
 
 
 async def test_a_tired_server_is_asked_again(api: ClusterApi, server: ApiServer) -> None:
-    server.refusals = [lambda: refusal(429), lambda: refusal(503), None]
+    server.refusals = [lambda: refusal(429), lambda: refusal(503), lambda: refusal(408), None]
     assert (await api.get(PodList, PODS)).items == []
-    assert len(server.requests) == 4
+    assert len(server.requests) == 5
 
 
 async def test_one_that_stays_away_makes_the_service_unavailable(api: ClusterApi, server: ApiServer) -> None:
@@ -54,6 +54,14 @@ async def test_a_no_is_not_asked_again(
 
 
 class TestCreates:
+    async def test_a_conflict_with_nothing_is_not_asked_for_without_end(
+        self, creation: Creation, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("orchard.injector.kubernetes.creation.LEAVING", 0.0)
+        server.refusals = [lambda: refusal(409, "conflict"), lambda: refusal(404)] * 20
+        with pytest.raises(SandboxUnavailable, match="409"):
+            await creation.create(REQUEST, None)
+
     async def test_a_create_whose_answer_is_lost_is_not_made_twice(
         self, creation: Creation, server: ApiServer
     ) -> None:

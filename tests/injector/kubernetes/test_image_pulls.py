@@ -61,6 +61,7 @@ DENIED = [  # also of names that do not exist: it is not told which
     docker(f"Get https://{ECR}/manifests/1: no basic auth credentials"),
     crio("gcr.io/p/x", 'denied: Permission denied on resource "projects/p" (or it may not exist)'),
 ]
+PART = "sha256:" + "2" * 64
 REGISTRY = [
     containerd("unexpected status from HEAD request to https://r.io/v2/acme/x: 429 Too Many Requests"),
     docker(
@@ -78,6 +79,14 @@ REGISTRY = [
     request("EOF"),
     "rpc error: code = DeadlineExceeded desc = context deadline exceeded",
     crio("quay.io/acme/x", "received unexpected HTTP status: 503 Service Unavailable"),
+    # Of quotas and tokens, which pass, though they are told as denials.
+    docker("denied: Quota exceeded for quota metric 'Requests per project per region' and limit"),
+    crio(ECR, "denied: Your authorization token has expired. Reauthenticate and try again."),
+    "rpc error: code = Unknown desc = ThrottlingException: Rate exceeded",
+    containerd("unexpected status from HEAD request to https://r.io/v2/acme/x: 408 Request Timeout"),
+    request("dial tcp: lookup ghcr.io: Try again"),
+    "failed to copy: httpReadSeeker: failed open: failed to do request: http2: server sent GOAWAY",
+    "failed to copy: stream error: stream ID 5; INTERNAL_ERROR; received from peer",
     # A mirror knows nothing of it, and the registry itself is away.
     "(Mirrors also failed: [mirror.io/x:1: reading manifest 1 in mirror.io/x: manifest unknown]): r.io/x:1: "
     "pinging container registry r.io: dial tcp 1.2.3.4:443: i/o timeout",
@@ -97,6 +106,11 @@ UNKNOWN = [
     'failed to pull and unpack image "r.io/x:1": no match for platform in manifest: not found',
     containerd('exec: "docker-credential-ecr-login": executable file not found in $PATH'),
     "Source image rejected: A signature was required, but no signature exists",
+    # A mirror knows nothing of it, and what the registry itself says is not known.
+    "(Mirrors also failed: [m.io/x:1: reading manifest 1 in m.io/x: manifest unknown]): r.io/x:1: new words",
+    # Of a part by its digest, where a tag was asked for: Harbor's proxy, while it cannot log in upstream.
+    docker(f"unknown: artifact proxy/acme/x@{PART} not found"),
+    f"copying system image from manifest list: reading manifest {PART} in r.io/p/x: manifest unknown",
 ]
 TABLE = [
     (trouble, message)
@@ -114,6 +128,12 @@ TABLE = [
 @pytest.mark.parametrize(("trouble", "message"), TABLE)
 def test_what_a_message_means(trouble: Trouble, message: str) -> None:
     assert trouble_of(message) is trouble
+
+
+def test_of_an_image_that_was_asked_for_by_digest_the_digest_is_the_name() -> None:
+    message = docker(f"unknown: artifact acme/x@{PART} not found")
+    assert trouble_of(message, f"harbor.example/acme/x@{PART}") is Trouble.MISSING
+    assert trouble_of(message, "harbor.example/acme/x@sha256:" + "3" * 64) is Trouble.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ SAID = [
     (403, NO + QUOTA.format("requests.memory=4Gi", "requests.memory=32Gi"), SandboxUnavailable),
     (403, NO + QUOTA.format("requests.memory=64Gi", "requests.memory=32Gi"), SandboxRefused),
     (403, NO + "exceeded quota: pods=10", SandboxUnavailable),
+    (403, NO + "status unknown for quota: compute, resources: pods", SandboxUnavailable),
+    (409, 'Operation cannot be fulfilled on resourcequotas "q": the object changed', SandboxUnavailable),
     # Rights are the operator's matter.
     (403, 'pods is forbidden: User "x" cannot create resource "pods" in API group ""', SandboxUnavailable),
     (403, "<html>no</html>", SandboxUnavailable),
