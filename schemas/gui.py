@@ -18,6 +18,7 @@ WORLD = HARNESS = "browser"
 
 Window = Annotated[int, msgspec.Meta(ge=1, le=3)]
 Quality = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Quiet = Annotated[float, msgspec.Meta(ge=0.0, le=3.0)]
 Pixels = Annotated[int, msgspec.Meta(ge=64, le=8192)]
 
 
@@ -31,6 +32,9 @@ class BrowserSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Screenshots that stay in the prompt, the newest."""
     quality: Quality = 70
     """Of the screenshots, which are JPEG."""
+    quiet: Quiet | msgspec.UnsetType = msgspec.UNSET
+    """Seconds without a sign of life (a request, a navigation, a change) that are rest after input. Unset:
+    1, and 0.06 on generated sites, whose pages have no timers. A task without it is hashed as before."""
 
 
 class GuiWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

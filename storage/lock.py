@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from orchard.storage import pins
 from orchard.storage.errors import StoreBusy, store_errors
 from orchard.storage.location import Location
 
@@ -17,7 +18,10 @@ from orchard.storage.location import Location
 def writer_lock(location: Location) -> Iterator[None]:
     """Holds the store while the block runs. Raises StoreBusy when another process does."""
     if location.is_s3:
-        yield
+        try:
+            yield
+        finally:
+            pins.written(location)
         return
     with store_errors(location.url):
         location.path.mkdir(parents=True, exist_ok=True)
@@ -34,6 +38,7 @@ def writer_lock(location: Location) -> Iterator[None]:
             os.pwrite(descriptor, f"{os.getpid():<20}\n".encode(), 0)
         yield
     finally:
+        pins.written(location)
         os.close(descriptor)
 
 

@@ -105,6 +105,14 @@ def writing(location: Location) -> str:
         return f"{mark}.{next(numbers)}"
 
 
+def written(location: Location) -> None:
+    """Let go of the mark: what this process has made in a store is in its log, or is abandoned."""
+    with _writers_lock:
+        known = _writers.pop((os.getpid(), location.url), None)
+    if known is not None:
+        known[1].release()
+
+
 def abandoned(location: Location, files: Iterable[str]) -> set[str]:
     """Those of the files that have the mark of no living process."""
     alive = _held(location, _WRITERS)

@@ -83,6 +83,16 @@ SHADOW = """<div id=host style="position:absolute;left:100px;top:100px"></div><s
 const root=host.attachShadow({mode:'open'});
 root.innerHTML='<button style="width:100px;height:30px">Shady</button>';
 root.firstChild.onclick=()=>{window.hit=1}</script>"""
+CLOSED = """<div id=host style="position:absolute;left:100px;top:100px"></div><script>
+const root=host.attachShadow({mode:'closed'});
+root.innerHTML='%s';window.inner=root.firstChild</script>"""
+CLOSED_FIELD = CLOSED % '<input aria-label=Deep value=old style="width:100px;height:30px">'
+CLOSED_LIST = CLOSED % "<select style=width:100px><option>Any</option><option>Red</option></select>"
+LISTENING = "<canvas id=c %s style='position:absolute;left:100px;top:100px'></canvas><script>let said='';"
+LISTENING += "%s.addEventListener('keydown',(e)=>{if(e.key.length===1)said+=e.key});</script>"
+PAINTED = LISTENING % ("tabindex=0", "c")
+PAGE_LISTENS = LISTENING % ("", "window")
+PAINTED_FRAME = OTHER_SITE.replace("framed", "write%20to%20the%20page")
 
 POINTING = (
     Case("button", BUTTON, (click(130, 110),), f'Succeed: `click` on <button> type=submit "Count it" at (130, 110) executed.{NOTE}', "count", 1),
@@ -138,6 +148,15 @@ WRITING = (
     Case("write a bad date", box(100, 100, "input", more="type=date value=2026-01-02"), (click(120, 110), ("write", {"message": "tomorrow"})), "Failed: `write`: the field does not take 'tomorrow'.", "document.activeElement.value", "2026-01-02", bulk=True),
     Case("write an option", PICKED, (keys("Tab"), ("write", {"message": "blue"})), 'Succeed: `write` typed "blue" into <select>.', "s.value", "b"),
     Case("write no option", PICKED, (keys("Tab"), ("write", {"message": "Green"})), "Failed: `write`: the list has no option 'Green'; it has: Any, Red, Blue.", "s.value", "Any", bulk=True),
+    Case("write into an open list", PICKED, (click(150, 115), ("write", {"message": "blue"})), 'Succeed: `write` typed "blue" into <select>.', "[s.value, s.matches(':open')]", ["b", False]),
+    Case("write in a closed shadow", CLOSED_FIELD, (click(130, 115), ("write", {"message": "new"})), 'Succeed: `write` typed "new" into <input> type=text "Deep".', "inner.value", "new"),
+    Case("write in a closed list", CLOSED_LIST, (keys("Tab"), ("write", {"message": "red"})), 'Succeed: `write` typed "red" into <select>.', "inner.value", "Red"),
+    Case("write on a canvas", PAINTED, (click(130, 115), ("write", {"message": "a b"})), 'Succeed: `write` typed "a b" into <canvas>.', "said", "a b"),
+    Case("write to the page", PAGE_LISTENS, (click(130, 115), ("write", {"message": "crane"})), 'Succeed: `write` typed "crane" into <body>.', "said", "crane"),
+    Case("write to another site's page", PAINTED_FRAME, (click(230, 215), ("write", {"message": "crane"})), 'Succeed: `write` typed "crane" into <body>.'),
+    Case("write where nothing listens", box(100, 100, inside="Pane", more="tabindex=0"), (click(130, 115), ("write", {"message": "x"})), "Failed: `write`: no input field has the focus; click on one first."),
+    Case("write on a button", box(100, 100, "button", "Go", "onclick='window.hit=(window.hit||0)+1' onkeydown='1'"), (click(130, 115), ("write", {"message": "a b"})), "Failed: `write`: no input field has the focus; click on one first.", "hit", 1, bulk=True),
+    Case("write a number", box(100, 100, "input", more="type=number value=3"), (click(120, 110), ("write", {"message": "12.5"})), 'Succeed: `write` typed "12.5" into <input> type=number.', "document.activeElement.value", "12.5", bulk=True),
     Case("open a list", PICKED, (click(150, 115), click(150, 178)), f'Succeed: `click` on <option> "Red" at (150, 178) executed.{NOTE}', "s.value", "Red"),
     Case("list by keys", PICKED, (keys("Tab", "Space"), keys("ArrowDown", presses=2), keys("Enter")), f"Succeed: `press_keys` Enter executed.{NOTE}", "s.value", "b", bulk=True),
     Case("enter", f"<form action=/next>{FIELD}</form>", (click(120, 110), keys("Enter")), f"Succeed: `press_keys` Enter executed. Page navigated to {ORIGIN}/next?.", "document.title", "Next"),

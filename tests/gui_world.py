@@ -10,7 +10,7 @@ import msgspec
 import psutil
 from aiohttp import web
 
-from orchard.schemas.gui import GuiWorld
+from orchard.schemas.gui import BrowserSettings, GuiWorld
 from orchard.schemas.sites import Site
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.sites.engine import open_site
@@ -75,7 +75,7 @@ TINY = Site(name="tiny", seed=1, layout="scatter", theme="light")
 def gui_task(number: int = 1, path: str = "/", *, site: bool = False) -> Task:
     """A task on the site, graded by `tests.gui_grader:Seen`: the site was asked for /said?word=tea. With
     `site` it is on a generated one, which worker processes know, too."""
-    world = GuiWorld(start_url=f"{ORIGIN}{path}", site=SITE)
+    world = GuiWorld(start_url=f"{ORIGIN}{path}", site=SITE, browser=BrowserSettings(quiet=0.06))
     if site:
         world = GuiWorld(start_url=f"http://{open_site(TINY).host}/", site=TINY)
     return Task(

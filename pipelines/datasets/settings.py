@@ -163,4 +163,6 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
+    if not settings.source.unanswered:
+        del plain["source"]["unanswered"]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

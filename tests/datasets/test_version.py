@@ -17,6 +17,7 @@ DECIDES_NO_ROW = {
     "storage/errors.py": "names of errors",
     "storage/location.py": "where a store is",
     "storage/pins.py": "keeps files from being removed",
+    "storage/table_log.py": "whether the log of a table is whole",
     "storage/tables.py": "what the writer has put into a table stays there",
     "workers/claw/react.py": "its class alone: the tools of a world are in the log",
     "workers/harnesses/programs/*.py": "their names and class alone: the tools of a program are in the log",
@@ -24,6 +25,7 @@ DECIDES_NO_ROW = {
     "workers/harnesses/interface.py": "the loop: what came of it is in the log",
     "workers/llm/answers.py": "the type of an answer",
     "workers/machine.py": "the type of a command's result",
+    "workers/networks.py": "whether a task had a network: what its prompt said of that is in the log",
 }
 """By pattern, why a module that a build imports may change without another code version. What only such a
 module imports is as good as excepted."""

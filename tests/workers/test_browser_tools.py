@@ -14,7 +14,7 @@ from aiohttp import web
 from playwright.async_api import Error
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
-from orchard.schemas.gui import BrowserSettings, GuiOutcome
+from orchard.schemas.gui import BrowserSettings, GuiOutcome, GuiWorld
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -30,6 +30,7 @@ from orchard.workers.browser.tabs import Tabs
 from orchard.workers.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.sandboxes import SandboxMachine
 from orchard.workers.worlds import Opening, Shared, get_world
+from tests import gui_delays
 from tests.gui_cases import CASES, PAPER, Case, at
 from tests.gui_world import HandMade, Page, gui_task, text_of
 from tests.sandbox_service import LocalService
@@ -130,6 +131,7 @@ PAGES: dict[str, Page] = {
     "/file": _file,
     "/moved": _moved,
     **{f"/{case.name}": case.page for case in CASES},
+    **gui_delays.PAGES,
 }
 
 
@@ -390,3 +392,22 @@ async def browser_driver(url: str) -> AsyncIterator[Tabs]:
             yield tabs
     finally:
         await driver.close()
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(late, id=late.name, marks=[pytest.mark.slow] if late.bulk else [])
+        for late in (*gui_delays.LATE, *gui_delays.RESTLESS)
+    ],
+)
+async def test_what_comes_late_is_seen_and_what_never_rests_has_an_end(
+    browser: BrowserAttempt, late: gui_delays.Late
+) -> None:
+    """By the pace of the live web."""
+    await _at(browser, quote(late.name))
+    world = GuiWorld(start_url=f"http://hand.test/{quote(late.name)}")
+    attempt = BrowserAttempt(world, browser.tabs, None, lambda: None)
+    lines = [await _done(attempt, *call) for call in late.calls]
+    assert await browser.tabs.active.page.evaluate(late.effect), lines
+    assert lines[-1].endswith(late.ends)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from orchard.schemas.gui import BrowserSettings
 from orchard.workers.browser import page_scripts
 from orchard.workers.browser import tools as t
+from orchard.workers.browser.focusing import focused
 from orchard.workers.browser.keys import UnknownKey, key
 from orchard.workers.browser.marks import Words, holds_marks
+from orchard.workers.browser.resting import PROMPT_SECONDS, quiet_after
 from orchard.workers.browser.screen import OffScreen, Pixel, pixel
 from orchard.workers.browser.tabs import CRASHED, Tabs, Unresponsive
 
@@ -26,6 +28,8 @@ ACTION_SECONDS = 30.0
 _TYPED = 200
 """Characters that are typed one by one; the rest comes at once, as if pasted."""
 _SHOWN = 500
+RESTLESS = "Note: the page has not come to rest: it is still loading or changing."
+"""The end of a line where waiting had an end before the page's life had."""
 
 
 class Failed(Exception):
@@ -41,9 +45,10 @@ def shown_url(url: str) -> str:
 class Hands:
     """Mouse and keyboard of one browser."""
 
-    def __init__(self, tabs: Tabs, settings: BrowserSettings) -> None:
+    def __init__(self, tabs: Tabs, settings: BrowserSettings, quiet: float) -> None:
         self._tabs = tabs
         self._settings = settings
+        self._quiet = quiet
         self._ends = 0.0
         self.words = Words()
         """What the agent wrote into pages and addresses."""
@@ -60,26 +65,31 @@ class Hands:
         tab, url, count = tabs.active, tabs.active.page.url, len(tabs.open)
         tab.begin()
         self._ends = time.monotonic() + ACTION_SECONDS
+        quiet = quiet_after(action, self._quiet)
         try:
             line = await self._carried_out(action)
-        except (Failed, OffScreen, UnknownKey, Unresponsive) as error:
-            if isinstance(error, Unresponsive):
-                await tabs.interrupt()
-            await tabs.rest()
+        except (Failed, OffScreen, UnknownKey) as error:
+            await tabs.rest(PROMPT_SECONDS)
+            return f"Failed: `{name}`: {str(error).rstrip('.')}."
+        except Unresponsive as error:
+            await tabs.interrupt()
+            await tabs.rest(quiet)
             return f"Failed: `{name}`: {str(error).rstrip('.')}."
         except Error as error:
             await tabs.insist_alive(error)
-            await tabs.rest()
+            await tabs.rest(quiet)
             return f"Failed: `{name}`: {_reason(error)}."
-        await tabs.rest()
+        rested = await tabs.rest(quiet)
+        here, ends = tabs.active.page.url, []
         if len(tabs.open) > count:
-            return f"Succeed: {line} New tab opened (tab {len(tabs.open) - 1})."
-        here = tabs.active.page.url
-        if (tabs.active is tab or isinstance(action, t.GotoUrl)) and here != url:
-            return f"Succeed: {line} Page navigated to {shown_url(here)}."
-        if isinstance(action, t.Write):
-            return f"Succeed: {line}"
-        return succeeded_here(line)
+            ends.append(f"New tab opened (tab {len(tabs.open) - 1}).")
+        elif (tabs.active is tab or isinstance(action, t.GotoUrl)) and here != url:
+            ends.append(f"Page navigated to {shown_url(here)}.")
+        elif rested and not isinstance(action, t.Write):
+            return succeeded_here(line)
+        if not rested:
+            ends.append(RESTLESS)
+        return " ".join(["Succeed:", line, *ends])
 
     async def _carried_out(self, action: t.Action) -> str:
         match action:
@@ -147,26 +157,29 @@ class Hands:
 
     async def _write(self, message: str) -> str:
         self.words.add(message)
-        frame, focused = await self._focused()
-        way = focused.get("way")
-        if not way:
+        keyboard = self._page.keyboard
+        found = await focused(self._tabs)
+        if found is None:
             raise Failed("no input field has the focus; click on one first.")
-        if way == "type":
-            keyboard = self._page.keyboard
-            await self._input(keyboard.press("Control+a"))
-            await self._input(keyboard.press("Backspace"))
-            await self._input(keyboard.type(message[:_TYPED]))
-            if message[_TYPED:]:
-                await self._input(keyboard.insert_text(message[_TYPED:]))
+        if found.way in ("type", "keys"):
+            if found.way == "type":
+                await self._input(keyboard.press("Control+a"))
+                await self._input(keyboard.press("Backspace"))
+            rest = _TYPED if found.way == "type" else len(message)
+            await self._input(keyboard.type(message[:rest]))
+            if message[rest:]:
+                await self._input(keyboard.insert_text(message[rest:]))
         else:
-            refused = await self._tabs.asked(frame.evaluate(page_scripts.GIVE, message))
+            if found.opened:
+                await self._input(keyboard.press("Escape"))
+            refused = await found.run(page_scripts.GIVE, message)
             if refused:
                 options = ", ".join(str(each)[:40] for each in refused[:20])
                 raise Failed(f"the list has no option {message[:100]!r}; it has: {options}.")
             if refused is not None:
                 raise Failed(f"the field does not take {message[:100]!r}.")
         text = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
-        return f'`write` typed "{text}" into {self._told(focused.get("element"))}.'
+        return f'`write` typed "{text}" into {self._told(found.element)}.'
 
     async def _press(self, action: t.PressKeys) -> str:
         keys = [key(name) for name in action.keys]
@@ -269,20 +282,6 @@ class Hands:
         )
         element = handle.as_element()
         return await self._tabs.asked(element.content_frame()) if element else None
-
-    async def _focused(self) -> "tuple[Frame, dict[str, Any]]":
-        frame = self._page.main_frame
-        for _ in range(5):
-            found = await self._tabs.asked(frame.evaluate(page_scripts.FOCUSED))
-            if not isinstance(found, dict) or not found.get("frame"):
-                return frame, found if isinstance(found, dict) else {}
-            handle = await self._tabs.asked(frame.evaluate_handle("() => document.activeElement"))
-            element = handle.as_element()
-            inner = await self._tabs.asked(element.content_frame()) if element else None
-            if inner is None:
-                break
-            frame = inner
-        return frame, {}
 
 
 def _element(found: object) -> str:

@@ -54,68 +54,73 @@ AT_POINT = f"""([x, y]) => {{
 """The innermost element at a point: its description; and where the point is in a frame that cannot be looked
 into."""
 
-FOCUSED = f"""() => {{
-  {_DESCRIBE}
-  let element = document.activeElement;
-  for (;;) {{
+INNERMOST = """() => {
+  let element = document.activeElement || document.body;
+  for (;;) {
     let inner = null;
     if (element && element.shadowRoot) inner = element.shadowRoot.activeElement;
-    else if (element && element.tagName === 'IFRAME') {{
-      try {{ inner = element.contentDocument && element.contentDocument.activeElement; }} catch (error) {{}}
-      if (!inner) return {{ element: described(element), frame: true }};
-    }}
-    if (!inner) break;
+    else if (element && element.tagName === 'IFRAME') {
+      try {
+        const within = element.contentDocument;
+        inner = within && (within.activeElement || within.body);
+      } catch (error) {}
+    }
+    if (!inner) return element;
     element = inner;
-  }}
-  if (!element) return {{ element: null, frame: false }};
-  const plain = ['checkbox', 'radio', 'button', 'submit', 'reset', 'file', 'image', 'hidden'];
-  const tag = element.tagName;
-  const kind = element.getAttribute('type') || '';
-  const given = tag === 'INPUT' && ['date', 'time', 'month', 'week', 'datetime-local', 'color', 'range']
-    .includes(element.type);
-  const typed = tag === 'TEXTAREA' || element.isContentEditable || element.ownerDocument.designMode === 'on'
-    || (tag === 'INPUT' && !plain.includes(element.type) && !given);
-  const open = !element.disabled && !element.readOnly;
-  const way = tag === 'SELECT' ? 'choose' : given ? 'give' : typed ? 'type' : '';
-  return {{ element: described(element), frame: false, way: open ? way : '' }};
-}}"""
-"""What has the focus, and how it is written into: typed, given as a value, chosen from a list."""
-
-_INNERMOST = """
-let element = document.activeElement;
-for (;;) {
-  let inner = null;
-  if (element.shadowRoot) inner = element.shadowRoot.activeElement;
-  else if (element.tagName === 'IFRAME') {
-    try { inner = element.contentDocument && element.contentDocument.activeElement; } catch (error) {}
   }
-  if (!inner) break;
-  element = inner;
-}
-"""
+}"""
+"""What has the focus, as far as scripts see."""
 
-GIVE = f"""(text) => {{
-  {_INNERMOST}
+TAKES = f"""(element) => {{
+  {_DESCRIBE}
+  const list = element.closest('select');
+  if (list) element = list;
+  const plain = ['checkbox', 'radio', 'button', 'submit', 'reset', 'file', 'image', 'hidden'];
+  const pickers = ['date', 'time', 'month', 'week', 'datetime-local', 'color', 'range'];
+  const tag = element.tagName;
+  let way = 'keys';
+  if (tag === 'SELECT') way = 'choose';
+  else if (tag === 'INPUT' && pickers.includes(element.type)) way = 'give';
+  else if (tag === 'INPUT') way = plain.includes(element.type) ? '' : 'type';
+  else if (tag === 'TEXTAREA' || element.isContentEditable) way = 'type';
+  else if (element.ownerDocument.designMode === 'on') way = 'type';
+  else if (['BUTTON', 'SUMMARY'].includes(tag)) way = '';
+  if (element.disabled || element.readOnly) way = '';
+  const opened = tag === 'SELECT' && element.matches(':open');
+  return {{ element: described(element), way, opened }};
+}}"""
+"""How an element is written into, and whether it is a list that is open: emptied and typed into, given as a
+value, chosen from a list, or given keys, if anything listens."""
+
+LISTENS = """(element, listeners) => {
+  const kinds = ['keydown', 'keypress', 'keyup', 'beforeinput', 'input', 'textInput'];
+  const hears = (each) => kinds.some((kind) => kind in listeners(each));
+  for (let each = element; each; each = each.parentNode || each.host) if (hears(each)) return true;
+  return hears(element.ownerDocument.defaultView);
+}"""
+"""Whether an element, or what is around it, hears keys. `listeners` is a function of the debugger's."""
+
+GIVE = """(element, text) => {
+  element = element.closest('select') || element;
   const before = element.value;
-  if (element.tagName === 'SELECT') {{
+  if (element.tagName === 'SELECT') {
     const plain = (text) => text.replace(/\\s+/g, ' ').trim().toLowerCase();
     const options = Array.from(element.options);
-    const found = options.find((option) => plain(option.text) === plain(text))
-      || options.find((option) => plain(option.value) === plain(text));
+    const found = ['text', 'label', 'value']
+      .map((name) => options.find((option) => plain(option[name]) === plain(text))).find((option) => option);
     if (!found || found.disabled) return options.slice(0, 20).map((option) => option.text);
     element.value = found.value;
     found.selected = true;
-  }} else {{
+  } else {
     const proto = element.ownerDocument.defaultView.HTMLInputElement.prototype;
     Object.getOwnPropertyDescriptor(proto, 'value').set.call(element, text.trim());
-    if (element.value !== text.trim()) {{ element.value = before; return []; }}
-  }}
-  element.dispatchEvent(new Event('input', {{ bubbles: true, composed: true }}));
-  element.dispatchEvent(new Event('change', {{ bubbles: true }}));
+    if (element.value !== text.trim()) { element.value = before; return []; }
+  }
+  element.dispatchEvent(new Event('input', { bubbles: true, composed: true }));
+  element.dispatchEvent(new Event('change', { bubbles: true }));
   return null;
-}}"""
-"""Give the focused field a value, as its own picker would. The options, or nothing, where it takes no such
-value."""
+}"""
+"""Give a field a value, as its own picker would. The options, or nothing, where it takes no such value."""
 
 SCROLL = """([dx, dy]) => {
   const page = document.scrollingElement;
@@ -134,21 +139,34 @@ FRAMES = """() => new Promise((resolve) => {
 """Two frames, in which what an event has begun is under way; hidden pages have none, so a tenth of a
 second."""
 
-CALM = """([quiet, longest]) => new Promise((resolve) => {
+CALM = """([first, quiet, longest]) => new Promise((resolve) => {
   let timer = 0;
   const moving = () => document.getAnimations().some((each) => {
     const timing = each.effect && each.effect.getComputedTiming();
     return each.playState === 'running' && timing && timing.endTime !== Infinity;
   });
-  const end = () => { watcher.disconnect(); resolve(true); };
-  const later = () => { clearTimeout(timer); timer = setTimeout(() => (moving() ? later() : end()), quiet); };
-  const watcher = new MutationObserver(later);
-  watcher.observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
-  setTimeout(end, longest);
-  later();
+  const end = (calm) => { watcher.disconnect(); resolve(calm); };
+  const wait = (milliseconds) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => (moving() ? wait(quiet) : end(true)), milliseconds);
+  };
+  const watched = { subtree: true, childList: true, attributes: true, characterData: true };
+  const watch = (root) => {
+    watcher.observe(root, watched);
+    for (const each of root.querySelectorAll('*')) if (each.shadowRoot) watch(each.shadowRoot);
+  };
+  const watcher = new MutationObserver((changes) => {
+    wait(quiet);
+    for (const change of changes) for (const node of change.addedNodes) {
+      if (node.shadowRoot) watch(node.shadowRoot);
+    }
+  });
+  watch(document);
+  setTimeout(() => end(false), longest);
+  wait(first);
 })"""
-"""Until the page has not changed for `quiet` milliseconds and no animation that ends runs; `longest` at
-most."""
+"""Until a frame has not changed for `first` milliseconds, or for `quiet` after a change, and no animation
+that ends runs; false where it goes on for `longest`."""
 
 BLOCKED = """(short) => {
   const walls = [

@@ -22,6 +22,7 @@ from orchard.workers.browser.calls import written_calls, written_results
 from orchard.workers.browser.launching import SITE_PORT
 from orchard.workers.browser.observing import Eyes, Observation
 from orchard.workers.browser.pool import browsers
+from orchard.workers.browser.resting import PROMPT_SECONDS, QUIET_SECONDS
 from orchard.workers.browser.tabs import Tabs, Unresponsive
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.machine import CommandOutcome
@@ -72,6 +73,14 @@ def _site(site: Site, task: Task) -> OpenSite:
         ) from error
 
 
+def quiet_of(world: GuiWorld, site: OpenSite | None) -> float:
+    """Seconds without a sign of life that are rest after input. The pages of generated sites have no timers
+    and ask for nothing later."""
+    if world.browser.quiet is not msgspec.UNSET:
+        return world.browser.quiet
+    return PROMPT_SECONDS if isinstance(site, OpenSite) else QUIET_SECONDS
+
+
 class BrowserAttempt:
     """The world of one attempt. See OpenWorld."""
 
@@ -88,7 +97,8 @@ class BrowserAttempt:
         self.tabs = tabs
         self._site = site
         self._seen = seen
-        self._hands = Hands(tabs, world.browser)
+        self._quiet = quiet_of(world, site)
+        self._hands = Hands(tabs, world.browser, self._quiet)
         self._eyes = Eyes(tabs, world.browser)
         self._walls = 0
         self._injections = 0
@@ -104,7 +114,7 @@ class BrowserAttempt:
             await self.tabs.asked(
                 tab.page.goto(url, wait_until="commit", timeout=START_SECONDS * 1000), START_SECONDS + 5
             )
-            await self.tabs.rest()
+            await self.tabs.rest(self._quiet)
             await self.tabs.asked(tab.session.send("Page.resetNavigationHistory"))
         except (Error, Unresponsive) as error:
             raise InfrastructureError(AbortCause.SITE_UNAVAILABLE, f"{url}: {error}") from error
