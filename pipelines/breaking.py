@@ -1,4 +1,5 @@
-"""The breaker: a campaign whose model refuses one rollout after the other, for one reason, is paused."""
+"""The breaker: a campaign whose model refuses one rollout after the other is paused, soon where the reasons
+are equal."""
 
 import asyncio
 import logging
@@ -18,13 +19,18 @@ LOOK_SECONDS = 2.0
 """Between two looks at the counts."""
 BREAKS_AT = 5
 """Equal refusals in a row."""
+UNLIKE_BREAKS_AT = 20
+"""Refusals in a row, whatever their reasons: several servers behind one address have several words."""
 
 
 def broken(refused: CampaignRefused) -> str:
     """Why the campaign must not go on, as a clause; empty where it may."""
-    if refused.count < BREAKS_AT:
-        return ""
-    return f"{refused.count} rollouts in a row were refused by model {refused.model!r}: {refused.reason}"
+    count, reason = refused.count, refused.reason
+    if count < BREAKS_AT:
+        count, reason = count + refused.unlike, f"the last: {reason}"
+        if not refused.count or count < UNLIKE_BREAKS_AT:
+            return ""
+    return f"{count} rollouts in a row were refused by model {refused.model!r}: {reason}"
 
 
 class Breaker:

@@ -37,13 +37,17 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal refusals in a row that a model has ended rollouts of a campaign with."""
+    """Refusals in a row that a model has ended rollouts of a campaign with."""
 
     campaign: str
     model: str
     endpoint: str
     reason: str
+    """Of the newest."""
     count: int
+    """The newest ones that are equal; 0 where a rollout has come to its end since."""
+    unlike: int = 0
+    """Those before them, whatever their reasons."""
 
 
 class EndpointRested(msgspec.Struct, frozen=True, kw_only=True):

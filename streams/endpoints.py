@@ -64,7 +64,7 @@ class EndpointBook:
         if not found:
             return {}
         now = await server_time(self._connection, names.ENDPOINTS_STREAM)
-        stored = [_stored(message, rest, now.timestamp()) for message, rest in found]
+        stored = [stored_rest(message, rest, now.timestamp()) for message, rest in found]
         return {one.key: one for one in stored}
 
     async def rest(self, key: str) -> StoredRest | None:
@@ -74,7 +74,7 @@ class EndpointBook:
         if found is None or rest is None:
             return None
         now = await server_time(self._connection, names.ENDPOINTS_STREAM)
-        return _stored(found, rest, now.timestamp())
+        return stored_rest(found, rest, now.timestamp())
 
     async def put_rest(self, key: str, rest: Rest, revision: int) -> bool:
         """Write over the record of `revision`, 0 where there was none; False when it was changed
@@ -128,15 +128,16 @@ def _decoded(message: StoredMessage | None, form: type[T]) -> T | None:
         return None
 
 
-def _stored(message: StoredMessage, rest: Rest, now: float) -> StoredRest:
+def stored_rest(message: StoredMessage, rest: Rest, now: float) -> StoredRest:
+    """The record at `now`, a time of the server's clock."""
     stored = message.time.timestamp()
     since = rest.since.timestamp() if rest.since else stored
     return StoredRest(
         key=message.subject.removeprefix(_RESTS),
         rest=rest if rest.since else msgspec.structs.replace(rest, since=message.time),
         revision=message.sequence,
-        left=rest.seconds - (now - stored),
-        age=now - since,
+        left=rest.seconds - max(now - stored, 0.0),  # a server that leads now may have an earlier clock
+        age=max(now - since, 0.0),
     )
 
 

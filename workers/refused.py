@@ -21,13 +21,17 @@ _TRIES = 5
 
 def counted(before: CampaignRefused | None, request: RolloutRequest, reason: str) -> CampaignRefused:
     """The record after another refusal."""
-    again = before is not None and before.count and _form(before.reason) == _form(reason)
+    count = before.count if before is not None else 0
+    unlike = before.unlike if before is not None and count else 0
+    if before is None or _form(before.reason) != _form(reason):
+        count, unlike = 0, unlike + count
     return CampaignRefused(
         campaign=request.campaign,
         model=request.model.name,
         endpoint=request.model.endpoint,
         reason=reason,
-        count=before.count + 1 if before is not None and again else 1,
+        count=count + 1,
+        unlike=unlike,
     )
 
 
@@ -51,9 +55,12 @@ class Refusals:
 
     async def served(self, request: RolloutRequest) -> None:
         """A rollout came to its end. Raises StreamsError."""
-        known = await self._find(request)
-        if known is not None and known.refused.count:
-            await self._book.put_refusal(msgspec.structs.replace(known.refused, count=0), known.revision)
+        for _ in range(_TRIES):
+            known = await self._find(request)
+            if known is None or not known.refused.count:
+                return
+            if await self._book.put_refusal(msgspec.structs.replace(known.refused, count=0), known.revision):
+                return
 
     async def _find(self, request: RolloutRequest) -> StoredRefusal | None:
         return await self._book.refusal(request.campaign, request.model.name, request.model.endpoint)

@@ -156,7 +156,7 @@ async def test_a_reply_that_is_no_answer_is_a_failure_of_the_endpoint_and_quoted
             await client.complete(ModelSpec(name="m"), [], [], seed=1, timeout=30.0)
     assert caught.value.cause is AbortCause.LLM_UNAVAILABLE
     said = " ".join(BODIES[body].decode()[:40].split())
-    told = said, "without a finish_reason", "a chat completion", "of a completion: 7", "a text should be"
+    told = said, "without a finish_reason", "a chat completion", "of a completion: 7", "should be"
     assert any(one in caught.value.detail for one in told)
 
 

@@ -5,10 +5,12 @@ from math import inf
 import msgspec
 import pytest
 
-from orchard.pipelines.breaking import BREAKS_AT, broken
+from orchard.pipelines.breaking import BREAKS_AT, UNLIKE_BREAKS_AT, broken
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.rests import Rest
+from orchard.streams.endpoints import stored_rest
+from orchard.streams.records import StoredMessage
 from orchard.workers.llm.resting import (
     GRACE_SECONDS,
     HELD_SECONDS,
@@ -126,6 +128,22 @@ def test_equal_refusals_in_a_row_are_counted_up_to_the_breaker() -> None:
     assert counted(record, request, "answered 401: no").count == 1
     served = msgspec.structs.replace(record, count=0)
     assert counted(served, request, record.reason).count == 1
+
+    mixed = None
+    for number in range(UNLIKE_BREAKS_AT):
+        assert mixed is None or broken(mixed) == ""
+        mixed = counted(mixed, request, "answered 403: none" if number % 2 else "answered 401: no")
+    assert mixed is not None and "20 rollouts in a row were refused by model 'm': the last: " in broken(mixed)
+    assert broken(msgspec.structs.replace(mixed, count=0)) == ""
+    assert broken(counted(msgspec.structs.replace(mixed, count=0), request, "answered 401: no")) == ""
+
+
+def test_a_rest_is_no_longer_than_it_was_told_where_the_servers_clock_goes_back() -> None:
+    """As where another server of the cluster leads."""
+    told = msgspec.json.encode(msgspec.structs.replace(REST, seconds=5.0))
+    record = StoredMessage(sequence=1, subject="rest.k", nanoseconds=10**18, headers={}, data=told)
+    stored = stored_rest(record, msgspec.json.decode(told, type=Rest), now=10**9 - 3600.0)
+    assert (stored.left, stored.age) == (5.0, 0.0)
 
 
 def test_an_endpoint_is_known_by_its_servers_and_the_name_of_its_key() -> None:

@@ -12,8 +12,10 @@ from aiohttp import web
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.events import payload
 from orchard.schemas.rests import EndpointRested
+from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.endpoints import EndpointBook
+from orchard.streams.publish import Message, store
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
@@ -233,6 +235,30 @@ async def test_a_client_that_nobody_takes_up_again_waits(
     endpoint.answer({"error": {"message": "no"}}, 429, {"Retry-After": "2"})
     endpoint.says("back")
     assert (await ask(client)).text == "back"
+
+
+async def test_where_the_book_cannot_be_read_a_call_ends_by_its_own_tries(
+    endpoint: Endpoint, process: Callable[..., Any], connection: Connection
+) -> None:
+    """As with a record that a later version has written in another form."""
+    key = rest_key(EndpointSettings(base_url=endpoint.url), socket.gethostname())
+    subject = f"{names.ENDPOINTS_PREFIX}rest.{key}"
+    await store(connection, Message(subject=subject, payload=b'{"until": "soon"}', id="later", expected=0))
+    endpoint.answer(b"down", 503)
+    client = await process("one", max_tries=2)
+    with pytest.raises(InfrastructureError, match="no completion in 2 tries"):
+        await ask(client)
+
+
+async def test_how_long_an_endpoint_asks_to_wait_is_told_whatever_the_number(
+    endpoint: Endpoint, process: Callable[..., Any], connection: Connection
+) -> None:
+    endpoint.answer(b"slow", 429, {"Retry-After": "9" * 400})
+    client = await process("one")
+    with pytest.raises(EndpointRests):
+        await ask(client)
+    told = [payload(one.event) async for one in replay(connection, subjects="orchard.events.endpoints.>")]
+    assert [type(one) for one in told] == [EndpointRested]
 
 
 async def test_another_key_at_the_same_server_does_not_rest(

@@ -21,6 +21,10 @@ ORACLE_FINGERPRINT = "orchard-oracle"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields in which servers put a message's reasoning: DeepSeek, SGLang and older vLLM the first; OpenRouter
 and vLLM since 0.16 the second, and each reads no other."""
+_CALLS = ("tool_calls", "function_call")
+"""Endings of an answer that calls something."""
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Types of content parts that are no text."""
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM's for a token whose log-probability it does not know."""
 _ABOVE_ZERO = 0.01
@@ -184,6 +188,10 @@ def read_completion(raw: bytes) -> Completion:
     field = next((name for name in REASONING_FIELDS if _text(getattr(message, name))), "")
     reasoning, calls = _text(getattr(message, field, None)), _calls(message)
     fingerprint = _word(reply.system_fingerprint)
+    if reason in _CALLS and not (text or calls):
+        raise MalformedAnswer(f"the answer ends with a call and holds nothing: {excerpt(raw)}")
+    if not (text or reasoning or calls) and isinstance(message.content, list):
+        _check_parts(message.content)
     return Completion(
         text=text,
         reasoning=reasoning,
@@ -205,7 +213,7 @@ def excerpt(raw: bytes) -> str:
 
 def _check_errors(raw: bytes) -> None:
     """Raises MalformedAnswer where the reply says an error."""
-    if b'"error"' not in raw:
+    if b'"error"' not in raw and b"\\u00" not in raw:  # a key may be written in escapes
         return
     try:
         said = failure(decode(_ANY, raw))
@@ -273,21 +281,34 @@ def _word(value: Any) -> str:
 
 def _text(content: Any) -> str:
     """Text of a string or of a list of content parts."""
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return ""
+        return "".join(_part(part) or "" for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _part(part: Any) -> str | None:
+    """Text of a content part; None for one without."""
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else None
+
+
+def _check_parts(content: Sequence[Any]) -> None:
+    """Raises MalformedAnswer where an answer of parts alone has one that is neither text nor thought."""
+    for part in content:
+        if _part(part) is None and not (isinstance(part, dict) and part.get("type") in _THOUGHTS):
+            raise MalformedAnswer(f"the answer is a part that cannot be read: {part!r:.{_EXCERPT}}")
 
 
 def _calls(message: _Message) -> tuple[ToolCall, ...]:
     """Calls as the model wrote them, with an id made where the endpoint gave none, one twice or none that can
     be sent back. What is no call at all becomes one of a tool without a name."""
-    calls = message.tool_calls
+    calls = message.tool_calls or []
     if not calls and message.function_call is not None:
         calls = [{"function": message.function_call}]  # as the API had it before it knew several
+    if not isinstance(calls, list):
+        raise MalformedAnswer(f"the answer holds {calls!r:.{_EXCERPT}} where calls should be")
     written: dict[str, ToolCall] = {}
-    for index, call in enumerate(calls if isinstance(calls, list) else []):
+    for index, call in enumerate(calls):
         found = call if isinstance(call, dict) else {}
         function = found.get("function")
         part = function if isinstance(function, dict) else {"arguments": function}

@@ -46,7 +46,7 @@ from orchard.workers.llm.questions import HELLO, Questions
 from orchard.workers.llm.quoting import without_key
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, pause, retry_after
 from orchard.workers.llm.replicas import Replica, choose
-from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body
+from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body, error_text
 from orchard.workers.llm.resting import LOOPBACK, host_of, is_held, rest_key, servers
 from orchard.workers.llm.resting import QUESTION_SECONDS as REST_QUESTION_SECONDS
 from orchard.workers.llm.rests import NoAnswer, Rests
@@ -453,10 +453,12 @@ class _Endpoint:
                 ) as reply,
             ):
                 reached.phase = Phase.ANSWERING
-                said = await body(reply, self.settings.max_reply_bytes)
-            if not 200 <= reply.status < 300:
-                asked = retry_after(reply.headers, datetime.now(UTC))
-                raise self._status_refusal(reply.status, error_of(said), model, asked)
+                most = self.settings.max_reply_bytes
+                if not 200 <= reply.status < 300:
+                    asked = retry_after(reply.headers, datetime.now(UTC))
+                    told = error_of(await error_text(reply, most))
+                    raise self._status_refusal(reply.status, told, model, asked)
+                said = await body(reply, most)
             return read_completion(assembled(said) if is_stream(said) else said)
         except TooDeep:
             return self._unfinished(said, "is nested too deep")
@@ -466,10 +468,10 @@ class _Endpoint:
             said_of_it = f"{reached.phase} within {seconds:.0f} s"
             raise self._refusal(Meaning.TRANSIENT, said_of_it, certain=not connected) from error
         except ReplyTooLarge as error:
-            return self._endless(error, model)
+            return self._unfinished(error.begins, f"has more than {most} bytes")
         except WrongEncoding as error:
             raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last for a name that is none
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
             away = reached.phase is Phase.CONNECTING  # or this request has ended the server
             raise self._refusal(Meaning.TRANSIENT, detail, certain=away) from None
@@ -479,13 +481,9 @@ class _Endpoint:
                 # Some routers answer 200 and put the upstream's refusal into the body.
                 raise self._status_refusal(int(inside.code), inside, model, None) from error
             quoted = f": {text}" if (text := inside.message or inside.type or inside.code) else ""
-            raise self._refusal(meaning(200, inside), f"gave no answer: {error}{quoted}") from error
-
-    def _endless(self, reply: ReplyTooLarge, model: str) -> Completion:
-        most = f"more than {self.settings.max_reply_bytes} bytes"
-        if reply.status >= 400:
-            raise self._status_refusal(reply.status, ErrorBody(message=most), model, None)
-        return self._unfinished(reply.begins, f"has {most}")
+            refusal = self._refusal(meaning(200, inside), f"gave no answer: {error}{quoted}")
+            refusal.anew = refusal.meaning is Meaning.TRANSIENT
+            raise refusal from error
 
     def _unfinished(self, begins: bytes, what: str) -> Completion:
         """A completion without an end is the model's doing; any other body without one is the endpoint's."""

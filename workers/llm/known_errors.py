@@ -125,9 +125,9 @@ def meaning(status: int, body: ErrorBody) -> Meaning:
             return known.meaning
     if status in (413, 429):
         return Meaning.CONTEXT_EXCEEDED if status == 413 else Meaning.THROTTLED
-    if status in _TRANSIENT or status >= 500 or 200 <= status < 300:
-        return Meaning.TRANSIENT
-    return Meaning.REFUSED
+    if 400 <= status < 500 and status not in _TRANSIENT:
+        return Meaning.REFUSED
+    return Meaning.TRANSIENT
 
 
 def samples_anew(status: int) -> bool:

@@ -14,7 +14,8 @@ import msgspec
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-
+_FOREVER = 1e9
+"""Seconds, for a number that has no end."""
 
 _QUOTED = 2000
 """Characters of an error that are looked at."""
@@ -117,19 +118,25 @@ def _plain(value: object) -> str:
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
     """Seconds the endpoint asked to wait (`retry-after-ms`, or `retry-after` as seconds or date), if it did.
 
-    `headers` has lower-case names. A value that cannot be read counts as absent.
+    `headers` has lower-case names. A value that cannot be read counts as absent. A date is one of the
+    endpoint's clock, as its header `date` has it; `now` is ours, for one without.
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if re.fullmatch(r"\d+(?:\.\d+)?", text):
-            return float(text) * unit
+            return min(float(text) * unit, _FOREVER)
+    until = _date(headers.get("retry-after", ""))
+    if until is None:
+        return None
+    return max(0.0, (until - (_date(headers.get("date", "")) or now)).total_seconds())
+
+
+def _date(text: str) -> datetime | None:
     try:
-        date = parsedate_to_datetime(headers.get("retry-after", ""))
+        date = parsedate_to_datetime(text)
     except (ValueError, OverflowError, TypeError):
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - now).total_seconds())
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
 
 
 def pause(tries: int, asked: float | None, jitter: float) -> float:

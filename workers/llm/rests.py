@@ -158,8 +158,9 @@ class Rests:
     async def begin(
         self, key: str, *, endpoint: str, model: str, reason: str, asked: float | None, answered: bool
     ) -> bool:
-        """Let an endpoint rest, unless it does; False where the book cannot be written. `answered`: it has
-        answered this process since its last rest."""
+        """Let an endpoint rest, unless it does; whether it does now, which it does not where the book cannot
+        be written or has a record that cannot be read. `answered`: it has answered this process since its
+        last rest."""
         try:
             known = await self._book.rest(key)
             if known is None or known.rest.over:
@@ -176,7 +177,7 @@ class Rests:
         except StreamsError as error:
             log.warning("the rest of endpoint %r is not told: %s", endpoint, error)
             return False
-        return True
+        return key in self._known
 
     async def _run(self) -> None:
         while True:

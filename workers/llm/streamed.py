@@ -18,6 +18,7 @@ _FIRST = (b"data:", b"event:", b"error:", b"id:", b"retry:", b":")
 _CHUNK = msgspec.json.Decoder()
 _TAIL = 200
 """Bytes that an error quotes of a stream without an ending."""
+_SAYS = ("content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS)
 _GROWING = ("token_ids", "response_token_ids")
 """Lists of a choice, of which each chunk has the next part."""
 
@@ -62,6 +63,8 @@ def assembled(raw: bytes) -> bytes:
             if (part.get("index") or 0) == 0:
                 _add(part, choice, message, calls)
         reply |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        if not is_given(choice.get("finish_reason")):
+            reply.pop("usage", None)  # of an answer that goes on
     if not is_given(choice.get("finish_reason")):
         what = "" if done else ", in the middle"
         raise MalformedAnswer(f"the stream ended without a finish_reason{what}: {excerpt(raw[-_TAIL:])}")
@@ -120,10 +123,14 @@ def _add(part: dict[str, Any], choice: dict[str, Any], message: dict[str, Any], 
     delta = part.get("delta")
     if isinstance(delta, dict):
         choice["message"] = message
+        if ending(choice.get("finish_reason")) is not None and any(map(delta.get, _SAYS)):
+            del choice["finish_reason"]  # it was not the end
         for name in ("content", "refusal", *REASONING_FIELDS):
             if (text := delta.get(name)) is not None:
                 message.setdefault(name, []).extend(_parts(text))
-        for call in _listed(delta.get("tool_calls")):
+        if (part_of := delta.get("tool_calls")) and not isinstance(part_of, list):
+            raise MalformedAnswer(f"the stream holds {part_of!r:.100} where calls should be")
+        for call in _listed(part_of):
             _call(call, calls)
         if isinstance(function := delta.get("function_call"), dict):
             _call({"function": function}, calls)
