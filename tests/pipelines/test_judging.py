@@ -159,6 +159,8 @@ class ScriptedJudge:
             self.down.set()
             return web.json_response({"error": {"message": "out"}}, status=503, headers={"Retry-After": "0"})
         asked = msgspec.json.decode(await request.read())
+        if len(asked["messages"]) == 1:
+            return web.json_response(_completion("yes"))  # whether it answers again
         self.asked.append(asked)
         if len(self.asked) == self.called:
             self.then()
@@ -166,9 +168,13 @@ class ScriptedJudge:
         said = "It is there.\nSUCCESS" if " is bought." in text else "It is not there.\nNOT SUCCESS"
         if len(asked["messages"]) == 2 and len(self.asked) % 9 == 0:
             said = "SUCCESS, I would say."  # has not the form
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
-        usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
-        return web.json_response({"id": "x", "model": "wise", "choices": [choice], "usage": usage})
+        return web.json_response(_completion(said))
+
+
+def _completion(said: str) -> dict[str, Any]:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+    return {"id": "x", "model": "wise", "choices": [choice], "usage": usage}
 
 
 @pytest.fixture
