@@ -96,7 +96,7 @@ CALLED = {name: message(f"I try: {name}.", command) for name, command in COMMAND
     "two keys": message("", ('{"command": "echo a", "command": "echo b", "other": 1}', "bash")),
     "the second is bad": message("", "echo never", ("{}", "bash")),
     "cut off": message("so lo", finish="length"),
-    "cut off in a call": message("", finish="tool_calls"),
+    "cut off in a call": message("so", finish="tool_calls"),
     "cut off in arguments": message("", ('{"command": "ec', "bash"), finish="length"),
 }
 
