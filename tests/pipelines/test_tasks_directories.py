@@ -135,9 +135,9 @@ def test_what_cannot_be_a_task_is_one_sentence(
         ),
         (
             '[agent]\ntimeout_sec = 12000\n[environment]\nnetwork_mode = "allowlist"\n'
-            'allowed_hosts = ["PyPI.org.", "10.1.2.3"]\n',
+            'allowed_hosts = ["Packages.Example.", "10.1.2.3"]\n',
             Asked(
-                hosts=("pypi.org:443", "pypi.org:80", "10.1.2.3:443", "10.1.2.3:80"),
+                hosts=("packages.example:443", "packages.example:80", "10.1.2.3:443", "10.1.2.3:80"),
                 agent_seconds=12000.0,
                 creation_seconds=600.0,
             ),
@@ -214,16 +214,18 @@ async def test_a_task_that_asks_for_a_network_is_not_judged_without_it(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
     """It would be rejected for what it lacks here; with `as_asked` solution and tests have what it names."""
-    found, reward = "getent hosts pypi.org > /dev/null", "/logs/verifier/reward.txt"
+    found, reward = "getent hosts packages.example > /dev/null", "/logs/verifier/reward.txt"
     files = {
         **HARBOR,
-        "task.toml": f'{TASK_TOML}network_mode = "allowlist"\nallowed_hosts = ["pypi.org"]\n',
+        "task.toml": f'{TASK_TOML}network_mode = "allowlist"\nallowed_hosts = ["packages.example"]\n',
         "tests/test.sh": f"{found} && [ -e solved ] && echo 1 > {reward} || echo 0 > {reward}",
         "solution/solve.sh": f"{found} && touch solved",
     }
     task = directory_task(read_directory(_written(tmp_path / "it", files)), "host")
     settings, blobs = ValidationSettings(runs=1), BlobStore(str(tmp_path / "store"))
-    with pytest.raises(TaskError, match=r'asks for a network \(only pypi.org:443, pypi.org:80\).*"as_asked"'):
+    with pytest.raises(
+        TaskError, match=r'asks for a network \(only packages.example:443, packages.example:80\).*"as_asked"'
+    ):
         await Validator(sandboxes, blobs, settings).validate(task)
     verdict = await Validator(sandboxes, blobs, settings, task_network="as_asked").validate(task)
     assert isinstance(verdict.event, TaskValidated)

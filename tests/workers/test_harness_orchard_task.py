@@ -46,7 +46,10 @@ def test_it_is_registered_beside_the_released_one() -> None:
         (None, "There is no network"),
         (Asked(agent_seconds=9.0), "There is no network"),
         (Asked(network=True), "You have a network: public addresses can be reached."),
-        (Asked(hosts=("pypi.org:443",)), "you can reach pypi.org:443 over TCP, and nothing else"),
+        (
+            Asked(hosts=("packages.example:443",)),
+            "you can reach packages.example:443 over TCP, and nothing else",
+        ),
     ],
 )
 def test_it_tells_of_the_task_and_of_the_network_that_there_is(asks: Asked | None, said: str) -> None:

@@ -16,7 +16,9 @@ from tests.attempts_world import World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service
 
-COMMANDS = ("mkdir -p /work && rm -f /work/tool && printf 'sleep 100' > /work/answer; getent hosts pypi.org",)
+COMMANDS = (
+    "mkdir -p /work && rm -f /work/tool && printf 'sleep 100' > /work/answer; getent hosts packages.example",
+)
 """What the agent does in each task: it loses a tool, and its answer never ends."""
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -43,7 +45,7 @@ TASKS = (
     task("prevented", "[ -e /work/tool ] || exec /work/tool"),
     task("hangs", "sh /work/answer", solution="printf 'exit 0' > /work/answer", seconds=2.0),
     task("broken", "exec /nowhere/python check.py"),
-    task("online", "true", asks=Asked(hosts=("pypi.org:443",))),
+    task("online", "true", asks=Asked(hosts=("packages.example:443",))),
 )
 
 
@@ -90,5 +92,5 @@ async def test_with_as_asked_the_agent_has_what_the_task_names_and_is_told(place
         (event,) = (await place.outcomes(*rollouts)).values()
     assert isinstance(outcome(event), RolloutFinished)
     said = dict(await place.rows("select role, content from messages where turn <= 1 order by sequence desc"))
-    assert "you can reach pypi.org:443 over TCP, and nothing else" in said["user"]
-    assert "pypi.org" in said["tool"]
+    assert "you can reach packages.example:443 over TCP, and nothing else" in said["user"]
+    assert "packages.example" in said["tool"]
