@@ -80,7 +80,6 @@ DEGENERATE = {
     "a number as name": [call(command("ls"), name=7)],
     "call is a string": ["bash ls"],
     "call is null": [None],
-    "calls are an object": {"bash": "ls"},
     "function is a string": [{"id": "1", "function": "ls"}],
 }
 
