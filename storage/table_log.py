@@ -1,10 +1,12 @@
 """The Delta log of a table, opened; where it cannot be read, the damage and the command that mends it.
 
 Damage is told from a store that is out of reach by looking: where every file of the log can be read and Delta
-still cannot make a table of them, they are not what was written.
+still cannot make a table of them, they are not what was written. A log that changes while it is read, because
+a writer makes the table or cleans its log, is read again.
 """
 
 import secrets
+from collections.abc import Iterable
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
@@ -15,6 +17,8 @@ from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
 _LOG = "_delta_log"
+_UNFINISHED = "#"
+"""In the name that Delta gives a file in a directory until it is whole."""
 _SERVICE = "Generic S3 error"
 """What Delta says of a service that did not answer, which may answer the next request."""
 _REASON = 200
@@ -34,17 +38,22 @@ def file_damaged(table: str, file: str) -> StoreDamaged:
 
 def opened(location: Location, table: str) -> DeltaTable | None:
     """The table as it is now; None where there is none yet. Raises StoreDamaged or StoreUnreachable."""
+    seen: dict[str, int | None] | None = None
     with store_errors(location.url):
-        try:
-            return DeltaTable(location.table_url(table), storage_options=location.storage_options)
-        except TableNotFoundError as error:
-            if _was_there(location, table):
-                raise _damaged(table, error) from error
-            return None
-        except DeltaError as error:
-            if is_full(error) or _SERVICE in str(error) or not _readable(location, table):
-                raise
-            raise _damaged(table, error) from error
+        while True:
+            try:
+                return DeltaTable(location.table_url(table), storage_options=location.storage_options)
+            except DeltaError as error:
+                if is_full(error) or _SERVICE in str(error):
+                    raise
+                there = _files(location, table)
+                if isinstance(error, TableNotFoundError) and not there:
+                    return None
+                if there == seen:
+                    if isinstance(error, TableNotFoundError) or _readable(location, there):
+                        raise _damaged(table, error) from error
+                    raise
+                seen = there
 
 
 def set_aside(location: Location, table: str) -> None:
@@ -67,22 +76,24 @@ def _damaged(table: str, error: Exception) -> StoreDamaged:
     return StoreDamaged(f"{table}: its log is damaged ({lines[0][:_REASON]}): {mending(table)}")
 
 
-def _was_there(location: Location, table: str) -> bool:
-    """Whether a table without a commit was one: it has a file that a log names."""
+def _files(location: Location, table: str) -> dict[str, int | None]:
+    """The finished files in a table's directory, with their bytes: none is written a second time."""
     found = location.filesystem.get_file_info(
         pafs.FileSelector(location.key("tables", table), allow_not_found=True, recursive=True)
     )
-    return any(info.type == pafs.FileType.File for info in found)
+    return {
+        info.path: info.size
+        for info in found
+        if info.type == pafs.FileType.File and _UNFINISHED not in info.base_name
+    }
 
 
-def _readable(location: Location, table: str) -> bool:
+def _readable(location: Location, files: Iterable[str]) -> bool:
     """Whether all files of the log can be read, whatever is in them."""
-    files = location.filesystem
-    found = files.get_file_info(pafs.FileSelector(location.key("tables", table, _LOG), allow_not_found=True))
     try:
-        for info in found:
-            if info.type == pafs.FileType.File:
-                with files.open_input_stream(info.path) as source:
+        for path in files:
+            if f"/{_LOG}/" in path:
+                with location.filesystem.open_input_stream(path) as source:
                     source.read()
     except OSError:
         return False

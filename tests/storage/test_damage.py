@@ -5,11 +5,13 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from orchard.storage import table_log
 from orchard.storage.blobs import BlobStore
 from orchard.storage.checking import check, examine
 from orchard.storage.compaction import compact
@@ -266,3 +268,23 @@ def _at(rows, sequence: int):
     import pyarrow as pa
 
     return rows.set_column(0, "sequence", pa.array([sequence], pa.int64()))
+
+
+async def test_a_table_that_is_made_while_it_is_opened_is_not_damaged(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta finds no commit, and the first is there when its directory is looked at."""
+    location, log = Location.parse(str(filled)), filled / "tables" / EVENTS / "_delta_log"
+    away = log.with_name("away")
+    log.rename(away)
+
+    def looked(*args: Any, **options: Any) -> DeltaTable:
+        try:
+            return DeltaTable(*args, **options)
+        finally:
+            if away.exists():
+                away.rename(log)
+
+    monkeypatch.setattr(table_log, "DeltaTable", looked)
+    table = table_log.opened(location, EVENTS)
+    assert table is not None and table.version()
