@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchard.actions.reading import Log
     from orchard.injector.blocking import Sandbox, SandboxClient
     from orchard.injector.blocking import Sandbox as SandboxInstance
     from orchard.injector.client import AsyncSandboxClient
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from orchard.injector.sandbox import AsyncSandbox
     from orchard.injector.sandbox import AsyncSandbox as AsyncSandboxInstance
     from orchard.injector.watching import Change
-    from orchard.reading import Log
 
     __version__: str
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> object:
         except metadata.PackageNotFoundError:
             return metadata.version("orchard-env")  # the client alone
     if name == "Log":
-        return import_module("orchard.reading").Log
+        return import_module("orchard.actions.reading").Log
     own = _PUBLISHED.get(name, name)
     if own not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

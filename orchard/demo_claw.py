@@ -16,28 +16,28 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.evaluation import show_results
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
-from orchard.cli.synthesis import with_progress
 from orchard.demo_rl import toml
 from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
+from orchard.domains.claw.synthesis import with_progress
+from orchard.domains.claw.synthesizing import SEEDED
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.importing import import_trajectories, released
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
+from orchard.pipelines.domains.claw.author import Author, mistake_of
+from orchard.pipelines.domains.claw.drafts import SOURCE
+from orchard.pipelines.domains.claw.drills import drills
+from orchard.pipelines.domains.claw.errands import Errands
+from orchard.pipelines.domains.claw.loop import Wanted
 from orchard.pipelines.evaluation.results import Pair, Results, paired, read_results
-from orchard.pipelines.scores import Score
-from orchard.pipelines.synthesis.author import Author, mistake_of
-from orchard.pipelines.synthesis.drafts import SOURCE
-from orchard.pipelines.synthesis.drills import drills
-from orchard.pipelines.synthesis.errands import Errands
-from orchard.pipelines.synthesis.loop import Wanted
 from orchard.pipelines.tasks.held_out import HeldOut
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
-from orchard.synthesizing import SEEDED
-from orchard.terminal import console
 from orchard.workers.harnesses.programs.layers import layers_among
 
 HARNESSES = ("claw-react", "mcp-loop")

@@ -14,24 +14,24 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.demonstrations import ENDPOINT, CommandFailed, Demonstration, campaign_score
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.settings import DatasetSettings, Pictures, Source
+from orchard.pipelines.domains.gui.screens import screen_drills, screen_episodes, write_drills
+from orchard.pipelines.domains.gui.synthesis import synthesize
 from orchard.pipelines.rl.barren import NothingToLearn
 from orchard.pipelines.rl.curves import plot_curves
-from orchard.pipelines.scores import Score
-from orchard.pipelines.synthesis.gui import synthesize
-from orchard.pipelines.synthesis.screens import screen_drills, screen_episodes, write_drills
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.gui import DOMAIN
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.sites import NAME
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
-from orchard.workers.sites.look import Split
+from orchard.workers.domains.gui.sites.look import Split
 
 HARNESS = "browser-compact"
 SITE = "tiny"

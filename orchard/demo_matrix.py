@@ -14,20 +14,20 @@ from typing import Annotated
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.evaluation import show_results
 from orchard.cli.quickstart import pipeline
 from orchard.demonstrations import ANSWER_TOKENS, BUDGET, HARNESS, TIMEOUTS, Demonstration, campaign_of
+from orchard.pipelines.domains.swe.repairs import SOURCE, Split, repair_tasks
 from orchard.pipelines.evaluation.results import Results, read_results
-from orchard.pipelines.tasks.repairs import SOURCE, Split, repair_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.tasks import Task
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
-from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.domains.swe.oracle.repairs import at_home
+from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.harnesses.programs.layers import layers_among
-from orchard.workers.llm.oracle.repairs import at_home
 
 PLAIN, LESSONS = "matrix-plain", "matrix-lessons"
 """The oracle's campaigns: in the compact harness for the base, and in the others for the policies."""

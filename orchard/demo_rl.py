@@ -16,9 +16,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.demo_sft import AFTER, ORACLE
 from orchard.demonstrations import (
     ANSWER_TOKENS,
@@ -32,13 +34,11 @@ from orchard.demonstrations import (
 )
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
+from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.domains.swe.repairs import Split
 from orchard.pipelines.rl.curves import plot_curves, plot_seeds
-from orchard.pipelines.scores import Score
-from orchard.pipelines.tasks.repairs import Split
 from orchard.schemas.campaigns import TaskRef
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
 
 DEATHS_POLL_SECONDS = 0.1
 

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.quickstart import pipeline
 from orchard.cli.reading import rows_table
 from orchard.cli.values import annotate_campaign
@@ -20,14 +22,12 @@ from orchard.demonstrations import (
     campaign_of,
     campaign_score,
 )
-from orchard.pipelines.scores import Score
-from orchard.pipelines.tasks.repairs import FUNCTIONS, Split, repair_tasks
+from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.domains.swe.repairs import FUNCTIONS, Split, repair_tasks
 from orchard.pipelines.values.requests import Asking
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
-from orchard.terminal import console
-from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX
+from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
 ORACLE = "demo-oracle"
 """The campaign that is distilled."""

@@ -10,23 +10,23 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.datasets import announce
 from orchard.cli.task_work import registry
-from orchard.config import Config, ConfigError, load
-from orchard.pipelines.campaigns import OtherPlan
-from orchard.pipelines.scores import Score, Tally, score
-from orchard.pipelines.tasks.packages import PackageCache
+from orchard.configuration.config import Config, ConfigError, load
+from orchard.pipelines.campaigns.commands import OtherPlan
+from orchard.pipelines.campaigns.scores import Score, Tally, score
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.repair_image import build_repair_image
+from orchard.pipelines.domains.swe.repairs import SOURCE, Split
 from orchard.pipelines.tasks.registry import known_hashes, read_task_refs
-from orchard.pipelines.tasks.repair_image import build_repair_image
-from orchard.pipelines.tasks.repairs import SOURCE, Split
+from orchard.processes.up import die_with_parent
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.tasks import Task
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
-from orchard.up import die_with_parent
-from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX
+from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
 if TYPE_CHECKING:
     from orchard.pipelines.datasets.settings import DatasetSettings

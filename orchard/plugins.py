@@ -17,6 +17,9 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, WorldUse
+from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.pictures import Picture, read_picture
+from orchard.workers.episode.worlds import Opening, OpenWorld, World
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.plugin import Grader, Judgement
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
@@ -30,9 +33,6 @@ from orchard.workers.harnesses.programs.record import (
     SuppliedFiles,
 )
 from orchard.workers.harnesses.programs.runner import ProgramHarness
-from orchard.workers.machine import CommandOutcome, Machine
-from orchard.workers.pictures import Picture, read_picture
-from orchard.workers.worlds import Opening, OpenWorld, World
 
 __all__ = [
     "AbortCause",

@@ -171,7 +171,7 @@ class CampaignState(StrEnum):
     CANCELLED = "cancelled"
     """What was open aborted."""
     ARCHIVED = "archived"
-    """Closed, and its events are in the archive: see `orchard.pipelines.archiving`."""
+    """Closed, and its events are in the archive: see `orchard.pipelines.campaigns.archiving`."""
 
 
 CAMPAIGN_MOVES: dict[CampaignState, frozenset[CampaignState]] = {

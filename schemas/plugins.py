@@ -50,20 +50,20 @@ NEEDS: dict[Kind, tuple[str, ...]] = {
 
 OWN: dict[Kind, dict[str, str]] = {
     Kind.HARNESS: {
-        "claw-react": "orchard.workers.claw.react:ClawReact",
-        "browser": "orchard.workers.browser.harness:BrowserHarness",
-        "browser-compact": "orchard.workers.browser.compact:CompactBrowser",
+        "claw-react": "orchard.workers.domains.claw.react:ClawReact",
+        "browser": "orchard.workers.domains.gui.browser.harness:BrowserHarness",
+        "browser-compact": "orchard.workers.domains.gui.browser.compact:CompactBrowser",
     },
     Kind.GRADER: {
-        "claw": "orchard.workers.claw.grading:ClawGrader",
-        "claw-eval": "orchard.workers.claw_eval.grading:ClawEvalGrader",
-        "sites": "orchard.workers.sites.grading:SitesGrader",
-        "gui-judge": "orchard.workers.graders.gui_judge:GuiJudgeGrader",
+        "claw": "orchard.workers.domains.claw.grading:ClawGrader",
+        "claw-eval": "orchard.workers.domains.claw.claw_eval.grading:ClawEvalGrader",
+        "sites": "orchard.workers.domains.gui.sites.grading:SitesGrader",
+        "gui-judge": "orchard.workers.domains.gui.judge_grader:GuiJudgeGrader",
     },
     Kind.WORLD: {
-        "browser": "orchard.workers.browser.world:BrowserWorld",
-        "claw": "orchard.workers.claw.world:ClawServices",
-        "claw-eval": "orchard.workers.claw_eval.world:ClawEvalServices",
+        "browser": "orchard.workers.domains.gui.browser.world:BrowserWorld",
+        "claw": "orchard.workers.domains.claw.world:ClawServices",
+        "claw-eval": "orchard.workers.domains.claw.claw_eval.world:ClawEvalServices",
     },
 }
 """What Orchard's own domains register, as packages of users do: name to `module:attribute`."""

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 ENTRANCE = "orchard_env"
 NEEDS = ("aiohttp", "msgspec")
-PIPELINE = "orchard.reading"
+PIPELINE = "orchard.actions.reading"
 """Of the names that `orchard` loads when they are first used, the module that needs the pipeline."""
 WHEEL = b"Wheel-Version: 1.0\nGenerator: orchard\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -15,14 +15,14 @@ import msgspec
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts, rollout_requests
 from orchard.schemas.events import TERMINAL_TYPES, AttemptReleased, Event, payload
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
@@ -30,15 +30,15 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
-from orchard.workers.browser.pool import Browsers, browsers
-from orchard.workers.keeper import keep
+from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.worker import Worker, WorkerSettings
+from orchard.workers.domains.gui.browser.pool import Browsers, browsers
+from orchard.workers.episode.sandboxes import SandboxSettings
+from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.episode.worlds import Shared
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.llm.rests import Rests
-from orchard.workers.rollout import AttemptDependencies
-from orchard.workers.sandboxes import SandboxSettings
-from orchard.workers.settings import JudgeSettings
-from orchard.workers.worker import Worker, WorkerSettings
-from orchard.workers.worlds import Shared
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)

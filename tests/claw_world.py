@@ -11,7 +11,7 @@ from aiohttp import web
 from orchard.plugins import graded_by
 from orchard.schemas.claw import ClawTests, ClawWorld, Records
 from orchard.schemas.tasks import Task, WorldUse
-from orchard.workers.claw.grading import ClawGrader
+from orchard.workers.domains.claw.grading import ClawGrader
 from tests.attempts_world import Script
 
 NOW = datetime(2026, 4, 10, 9, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from aiohttp import web
 from orchard.schemas.gui import BrowserSettings, GuiWorld
 from orchard.schemas.sites import Site
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
-from orchard.workers.sites.engine import open_site
+from orchard.workers.domains.gui.sites.engine import open_site
 from tests.attempts_world import Script
 from tests.sandbox_service import LocalService
 

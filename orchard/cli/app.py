@@ -14,12 +14,12 @@ import orchard
 from orchard.cli.listed import MARKUP, Commands
 
 _MISTAKES = (
-    ("orchard.config", "ConfigError"),
+    ("orchard.configuration.config", "ConfigError"),
     ("orchard.injector.errors", "SandboxError"),
-    ("orchard.pipelines.campaigns", "CampaignError"),
+    ("orchard.pipelines.campaigns.commands", "CampaignError"),
     ("orchard.pipelines.datasets.errors", "DatasetError"),
     ("orchard.pipelines.evaluation.suite", "EvaluationError"),
-    ("orchard.pipelines.left_out", "NotImported"),
+    ("orchard.pipelines.tasks.left_out", "NotImported"),
     ("orchard.pipelines.models.errors", "ModelError"),
     ("orchard.pipelines.rl.coordinator", "RunError"),
     ("orchard.pipelines.rl.engines", "Refused"),
@@ -100,9 +100,9 @@ def options(
     sandbox: Annotated[str | None, typer.Option(help="External sandbox service, http://HOST:PORT.")] = None,
 ) -> None:
     """Options that every command shares."""
-    from orchard import config as configuration  # whoever asks for help needs neither
+    from orchard.actions.session import Session
+    from orchard.configuration import config as configuration  # whoever asks for help needs neither
     from orchard.schemas import plugins
-    from orchard.session import Session
 
     if config is not None:
         _hand_down(context, config)
@@ -118,7 +118,7 @@ def options(
 
 def _hand_down(context: typer.Context, file: Path) -> None:
     """Let every process that the command starts read the same file."""
-    from orchard.variables import FILE_VARIABLE
+    from orchard.configuration.variables import FILE_VARIABLE
 
     before = os.environ.get(FILE_VARIABLE)
     os.environ[FILE_VARIABLE] = str(file.absolute())

@@ -11,22 +11,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from orchard.config import ConfigError
-from orchard.reports import campaign_line, campaign_table, status_table
-from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
-from orchard.schemas.health import alive
-from orchard.schemas.llm_calls import ModelKind
-from orchard.schemas.tasks import IMPOSSIBLE
-from orchard.session import Session
-from orchard.standing import CampaignView, State, standing
-from orchard.storage.reader import position
-from orchard.streams import names
-from orchard.streams.campaigns import CampaignBook
-from orchard.streams.connection import Connection
-from orchard.streams.health import reports
-from orchard.streams.reading import bounds
-from orchard.streams.topology import declare
-from orchard.submission import (
+from orchard.actions.reports import campaign_line, campaign_table, status_table
+from orchard.actions.session import Session
+from orchard.actions.standing import CampaignView, State, standing
+from orchard.actions.submission import (
     added_fields,
     check_prices,
     check_programs,
@@ -34,11 +22,23 @@ from orchard.submission import (
     endpoints_of,
     queue_of,
 )
-from orchard.terminal import console
+from orchard.actions.terminal import console
+from orchard.configuration.config import ConfigError
+from orchard.schemas.campaigns import Budget, CampaignRecord, CampaignSpec, ModelSpec, Timeouts
+from orchard.schemas.health import alive
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.tasks import IMPOSSIBLE
+from orchard.storage.reader import position
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.health import reports
+from orchard.streams.reading import bounds
+from orchard.streams.topology import declare
 
 if TYPE_CHECKING:
-    from orchard.pipelines.campaigns import Campaigns
-    from orchard.pipelines.campaigns import Progress as Step
+    from orchard.pipelines.campaigns.commands import Campaigns
+    from orchard.pipelines.campaigns.commands import Progress as Step
     from orchard.pipelines.tasks.registry import Needs
 
 PLAIN_SECONDS = 10.0
@@ -138,7 +138,7 @@ def register(app: typer.Typer) -> None:
             orchard submit desk --domain claw --model NAME
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
-        from orchard.pipelines.tasks.impossible import mixed
+        from orchard.pipelines.domains.swe.impossible import mixed
         from orchard.pipelines.tasks.registry import needs_of, read_task_refs  # a status need not wait for it
         from orchard.workers.harnesses import get_harness
 
@@ -255,7 +255,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _campaigns(session: Session, connection: Connection) -> "Campaigns":
-    from orchard.pipelines.campaigns import Campaigns
+    from orchard.pipelines.campaigns.commands import Campaigns
 
     return Campaigns(connection, session.blobs)
 
@@ -264,7 +264,7 @@ async def _harnesses(
     session: Session, name: str, domain: str, needs: Mapping[str, "Needs"]
 ) -> tuple[str, ...]:
     """Where none is named: those that the campaign has, where it goes on, else the default for its tasks."""
-    from orchard.needs import by_patch, default_harness
+    from orchard.actions.needs import by_patch, default_harness
 
     if not all(map(by_patch, needs.values())):  # they had another default before
         async with session.connection("submit") as connection:
@@ -282,7 +282,7 @@ async def submit_campaign(
     when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
     hold (`check_prices`).
     """
-    from orchard.needs import check_network, needed_plugins
+    from orchard.actions.needs import check_network, needed_plugins
 
     notes = [] if needs is None else check_network(needs, session.config.sandbox.task_network)
     needed = None if needs is None else needed_plugins(spec, needs)

@@ -13,12 +13,12 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.left_out import Strict, counted, end, tell_left_out
 from orchard.cli.reading import rows_table
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.gui import LAYOUT as GUI_LAYOUT
-from orchard.pipelines.datasets.gui_rows import read_gui_rows
 from orchard.pipelines.datasets.importing import (
     Foreign,
     Imported,
@@ -28,18 +28,18 @@ from orchard.pipelines.datasets.importing import (
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
-from orchard.pipelines.left_out import LeftOut, insist
+from orchard.pipelines.domains.gui.exporter import LAYOUT as GUI_LAYOUT
+from orchard.pipelines.domains.gui.released_rows import read_gui_rows
+from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.datasets import DatasetBuilt
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.entries import QueueEntry
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
 

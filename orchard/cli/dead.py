@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
-from orchard.session import Session
-from orchard.terminal import console
-from orchard.workers.deadletters import DeadLetters
+from orchard.configuration.config import ConfigError
+from orchard.workers.attempts.deadletters import DeadLetters
 
 app = typer.Typer(no_args_is_help=True, help="Requests that nobody could finish, with their evidence.")
 

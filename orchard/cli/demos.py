@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from orchard.session import Session
-from orchard.terminal import console
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 
 
 def register(app: typer.Typer) -> None:

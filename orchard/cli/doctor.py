@@ -10,11 +10,11 @@ import psutil
 import typer
 from rich.table import Table
 
-from orchard.config_toml import as_toml
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.injector.local.capabilities import capabilities
-from orchard.session import Session
+from orchard.reference.config_toml import as_toml
 from orchard.streams.server import find_binary
-from orchard.terminal import console
 
 LOW_DISK_BYTES = 5 * 2**30
 

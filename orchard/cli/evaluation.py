@@ -9,11 +9,15 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from orchard.actions.needs import check_network
+from orchard.actions.session import Session
+from orchard.actions.standing import State
+from orchard.actions.submission import unpriced
+from orchard.actions.terminal import console
 from orchard.cli.campaigns import campaign_spec, resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.listed import DefaultRun
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
-from orchard.needs import check_network
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.evaluation.plan import Plan, Planned, gone_on, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import tables_of, write_report
@@ -24,14 +28,10 @@ from orchard.schemas.campaigns import spec_hash
 from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
-from orchard.session import Session
-from orchard.standing import State
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
-from orchard.submission import unpriced
-from orchard.terminal import console
 from orchard.workers.harnesses import get_harness
 
 app = typer.Typer(

@@ -10,15 +10,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from orchard.config import ConfigError
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.configuration.config import ConfigError
+from orchard.configuration.running import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local.bringing import bring
 from orchard.injector.errors import SandboxUnsupported
-from orchard.running import UNSAFE_HOST
 from orchard.schemas.plugins import Kind, names
 from orchard.schemas.sandboxes import ImageInfo
-from orchard.session import Session
-from orchard.terminal import console
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.programs.archive import packed
 from orchard.workers.harnesses.programs.catalog import PROGRAMS

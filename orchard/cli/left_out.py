@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from orchard.pipelines.left_out import SHOWN, LeftOut, listed
+from orchard.actions.terminal import console
+from orchard.pipelines.tasks.left_out import SHOWN, LeftOut, listed
 from orchard.schemas.identity import digest
-from orchard.terminal import console
 
 PARTLY = 3
 """Exit status of an import that left something out."""

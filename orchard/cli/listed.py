@@ -15,85 +15,94 @@ from typer.main import get_group
 MARKUP: Literal["markdown"] = "markdown"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("processes", "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer."),
-    "worker": ("processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
-    "writer": ("processes", "Run the writer: commits the event stream to the store's tables."),
+    "up": ("cli.processes", "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer."),
+    "worker": ("cli.processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
+    "writer": ("cli.processes", "Run the writer: commits the event stream to the store's tables."),
     "steward": (
-        "processes",
+        "cli.processes",
         "Run the steward: forwards delayed requests when due, buries "
         "those that nobody could finish, offers open rollouts again that are on no queue, and pauses "
         "campaigns that have cost their cap.",
     ),
-    "oracle": ("processes", "Run the oracle teacher: an OpenAI-compatible server that plays gold patches."),
-    "submit": ("campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
-    "status": ("campaigns", "All campaigns: state, outcomes, queue depth."),
+    "oracle": (
+        "cli.processes",
+        "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
+    ),
+    "submit": ("cli.campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
+    "status": ("cli.campaigns", "All campaigns: state, outcomes, queue depth."),
     "watch": (
-        "campaigns",
+        "cli.campaigns",
         "Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
     ),
-    "pause": ("campaigns", "Start no more rollouts; the running ones are finished."),
-    "cancel": ("campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
-    "resume": ("campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
-    "show": ("reading", "A rollout, readable: every message, the diff it submitted, what the tests said."),
-    "ui": ("page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
-    "report": ("page", "A campaign, training run or comparison as a folder of pages that opens from disk."),
-    "sql": ("reading", "DuckDB over all tables, while the pipeline runs."),
-    "doctor": ("doctor", "What this machine can do and cannot, and what to install."),
+    "pause": ("cli.campaigns", "Start no more rollouts; the running ones are finished."),
+    "cancel": ("cli.campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
+    "resume": ("cli.campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
+    "show": (
+        "cli.reading",
+        "A rollout, readable: every message, the diff it submitted, what the tests said.",
+    ),
+    "ui": ("cli.page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
+    "report": (
+        "cli.page",
+        "A campaign, training run or comparison as a folder of pages that opens from disk.",
+    ),
+    "sql": ("cli.reading", "DuckDB over all tables, while the pipeline runs."),
+    "doctor": ("cli.doctor", "What this machine can do and cannot, and what to install."),
     "config": (
-        "doctor",
+        "cli.doctor",
         "Every configuration key with the value that holds here, as a TOML file with comments.",
     ),
-    "cost": ("cost", "What sandboxes cost."),
-    "sft": ("sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
+    "cost": ("cli.cost", "What sandboxes cost."),
+    "sft": ("cli.sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
     "serve-policy": (
-        "policy",
+        "cli.policy",
         "Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.",
     ),
     "quickstart": (
-        "quickstart",
+        "cli.quickstart",
         "The first run: makes and proves real tasks, runs a campaign on them, shows the results.",
     ),
     "demo-sft": (
-        "demos",
+        "cli.demos",
         "Distil the oracle into a tiny model from scratch; measure it on held-out tasks before and after.",
     ),
     "demo-rl": (
-        "demos",
+        "cli.demos",
         "Train the policy of `orchard demo-sft` further on rewards from real tests, in balanced groups.",
     ),
     "demo-matrix": (
-        "demos",
+        "cli.demos",
         "Small policies, each taught in one harness, on held-out tasks in three: Table 10 of the paper.",
     ),
     "demo-claw": (
-        "demos",
+        "cli.demos",
         "Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.",
     ),
     "demo-gui": (
-        "demos",
+        "cli.demos",
         "Teach a vision-language model from nothing to click on what it sees, in real Chromium.",
     ),
-    "eval": ("evaluation", "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."),
-    "tasks": ("tasks", "Where tasks come from, and whether they can be trusted."),
-    "harness": ("harness", "Harnesses that are programs: installed, listed, shown."),
-    "images": ("images", "Images of local sandboxes."),
-    "sandbox": ("sandbox", "Sandboxes for other programs."),
-    "store": ("store", "The tables: checked, compacted, made again from the log."),
-    "dead": ("dead", "Requests that nobody could finish, with their evidence."),
-    "log": ("log", "The event log: its size, its archive, and both verified."),
-    "dataset": ("datasets", "Datasets: built from the log, compared, explained, exported."),
+    "eval": ("cli.evaluation", "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."),
+    "tasks": ("cli.tasks", "Where tasks come from, and whether they can be trusted."),
+    "harness": ("cli.harness", "Harnesses that are programs: installed, listed, shown."),
+    "images": ("cli.images", "Images of local sandboxes."),
+    "sandbox": ("cli.sandbox", "Sandboxes for other programs."),
+    "store": ("cli.store", "The tables: checked, compacted, made again from the log."),
+    "dead": ("cli.dead", "Requests that nobody could finish, with their evidence."),
+    "log": ("cli.log", "The event log: its size, its archive, and both verified."),
+    "dataset": ("cli.datasets", "Datasets: built from the log, compared, explained, exported."),
     "trajectories": (
-        "trajectories",
+        "cli.trajectories",
         "Trajectories as ATIF files, the interchange format of Harbor: out and in.",
     ),
     "judge": (
-        "judging",
+        "domains.gui.judging",
         "Judge rollouts of browser agents again, without running them, and measure judges against graders.",
     ),
-    "values": ("values", "Values of unresolved trajectories, step by step."),
-    "rl": ("rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
+    "values": ("cli.values", "Values of unresolved trajectories, step by step."),
+    "rl": ("cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
 }
-"""Name to the module that has it, and the sentence that the help shows; in the order of the help."""
+"""Name to the module of `orchard` that has it, and the sentence that the help shows; in the order of the help."""
 
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
@@ -110,7 +119,7 @@ class Listed(TyperCommand):
 
     def real(self) -> Any:
         """The command, or group of commands, itself."""
-        module = import_module(f"orchard.cli.{self._module}")
+        module = import_module(f"orchard.{self._module}")
         found = typer.Typer(rich_markup_mode=MARKUP)
         if hasattr(module, "register"):
             module.register(found)

@@ -9,12 +9,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from orchard.actions.session import Session
+from orchard.actions.standing import InQueues, state_of
+from orchard.actions.terminal import console
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
-from orchard.pipelines.archiving import Archiving
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
-from orchard.session import Session
-from orchard.standing import InQueues, state_of
 from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.sizes import Size, sizes
@@ -24,7 +25,6 @@ from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
-from orchard.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="The event log: its size, its archive, and both verified.")
 

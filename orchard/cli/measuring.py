@@ -15,8 +15,10 @@ import typer
 import uvloop
 from rich.markup import escape
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console, progress
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.calibration import FEW, agreement, plot
 from orchard.pipelines.values.calibration import Point as Calibrated
 from orchard.pipelines.values.comparison import Pair, compared
@@ -26,15 +28,13 @@ from orchard.pipelines.values.measure import measure as measure_point
 from orchard.pipelines.values.recorded import read_recorded
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.terminal import console, progress
+from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
-from orchard.workers.rollout import AttemptDependencies
 
 _WORST = 20
 _AGREEMENT = [

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.left_out import SkipMalformed, Strict
 from orchard.cli.task_page import task_page
 from orchard.cli.task_work import import_directories, import_rows, own_task
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.domains.swe.own_repository import Wanted, read_change
 from orchard.pipelines.tasks.prompts import SOURCE, Defaults, task_from_prompt
-from orchard.pipelines.tasks.repositories import Wanted, read_change
-from orchard.session import Session
-from orchard.terminal import console
 
 
 def register(app: typer.Typer) -> None:

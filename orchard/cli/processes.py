@@ -9,10 +9,10 @@ import msgspec
 import typer
 import uvloop
 
-from orchard.config import Config, ConfigError, checked
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.configuration.config import Config, ConfigError, checked
 from orchard.processes.signals import stop_on_signals
-from orchard.session import Session
-from orchard.terminal import console
 from orchard.workers.llm.settings import EndpointSettings
 
 ProbePort = Annotated[
@@ -178,7 +178,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def _up(config: Config) -> None:
-    from orchard.up import Supervisor
+    from orchard.processes.up import Supervisor
 
     stop = stop_on_signals(asyncio.get_running_loop())
     ready = asyncio.Event()

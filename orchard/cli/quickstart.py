@@ -10,20 +10,20 @@ from typing import Annotated
 import typer
 import uvloop
 
+from orchard.actions.reports import duration
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, up_environment, with_endpoint
 from orchard.cli.reading import rows_table
 from orchard.cli.task_work import synthesize_tasks, validate_tasks
-from orchard.config import Config, ConfigError, UpSettings
+from orchard.configuration.config import Config, ConfigError, UpSettings
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.processes.signals import stop_on_signals
-from orchard.reports import duration
+from orchard.processes.up import Supervisor
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
-from orchard.up import Supervisor
 
 RESULTS = """
 select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,

@@ -19,19 +19,19 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console, shown
 from orchard.cli.folding import parts
 from orchard.cli.pictures import with_pictures, write_pictures
-from orchard.cli.services_shown import CALLS, RULINGS, worlds_tables
-from orchard.config import ConfigError
-from orchard.pipelines.trajectories import stored_node
+from orchard.configuration.config import ConfigError
+from orchard.domains.claw.services_shown import CALLS, RULINGS, worlds_tables
+from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.claw import is_bundle
 from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
-from orchard.session import Session
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
-from orchard.terminal import console, shown
 
 SHOWN_ROWS = 200
 SHOWN_CHARACTERS = 4000

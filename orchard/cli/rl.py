@@ -10,10 +10,13 @@ import typer
 import uvloop
 from rich.live import Live
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.actions.tracking import Tracking
 from orchard.cli.listed import DefaultRun
 from orchard.cli.processes import start_logging
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
@@ -26,12 +29,9 @@ from orchard.schemas.events import payload
 from orchard.schemas.groups import GroupDropped
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.training import PolicyStep
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.replay import replay
 from orchard.streams.tasks import end
-from orchard.terminal import console
-from orchard.tracking import Tracking
 
 app = typer.Typer(
     cls=DefaultRun,
@@ -64,7 +64,7 @@ def run(context: typer.Context, config: Config) -> None:
 
 
 async def _run(session: Session, config: Path) -> None:
-    from orchard.rl_run import Processes, enter, server_address
+    from orchard.processes.rl_run import Processes, enter, server_address
 
     settings = read_settings(config)
     server = server_address(session, settings)
@@ -156,7 +156,7 @@ def coordinator(
 
 async def _coordinator(session: Session, config: Path, served: bool) -> None:
     from orchard.pipelines.rl.engines import all_serve
-    from orchard.rl_run import enter, serving_engines
+    from orchard.processes.rl_run import enter, serving_engines
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)
@@ -176,7 +176,7 @@ def trainer(context: typer.Context, config: Config) -> None:
 async def _trainer(session: Session, config: Path) -> None:
     from orchard.pipelines.rl.trainer import Trainer
     from orchard.pipelines.sft.processes import joined
-    from orchard.rl_run import enter, serving_engines
+    from orchard.processes.rl_run import enter, serving_engines
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)

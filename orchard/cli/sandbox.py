@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from orchard.session import Session
+from orchard.actions.session import Session
 
 app = typer.Typer(no_args_is_help=True, help="Sandboxes for other programs.")
 

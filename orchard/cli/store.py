@@ -10,21 +10,21 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.reading import rows_table
-from orchard.pipelines.conservation import Balance, balances, balances_of_tables
+from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
-from orchard.session import Session
-from orchard.storage import maintenance
 from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.checking import examine
 from orchard.storage.digest import store_digests
-from orchard.storage.restore import Restored
-from orchard.storage.restore import restore_stream as restore
+from orchard.storage.upkeep import maintenance
+from orchard.storage.upkeep.restore import Restored
+from orchard.storage.upkeep.restore import restore_stream as restore
 from orchard.streams.topology import declare
-from orchard.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, made again from the log.")
 

@@ -8,12 +8,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchard.pipelines.synthesis.drafts import case_of
+from orchard.actions.terminal import shown
+from orchard.pipelines.domains.claw.drafts import case_of
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, graded_in_place
 from orchard.storage.reader import open_tables
-from orchard.terminal import shown
-from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.masking import masked
 
 LISTED, CHARACTERS = 20, 4000

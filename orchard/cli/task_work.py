@@ -10,32 +10,32 @@ import msgspec
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.left_out import counted, end, tell_left_out
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
+from orchard.configuration.running import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore
-from orchard.pipelines.left_out import LeftOut, insist
-from orchard.pipelines.tasks.catalogue import catalogue
-from orchard.pipelines.tasks.claw_eval import Reading, read_checkout
+from orchard.pipelines.domains.claw.claw_eval import Reading, read_checkout
+from orchard.pipelines.domains.swe.benchmark_files import Reader, check_rows
+from orchard.pipelines.domains.swe.catalogue import catalogue
+from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
+from orchard.pipelines.domains.swe.own_repository import Change, Wanted, make_task
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.releases import Pair, choose_pairs
+from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
+from orchard.pipelines.domains.swe.workshop import as_ready
 from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
-from orchard.pipelines.tasks.environments import Environments, SynthesisSettings
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
-from orchard.pipelines.tasks.releases import Pair, choose_pairs
-from orchard.pipelines.tasks.repositories import Change, Wanted, make_task
-from orchard.pipelines.tasks.swe_files import Reader, check_rows
-from orchard.pipelines.tasks.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.validate import ValidationSettings, Validator, provable
-from orchard.pipelines.tasks.workshop import as_ready
-from orchard.running import UNSAFE_HOST
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
-from orchard.session import Session
 from orchard.streams.publisher import Publisher
-from orchard.terminal import console
+from orchard.workers.episode.networks import refusal
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.networks import refusal
 
 RECENT_PAIRS = 30
 """Neighbouring releases of a package that --any-release tries, newest first."""

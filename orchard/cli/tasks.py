@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from orchard.cli import funnel, own_tasks
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.cli import own_tasks
 from orchard.cli.left_out import SkipMalformed, Strict
 from orchard.cli.task_work import (
     import_all,
@@ -18,17 +20,16 @@ from orchard.cli.task_work import (
     synthesize_tasks,
     validate_tasks,
 )
-from orchard.config import ConfigError
-from orchard.pipelines.tasks.claw_eval import Reading
+from orchard.configuration.config import ConfigError
+from orchard.domains.gui import funnel
+from orchard.pipelines.domains.claw.claw_eval import Reading
+from orchard.pipelines.domains.gui.web_rows import PROTOCOLS, task_from_web_row
+from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, task_from_row
 from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
-from orchard.pipelines.tasks.swe_rows import Family, Given, task_from_row
-from orchard.pipelines.tasks.web_rows import PROTOCOLS, task_from_web_row
 from orchard.schemas.claw_eval import NAME as CLAW_EVAL
 from orchard.schemas.plugins import GUIDE, Kind, names, need
-from orchard.session import Session
 from orchard.storage.reader import open_tables
-from orchard.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
 
@@ -197,7 +198,7 @@ def synthesize(
     """
     session: Session = context.obj
     if package == ["gui"]:
-        from orchard.cli.gui_tasks import GuiOptions, synthesize_gui
+        from orchard.domains.gui.tasks import GuiOptions, synthesize_gui
 
         asyncio.run(
             synthesize_gui(
@@ -216,7 +217,7 @@ def synthesize(
         )
         return
     if package == ["claw"]:
-        from orchard.cli.synthesis import Options, synthesize_claw
+        from orchard.domains.claw.synthesis import Options, synthesize_claw
 
         options = Options(run, limit or 192, seed, author, solver, endpoint, rollouts, concurrency)
         asyncio.run(synthesize_claw(session, options))

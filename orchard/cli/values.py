@@ -9,20 +9,20 @@ from typing import Annotated
 import typer
 import uvloop
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console, progress
 from orchard.cli import measuring
 from orchard.cli.reading import rows_table
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.curves import Curve, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.events import Event
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.terminal import console, progress
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
 

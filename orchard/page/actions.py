@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import web
 
 from orchard.page.rollouts import BadFilter
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.streams.connection import Connection
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 
 if TYPE_CHECKING:
     from orchard.page.server import Site

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from orchard.actions.session import Session
+from orchard.actions.standing import CampaignView, PipelineView, recorded, standing
 from orchard.page.index import STANDING
 from orchard.page.tables import Tables
-from orchard.session import Session
-from orchard.standing import CampaignView, PipelineView, recorded, standing
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError

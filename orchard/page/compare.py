@@ -10,8 +10,8 @@ import duckdb
 
 from orchard.page.rollouts import BadFilter
 from orchard.page.tables import rows
+from orchard.pipelines.campaigns.scores import Tally, pass_at
 from orchard.pipelines.evaluation.results import Cell, Pair, paired
-from orchard.pipelines.scores import Tally, pass_at
 
 ARMS = 60
 """That can be chosen, the newest first."""

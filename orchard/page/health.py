@@ -8,7 +8,7 @@ from orchard.page.tables import Row, rows
 from orchard.schemas.health import HeardReport, alive
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 
 RECENT = 50_000
 """Sequences of the log that latencies are taken of."""

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from orchard.page.tables import Row
-from orchard.workers.pictures import NotAPicture, read_picture
+from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})
 SCALE = 1000

@@ -9,17 +9,17 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from orchard.actions.standing import CampaignView, outcome_name
 from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import Shown
 from orchard.page.rollout import CALL, Rollout, Sight, Turn
 from orchard.page.rollouts import COLUMNS, USUAL
 from orchard.page.tables import Row
-from orchard.pipelines.trajectories import stored_node
+from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw import is_bundle
 from orchard.schemas.messages import MessageNode
-from orchard.standing import CampaignView, outcome_name
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 
@@ -196,7 +196,7 @@ class Renderer:
 
 
 def _hints(view: CampaignView, pipeline: Any) -> list[str]:
-    from orchard.reports import hints
+    from orchard.actions.reports import hints
 
     return hints(view, pipeline)
 

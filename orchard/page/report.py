@@ -10,6 +10,7 @@ from urllib.parse import quote
 import duckdb
 import msgspec
 
+from orchard.actions.standing import CampaignView, recorded
 from orchard.page import rollout as one_rollout
 from orchard.page.beside import aligned, read_both
 from orchard.page.compare import Arm, compare, examples, matrix, tallied
@@ -21,7 +22,6 @@ from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
 from orchard.page.tables import SETTINGS
 from orchard.page.tasks import listed
-from orchard.standing import CampaignView, recorded
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, position
 

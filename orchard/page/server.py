@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 from aiohttp import web
 
-from orchard.config import ConfigError
+from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
+from orchard.configuration.running import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import rollout as rollouts_
 from orchard.page import whole
@@ -29,11 +31,9 @@ from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PART, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.page.words import Words
-from orchard.pipelines.campaigns import CampaignError
+from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.running import RunFiles
 from orchard.schemas.blobs import BlobRef
-from orchard.session import Session
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
 from orchard.streams.tasks import end

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import msgspec
 
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.page.places import places
 from orchard.page.tables import Row, one, rows
-from orchard.pipelines.forests import training
 from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import NodeRest, TokenRecord, VersionRun

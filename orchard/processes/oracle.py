@@ -3,10 +3,10 @@
 import asyncio
 from functools import partial
 
+from orchard.actions.session import Session
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.processes.signals import stop_on_signals
-from orchard.session import Session
-from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.oracle.server import OracleServer
 
 
 async def run_oracle(session: Session, port: int) -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client.core import GaugeMetricFamily
 
-from orchard.metrics import render
+from orchard.processes.metrics import render
 from orchard.streams.connection import Connection
 
 Numbers = Callable[[], Mapping[str, float]]

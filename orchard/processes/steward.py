@@ -4,12 +4,12 @@ import asyncio
 import logging
 import socket
 
-from orchard.pipelines.breaking import Breaker
-from orchard.pipelines.reconciling import Reconciler
-from orchard.pipelines.spending import CostWatch
+from orchard.actions.session import Session
+from orchard.pipelines.campaigns.breaking import Breaker
+from orchard.pipelines.campaigns.reconciling import Reconciler
+from orchard.pipelines.campaigns.spending import CostWatch
 from orchard.processes.probe import probing
 from orchard.processes.signals import run_until, stop_on_signals
-from orchard.session import Session
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.errors import StorageError
 from orchard.streams.connection import Connection
@@ -17,7 +17,7 @@ from orchard.streams.errors import CampaignConflict
 from orchard.streams.health import reporting
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
-from orchard.workers.keeper import keep
+from orchard.workers.attempts.keeper import keep
 
 log = logging.getLogger(__name__)
 

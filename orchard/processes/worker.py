@@ -10,23 +10,23 @@ from functools import partial
 
 import msgspec
 
+from orchard.actions.session import Session
 from orchard.schemas import plugins
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
-from orchard.session import Session
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
-from orchard.workers.browser.pool import browsers
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.worker import Worker
+from orchard.workers.domains.gui.browser.pool import browsers
+from orchard.workers.episode.worlds import Shared
 from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.rests import Rests
-from orchard.workers.rollout import AttemptDependencies
-from orchard.workers.worker import Worker
-from orchard.workers.worlds import Shared
 
 
 async def run_worker(session: Session, name: str | None) -> None:

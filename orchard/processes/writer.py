@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import msgspec
 
-from orchard.pipelines.archiving import Archiving
+from orchard.actions.session import Session
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.processes.probe import probing
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.health import ProcessReport
-from orchard.session import Session
 from orchard.storage.allocation import save_memory
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
 from orchard.streams.guard import WRITER_SETTLE_SECONDS
 from orchard.streams.health import reporting

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from orchard.config import Config
+from orchard.configuration.config import Config
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.orchestrator.limits import Limits
 from orchard.pipelines.datasets.settings import DatasetSettings

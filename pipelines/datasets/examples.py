@@ -17,14 +17,14 @@ from orchard.pipelines.datasets.rows import Origin, Row, Segment
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import Conversation, Encoded
 from orchard.pipelines.datasets.turns import Message
-from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants
+from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.images import Image
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.browser.calls import RESPONSE
-from orchard.workers.prompts import chat_messages
+from orchard.workers.domains.gui.browser.calls import RESPONSE
+from orchard.workers.episode.prompts import chat_messages
 
 
 class Candidate(Origin, frozen=True, kw_only=True):

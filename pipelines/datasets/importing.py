@@ -17,8 +17,8 @@ import msgspec
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.left_out import LeftOut
-from orchard.pipelines.trajectories import LEAKED_ERRORS, assistants, path
+from orchard.pipelines.tasks.left_out import LeftOut
+from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants, path
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
@@ -30,7 +30,7 @@ from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
-from orchard.workers.large_messages import slimmed
+from orchard.workers.episode.large_messages import slimmed
 
 LAYOUT = "orchard-swe"
 SOURCE = "orchard/dataset/import"

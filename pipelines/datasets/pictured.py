@@ -12,13 +12,13 @@ from orchard.pipelines.datasets.examples import Draft, Dropped
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.models.errors import ModelError
-from orchard.pipelines.trajectories import assistants
+from orchard.pipelines.trajectories.reading import assistants
 from orchard.pipelines.vision.places import flat
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
-from orchard.workers.prompts import chat_messages, newest
+from orchard.workers.episode.prompts import chat_messages, newest
 
 Tokens = Callable[[int, int], int]
 """Tokens of a picture of so many pixels in width and height."""

@@ -34,7 +34,7 @@ from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.masking import masked
 
 QUEUE = Queue(kind="dataset", domain="shards")

@@ -13,7 +13,6 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, finished
-from orchard.pipelines.datasets.exporters.gui import LAYOUT
 from orchard.pipelines.datasets.pictured import (
     Tokens,
     has_pictures,
@@ -25,8 +24,9 @@ from orchard.pipelines.datasets.rows import Row, row_digest, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_program, tool_names
-from orchard.pipelines.forests import Made, branches, read_calls, read_offered, tools_of
-from orchard.pipelines.trajectories import Place, path, read_cut, read_trees
+from orchard.pipelines.domains.gui.exporter import LAYOUT
+from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
+from orchard.pipelines.trajectories.reading import Place, path, read_cut, read_trees
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables

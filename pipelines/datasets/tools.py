@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.workers.claw.react import ClawReact
+from orchard.workers.domains.claw.react import ClawReact
 from orchard.workers.harnesses import UnknownHarness, planned_harness
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 

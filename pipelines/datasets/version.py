@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _CONVERSATIONS = (
     "pipelines/datasets/*.py",
-    "pipelines/trajectories.py",
-    "pipelines/forests.py",
+    "pipelines/trajectories/reading.py",
+    "pipelines/trajectories/forests.py",
     "pipelines/values/curves.py",
     "pipelines/vision/places.py",
     "pipelines/vision/reading.py",
@@ -19,20 +19,20 @@ _CONVERSATIONS = (
     "storage/views.py",
     "workers/gateway/forest.py",
     "workers/gateway/words.py",
-    "workers/large_messages.py",
-    "workers/prompts.py",
+    "workers/episode/large_messages.py",
+    "workers/episode/prompts.py",
 )
 _TOOLS = (
-    "workers/browser/calls.py",
-    "workers/browser/compact.py",
-    "workers/browser/harness.py",
-    "workers/browser/tools.py",
+    "workers/domains/gui/browser/calls.py",
+    "workers/domains/gui/browser/compact.py",
+    "workers/domains/gui/browser/harness.py",
+    "workers/domains/gui/browser/tools.py",
     "workers/harnesses/__init__.py",
     "workers/harnesses/*_prompts.py",
     "workers/harnesses/mini_swe_agent.py",
     "workers/harnesses/own_words.py",
 )
-_HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/graders/diffs.py")
+_HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/episode/diffs.py")
 
 
 def sources() -> Iterator[Path]:

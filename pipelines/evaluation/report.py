@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.evaluation.replicates import Mean, comparable
 from orchard.pipelines.evaluation.results import Cell, Results
-from orchard.pipelines.scores import Score
 
 CELL_COLUMNS = (
     *(

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import duckdb
 import msgspec
 
-from orchard.pipelines.evaluation.replicates import Replicates, read_replicates
-from orchard.pipelines.evaluation.suite import EvaluationError
-from orchard.pipelines.scores import (
+from orchard.pipelines.campaigns.scores import (
     Leaderboard,
     Score,
     Tally,
@@ -20,6 +18,8 @@ from orchard.pipelines.scores import (
     pass_at,
     score,
 )
+from orchard.pipelines.evaluation.replicates import Replicates, read_replicates
+from orchard.pipelines.evaluation.suite import EvaluationError
 
 
 class TaskResult(NamedTuple):

@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.interchange import atif
-from orchard.pipelines.trajectories import path, stored_node
+from orchard.pipelines.trajectories.reading import path, stored_node
 from orchard.schemas.images import Image, placed
 from orchard.schemas.messages import MessageNode, Role
 from orchard.storage.blobs import BlobStore

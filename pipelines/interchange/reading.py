@@ -11,13 +11,13 @@ from orchard.pipelines.datasets.importing import Foreign
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.export import KEY
 from orchard.pipelines.interchange.measured import Phases, call_of, took
-from orchard.pipelines.left_out import LeftOut
+from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
-from orchard.workers.pictures import NotAPicture, read_picture
+from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 LAYOUT = "atif"
 SOURCE = "atif"

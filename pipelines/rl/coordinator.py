@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp
 from orchard.pipelines.rl.deciding import decide, skipped
 from orchard.pipelines.rl.frugal import Grown, OneClass
@@ -39,7 +39,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
-from orchard.workers.openings import open_at, opened
+from orchard.workers.attempts.openings import open_at, opened
 
 SOURCE = "orchard/rl"
 FULL_QUEUE_PAUSE = 1.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import duckdb
 
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.rl.hacks import hack_rates
 from orchard.pipelines.rl.what_if import Yield
-from orchard.pipelines.scores import Score
 
 _PANELS = (
     ("pass_rate", "pass rate of all rollouts"),

@@ -7,11 +7,11 @@ or its group is done.
 import asyncio
 from collections.abc import Callable, Iterable
 
-from orchard.pipelines.forests import training
 from orchard.pipelines.rl.coordinator import subjects
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import Progress
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
+from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.decoding import Unreadable
 from orchard.schemas.events import Event, payload
 from orchard.schemas.groups import (
@@ -27,7 +27,7 @@ from orchard.schemas.messages import MessageNode, Role, TokenRecord
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
-from orchard.workers.large_messages import whole
+from orchard.workers.episode.large_messages import whole
 
 Attempt = tuple[str, int]
 """Rollout id and attempt."""

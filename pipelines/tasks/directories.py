@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_networks import Policy, asked_for
+from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Asked, StateCheck, Task
-from orchard.workers.networks import SHUT
+from orchard.workers.episode.networks import SHUT
 
 HARBOR, TERMINAL_BENCH = "harbor", "terminal-bench"
 LARGEST = 16 * 1024 * 1024

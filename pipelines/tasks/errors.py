@@ -1,6 +1,6 @@
 """What can be wrong with tasks on the way in. Each message is one sentence that names the fix."""
 
-from orchard.pipelines.left_out import LeftOut
+from orchard.pipelines.tasks.left_out import LeftOut
 
 
 class TaskError(ValueError):

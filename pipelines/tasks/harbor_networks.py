@@ -11,7 +11,7 @@ import msgspec
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.schemas.sandboxes import EGRESS
-from orchard.workers.networks import PORTS, Network
+from orchard.workers.episode.networks import PORTS, Network
 
 PUBLIC = Network(blocked=False)
 _ALLOWLIST = "allowlist"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.episode.diffs import parse_diff
 
 WORDS = 3
 """Of a statement, in one shingle: a change of every tenth word leaves three quarters of them."""

@@ -11,7 +11,7 @@ import msgspec
 
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.graders.verdict import MISSING, PASSING
+from orchard.workers.domains.swe.verdict import MISSING, PASSING
 
 KEPT_SHARE = 0.5
 """Of the tests of a task, that must be steady for the rest to be a task."""

@@ -23,8 +23,8 @@ from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, SWETests, Ta
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
-from orchard.workers.graders.diffs import parse_diff
-from orchard.workers.networks import asked
+from orchard.workers.episode.diffs import parse_diff
+from orchard.workers.episode.networks import asked
 
 CAMPAIGN = "tasks"
 SOURCE = "orchard/tasks"

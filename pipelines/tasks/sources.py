@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from orchard.pipelines.left_out import LeftOut
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.storable import storable
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores

@@ -9,31 +9,31 @@ from functools import partial
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.synthesis.drafts import Case, case_of
-from orchard.pipelines.synthesis.gui_proof import by_playing, by_records, on_a_site
-from orchard.pipelines.synthesis.proof import Defect
-from orchard.pipelines.synthesis.proof import prove as bundles_proven
+from orchard.pipelines.domains.claw.drafts import Case, case_of
+from orchard.pipelines.domains.claw.proof import Defect
+from orchard.pipelines.domains.claw.proof import prove as bundles_proven
+from orchard.pipelines.domains.gui.proof import by_playing, by_records, on_a_site
+from orchard.pipelines.domains.swe.history import OVER, look
+from orchard.pipelines.domains.swe.impossible import variants
+from orchard.pipelines.domains.swe.other_releases import LIST, newer_releases
+from orchard.pipelines.domains.swe.workshop import as_ready, open_sandbox
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.history import OVER, look
-from orchard.pipelines.tasks.impossible import variants
-from orchard.pipelines.tasks.other_releases import LIST, newer_releases
 from orchard.pipelines.tasks.proof import Proven, prove
-from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.claw import DOMAIN
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task, graded_in_place, task_hash
 from orchard.storage.blobs import BlobStore
-from orchard.workers.budgets import as_published
+from orchard.workers.episode.budgets import as_published
+from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.networks import asked, refusal
+from orchard.workers.episode.preparation import prepare, solve
+from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.graders.controls import Controls
-from orchard.workers.machine import Machine
-from orchard.workers.networks import asked, refusal
-from orchard.workers.preparation import prepare, solve
-from orchard.workers.sandboxes import SandboxMachine
-from orchard.workers.settings import TaskNetwork
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",
@@ -189,7 +189,7 @@ class Validator:
         )
 
     async def _on_its_site(self, task: Task) -> Validation:
-        """The verdict on a task on a generated site (`orchard.pipelines.synthesis.gui_proof`)."""
+        """The verdict on a task on a generated site (`orchard.pipelines.domains.gui.proof`)."""
         event = by_records(task)
         if self._play_sites and isinstance(event, TaskValidated):
             async with self._fresh(task) as machine:
@@ -198,7 +198,7 @@ class Validator:
 
     async def _by_its_bundle(self, task: Task, case: Case) -> Validation:
         """The verdict on a task of services: nothing is run but its test scripts, over bundles that are made
-        here (`orchard.pipelines.synthesis.proof`)."""
+        here (`orchard.pipelines.domains.claw.proof`)."""
         started = time.monotonic()
         try:
             for number in range(self.settings.runs):

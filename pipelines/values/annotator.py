@@ -13,7 +13,7 @@ from collections.abc import Callable
 import duckdb
 import msgspec
 
-from orchard.pipelines.trajectories import Place
+from orchard.pipelines.trajectories.reading import Place
 from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.judges import Judge, get_judge
 from orchard.pipelines.values.prompt import Prompt
@@ -34,10 +34,10 @@ from orchard.streams.entries import successor
 from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.streams.shifts import Shift, share_of
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.episode.message_tree import Totals, used_by
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
-from orchard.workers.message_tree import Totals, used_by
 
 log = logging.getLogger("orchard.annotator")
 

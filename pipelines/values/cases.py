@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from orchard.pipelines.trajectories import Place, read_paths
+from orchard.pipelines.trajectories.reading import Place, read_paths
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.tasks import SWETests, Task

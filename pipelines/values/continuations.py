@@ -15,7 +15,7 @@ from functools import cached_property
 
 import msgspec
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.values.recorded import Recorded
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest
 from orchard.schemas.events import (
@@ -29,11 +29,11 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused, StreamsError
+from orchard.workers.attempts.openings import opened
+from orchard.workers.attempts.retries import Abort, after_failure
+from orchard.workers.attempts.rollout import Attempt, AttemptDependencies, Beginning
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.openings import opened
-from orchard.workers.retries import Abort, after_failure
-from orchard.workers.rollout import Attempt, AttemptDependencies, Beginning
-from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 Outcome = RolloutFinished | RolloutAborted
 Machines = Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]

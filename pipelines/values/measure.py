@@ -26,14 +26,14 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
-from orchard.workers.comparing import Divergence
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.episode.comparing import Divergence
+from orchard.workers.episode.networks import network_of, refusal
+from orchard.workers.episode.preparation import prepare
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import planned_harness
 from orchard.workers.harnesses.interface import CannotExecute
-from orchard.workers.networks import network_of, refusal
-from orchard.workers.preparation import prepare
-from orchard.workers.rollout import AttemptDependencies
-from orchard.workers.sandboxes import SandboxFactory, SandboxMachine
 
 COUNT_SECONDS = 20.0
 Told = Callable[[Point, Outcome], None]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import duckdb
 import msgspec
 
-from orchard.pipelines.trajectories import path
+from orchard.pipelines.trajectories.reading import path
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import EVENT_TYPES, SandboxCreated
 from orchard.schemas.llm_calls import LLMCall
@@ -15,10 +15,10 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
-from orchard.workers.comparing import Executed
+from orchard.workers.episode.comparing import Executed
+from orchard.workers.episode.large_messages import whole
+from orchard.workers.episode.message_tree import Totals, used_by
 from orchard.workers.harnesses.interface import text_action
-from orchard.workers.large_messages import whole
-from orchard.workers.message_tree import Totals, used_by
 
 T = TypeVar("T")
 

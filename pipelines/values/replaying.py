@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.tasks import Task
-from orchard.workers.comparing import Divergence, Executed, compare
+from orchard.workers.episode.comparing import Divergence, Executed, compare
+from orchard.workers.episode.machine import Machine
 from orchard.workers.harnesses.interface import Harness
-from orchard.workers.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchard.schemas import events as e
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import embedded

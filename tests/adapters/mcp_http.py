@@ -6,8 +6,8 @@ from typing import Any
 from mcp import Client
 
 from orchard.schemas.claw import ClawWorld
-from orchard.workers.claw.engine import Answered, Services
-from orchard.workers.claw.faces import Face, served
+from orchard.workers.domains.claw.engine import Answered, Services
+from orchard.workers.domains.claw.faces import Face, served
 
 NOTE = {"note_id": "n1", "title": "Tea", "body": "Green", "updated": "now-1d"}
 WORLD = ClawWorld(now=datetime(2026, 4, 10, tzinfo=UTC), services={"notes": {"notes": [NOTE]}})

@@ -5,8 +5,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from orchard.config import TrackingSettings
-from orchard.tracking import Tracking
+from orchard.actions.tracking import Tracking
+from orchard.configuration.config import TrackingSettings
 from tests.training_facts import started, step
 
 

@@ -29,11 +29,11 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
-from orchard.workers.claw.engine import Services
-from orchard.workers.claw.services import SERVICES
-from orchard.workers.claw.world import ClawServices
-from orchard.workers.sandboxes import SandboxMachine
-from orchard.workers.worlds import Opening
+from orchard.workers.domains.claw.engine import Services
+from orchard.workers.domains.claw.services import SERVICES
+from orchard.workers.domains.claw.world import ClawServices
+from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.episode.worlds import Opening
 from tests.attempts_world import World, world
 from tests.claw_world import Assistant, desk, desk_task
 from tests.sandbox_service import LocalService

@@ -29,10 +29,10 @@ from aiohttp import web
 
 from orchard.schemas.campaigns import Budget, ModelSpec
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import CALLS_AT_ONCE, Gateway
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.message_tree import MessageTree
 
 PROGRAMS = 64
 ROUNDS = 3

@@ -19,12 +19,12 @@ from typing import Any
 from rich.console import Console
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.catalogue import catalogue
-from orchard.pipelines.tasks.packages import PackageCache
-from orchard.pipelines.tasks.repair_image import build_repair_image
-from orchard.pipelines.tasks.repairs import Split, repair_tasks
-from orchard.pipelines.tasks.synthesize import Synthesizer
-from orchard.pipelines.tasks.workshop import as_ready, open_sandbox
+from orchard.pipelines.domains.swe.catalogue import catalogue
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.repair_image import build_repair_image
+from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
+from orchard.pipelines.domains.swe.synthesize import Synthesizer
+from orchard.pipelines.domains.swe.workshop import as_ready, open_sandbox
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError

@@ -24,7 +24,7 @@ from orchard.schemas.sites import Site
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
-from orchard.workers.sites.engine import open_site
+from orchard.workers.domains.gui.sites.engine import open_site
 from tests.attempts_world import World, world
 from tests.gui_world import Call, Clicker, gui_task
 from tests.sandbox_service import LocalService

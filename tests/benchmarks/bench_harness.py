@@ -23,13 +23,13 @@ from aiohttp import web
 from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE
 from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.machine import CommandOutcome
-from orchard.workers.message_tree import MessageTree
 
 ROUNDS = 7
 TURNS = 100

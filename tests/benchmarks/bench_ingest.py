@@ -17,9 +17,9 @@ from pathlib import Path
 import uvloop
 
 from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
-from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import Writer
+from orchard.storage.upkeep.maintenance import check
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.connection import connect
 from orchard.streams.reading import bounds

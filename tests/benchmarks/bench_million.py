@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchard.pipelines.campaigns import Campaigns
-from orchard.pipelines.reconciling import Reconciler
+from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.schemas.campaigns import CampaignSpec
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect

@@ -35,7 +35,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import Plan, fill_store
-from tests.page import big
+from tests.orchard.page import big
 from tests.trajectory_log import Author
 
 REQUESTS = 40

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from orchard.pipelines.reconciling import Reconciler
+from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, TaskRef, rollout_requests
 from orchard.storage.blobs import BlobStore

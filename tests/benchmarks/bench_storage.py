@@ -44,7 +44,7 @@ from orchard.storage.location import Location
 from orchard.storage.log import Fact
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import PROGRESS, SCHEMAS
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from orchard.pipelines.costs import PAPER_RATES, price, read_rates
+from orchard.pipelines.campaigns.costs import PAPER_RATES, price, read_rates
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"

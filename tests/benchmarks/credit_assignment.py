@@ -20,21 +20,21 @@ from statistics import fmean
 
 import msgspec
 
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
 from orchard.cli.quickstart import pipeline
 from orchard.cli.values import annotate_campaign
 from orchard.demo_sft import ORACLE, Demo, DemoSettings
 from orchard.demonstrations import campaign_score
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
-from orchard.pipelines.scores import Score
 from orchard.pipelines.values.requests import Asking
 from orchard.schemas.campaigns import CampaignSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
 from orchard.streams.tasks import end
-from orchard.terminal import console
 from tests.benchmarks.credit_arms import Arm, rows_of
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import uvloop
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (

@@ -19,15 +19,15 @@ import duckdb
 import matplotlib
 import msgspec
 
+from orchard.actions.session import Session
 from orchard.cli.quickstart import pipeline
 from orchard.demo_rl import Method, RlDemo, RlDemoSettings, toml
 from orchard.demo_sft import Demo
 from orchard.demonstrations import campaign_score, repair_refs
+from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.domains.swe.repairs import Split
 from orchard.pipelines.rl.policies import policy_directory
 from orchard.pipelines.rl.runs import pass_rates
-from orchard.pipelines.scores import Score
-from orchard.pipelines.tasks.repairs import Split
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from tests.benchmarks.credit_assignment import EXPERIMENT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher

@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from orchard.actions.session import Session
 from orchard.injector.agent.local.cgroups import cgroup_name
 from orchard.injector.client import AsyncSandboxClient
-from orchard.session import Session
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import Writer
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import EmbeddedServer
-from orchard.workers.llm.oracle.behaviours import DEFAULT_MIX, Behaviour, draw
+from orchard.workers.oracle.behaviours import DEFAULT_MIX, Behaviour, draw
 from tests.chaos.world import CAMPAIGN
 
 REWARDS = {Behaviour.RESOLVES: 1.0, Behaviour.WRONG_EDIT: -1.0, Behaviour.GIVES_UP: -1.0}

@@ -24,18 +24,18 @@ import aiohttp
 import msgspec
 from nats.errors import Error as NatsError
 
-from orchard.config import load
-from orchard.pipelines.campaigns import Campaigns, Progress
+from orchard.actions.session import Session
+from orchard.actions.terminal import progress
+from orchard.configuration.config import load
+from orchard.pipelines.campaigns.commands import Campaigns, Progress
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.tasks import StateCheck, Task
-from orchard.session import Session
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
-from orchard.terminal import progress
 from tests.attempts_world import Script
 from tests.chaos import checks
 from tests.chaos.fleet_processes import Processes

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import msgspec
 
+from orchard.configuration.running import UpRecord, running
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
 from orchard.pipelines.rl.policies import read_newest
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.running import UpRecord, running
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from tests.chaos.checks import no_processes

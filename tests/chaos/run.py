@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 from tests.chaos import checks
 from tests.chaos.faults import Fault, chosen, small_disk
 from tests.chaos.world import CAMPAIGN, World, pipeline, session_for

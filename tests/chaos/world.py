@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchard.config import load
-from orchard.pipelines.campaigns import Campaigns
-from orchard.running import UpRecord, running
+from orchard.actions.session import Session
+from orchard.configuration.config import load
+from orchard.configuration.running import UpRecord, running
+from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.processes.up import die_with_parent
 from orchard.schemas.events import TERMINAL_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.session import Session
 from orchard.streams.connection import Connection
 from orchard.streams.replay import replay
-from orchard.up import die_with_parent
 
 CAMPAIGN = "chaos"
 ACK_WAIT = 4.0

@@ -24,21 +24,21 @@ from typing import Any
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks import layout
-from orchard.pipelines.tasks.claw_eval import Reading, read_checkout
-from orchard.pipelines.tasks.environments import Environments
-from orchard.pipelines.tasks.packages import PackageCache
+from orchard.pipelines.domains.claw.claw_eval import Reading, read_checkout
+from orchard.pipelines.domains.swe import layout
+from orchard.pipelines.domains.swe.environments import Environments
+from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.episode.worlds import Opening, open_world
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.sandboxes import SandboxMachine
-from orchard.workers.settings import JudgeSettings
-from orchard.workers.worlds import Opening, open_world
 from tests.claw_eval import agents
 from tests.injector.conftest import Service
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks import layout as image_layout
-from orchard.pipelines.tasks.environments import pack_directory
-from orchard.pipelines.tasks.repairs import Split, repair_files, repair_tasks
+from orchard.pipelines.domains.swe import layout as image_layout
+from orchard.pipelines.domains.swe.environments import pack_directory
+from orchard.pipelines.domains.swe.repairs import Split, repair_files, repair_tasks
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.graders.diffs import parse_diff
+from orchard.workers.episode.diffs import parse_diff
 
 IMAGE = "tests/forgery:1"
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from orchard.metrics import FAMILIES
+from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP, probing
 from orchard.streams.connection import connect
 from orchard.streams.server import EmbeddedServer

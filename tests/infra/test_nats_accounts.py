@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from orchard.pipelines.archiving import Archiving
-from orchard.pipelines.breaking import BREAKS_AT, Breaker
-from orchard.pipelines.campaigns import Campaigns
-from orchard.pipelines.reconciling import Reconciler
-from orchard.pipelines.spending import CostWatch
+from orchard.pipelines.campaigns.archiving import Archiving
+from orchard.pipelines.campaigns.breaking import BREAKS_AT, Breaker
+from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.pipelines.campaigns.reconciling import Reconciler
+from orchard.pipelines.campaigns.spending import CostWatch
 from orchard.pipelines.values import requests
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
@@ -33,7 +33,7 @@ from orchard.schemas.rests import CampaignRefused, Rest
 from orchard.schemas.trails import Trail
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.awaiting import Releases
 from orchard.streams.campaigns import CampaignBook
@@ -51,8 +51,8 @@ from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.streams.wholeness import Expected
-from orchard.workers.deadletters import DeadLetters
-from orchard.workers.keeper import keep
+from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.keeper import keep
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
 from tests.infra.scaling import Trigger, lag

@@ -15,11 +15,11 @@ import typer.main
 from jsonschema import Draft202012Validator
 
 from orchard.cli.app import app
-from orchard.config import Config, load
+from orchard.configuration.config import Config, load
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.metrics import Metrics
-from orchard.metrics import FAMILIES
 from orchard.pipelines.values import requests
+from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.identity import check_name
@@ -303,8 +303,8 @@ class TestCommands:
         ("deployment", "module"),
         [
             ("orchestrator", "orchard.injector.orchestrator"),
-            ("metrics", "orchard.metrics"),
-            ("janitor", "orchard.janitor"),
+            ("metrics", "orchard.processes.metrics"),
+            ("janitor", "orchard.processes.janitor"),
         ],
     )
     def test_other_programs_understand_their_arguments(

@@ -19,9 +19,9 @@ from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge
 from orchard.schemas.sandboxes import FileContent, SandboxInfo, SandboxStatus
 from orchard.schemas.tasks import StateCheck, Task
-from orchard.workers.graders.patches import LARGEST_DIFF, state_left_behind
-from orchard.workers.machine import FileTooLarge
-from orchard.workers.sandboxes import SandboxMachine
+from orchard.workers.episode.machine import FileTooLarge
+from orchard.workers.episode.patches import LARGEST_DIFF, state_left_behind
+from orchard.workers.episode.sandboxes import SandboxMachine
 from tests.injector.conftest import Service
 
 MIB = 1024 * 1024

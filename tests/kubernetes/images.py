@@ -18,7 +18,7 @@ from pathlib import Path
 from orchard.workers.harnesses.programs import archive as layers
 from tests.contract import settings_image
 from tests.tiny_tasks import COMMIT, WORKDIR, tiny_repository
-from tests.workers.tiny_program import tiny_archive
+from tests.workers.harnesses.tiny_program import tiny_archive
 
 FULL = "docker.io/local/orchard-full:1"
 """Debian with what campaigns need, and the repository of the tiny tasks."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchard.config import load
-from orchard.pipelines.campaigns import Campaigns
+from orchard.actions.session import Session
+from orchard.configuration.config import load
+from orchard.configuration.running import UpRecord, running
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.running import UpRecord, running
-from orchard.session import Session
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from tests.chaos import checks

@@ -18,7 +18,7 @@ from orchard.workers.harnesses.programs.record import LAYER
 from tests.attempts_world import world
 from tests.kubernetes.conftest import KEY, Cluster, Service
 from tests.tiny_tasks import tiny_task
-from tests.workers.tiny_program import HARNESS, SCRIPT, tiny_archive
+from tests.workers.harnesses.tiny_program import HARNESS, SCRIPT, tiny_archive
 
 SIZES = {"cpu_request_share": 0.02, "memory_request_share": 0.1, "ephemeral_storage_request": "1Mi"}
 SMALL: dict[str, Any] = {"cpu": "500m", "memory": "128Mi", "timeout": 60}

@@ -18,7 +18,7 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxRefused, SandboxUnavailable
 from orchard.schemas.outcomes import AbortCause
-from orchard.workers.sandboxes import SandboxFactory, SandboxSettings, cause_of
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxSettings, cause_of
 from tests.injector import registry as registries
 from tests.injector.registry import Registry
 from tests.kubernetes.conftest import Cluster, Service, new_namespace, serving

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import torch
 
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.demo_rl import RlDemo, RlDemoResult, RlDemoSettings
 from orchard.demo_sft import ORACLE, Demo, DemoResult, DemoSettings
+from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.sft.metrics import read_steps
-from orchard.pipelines.tasks.repairs import Split, repair_tasks
 from orchard.storage.reader import open_tables
 
 pytestmark = pytest.mark.timeout(1200)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.config import ConfigError
+from orchard.configuration.config import ConfigError
 from orchard.demo_matrix import TAUGHT, UNSEEN, MatrixDemo, MatrixSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

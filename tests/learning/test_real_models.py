@@ -24,7 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.exporters.write import export
 from orchard.pipelines.datasets.rows import Row, read_rows
@@ -45,8 +45,8 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from tests.datasets.conftest import Keep, author, connection, keep
-from tests.datasets.test_exporters import trainer_batches
+from tests.pipelines.datasets.conftest import Keep, author, connection, keep
+from tests.pipelines.datasets.test_exporters import trainer_batches
 from tests.pipelines.rl.written_log import assembled, finished, message, plan_of, run_settings
 from tests.real_conversations import KINDS, conversation, load
 from tests.trajectory_log import Author
@@ -64,7 +64,7 @@ Pieces = Iterator[tuple[str, bool]]
 
 
 def messages_of(kind: str) -> list[dict[str, Any]]:
-    """Without words that are control tokens: those are in tests/datasets/test_turns.py."""
+    """Without words that are control tokens: those are in tests/pipelines/datasets/test_turns.py."""
     last = {"role": "tool", "content": "done", "tool_call_id": "call00005"}
     return [
         dict(each, content=each["content"].replace("<|im_end|>", "`x = 1`\n\n"))

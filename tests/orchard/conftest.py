@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from orchard.actions.session import Session
 from orchard.cli.app import main
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
-from orchard.session import Session
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from tests.chaos.world import QUICK, pipeline, session_for

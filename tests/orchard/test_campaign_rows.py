@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from orchard.reports import campaign_line, hints
+from orchard.actions.reports import campaign_line, hints
+from orchard.actions.standing import InQueues, PipelineView, Work, _Rows, _rows, _view
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import payload
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import IMPOSSIBLE
-from orchard.standing import InQueues, PipelineView, Work, _Rows, _rows, _view
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
-from orchard.workers.large_messages import slimmed
-from tests.datasets.conftest import connection, keep
+from orchard.workers.episode.large_messages import slimmed
 from tests.orchard.conftest import Command
+from tests.pipelines.datasets.conftest import connection, keep
 from tests.trajectory_log import CAMPAIGN, Author, llm_call
 
 __all__ = ["connection", "keep"]
@@ -68,7 +68,7 @@ async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
     store = await keep(Author().rollout(0, ["ls"], resolved=True))
     script = (
         "import sys\n"
-        "from orchard.standing import _rows\n"
+        "from orchard.actions.standing import _rows\n"
         "from orchard.storage.reader import log_end, open_tables\n"
         f"with open_tables({store!r}) as tables:\n"
         f"    assert log_end({store!r})[1] and _rows(tables, ['demo'], ['x'], ['demo'], 0).outcomes\n"

@@ -26,7 +26,7 @@ def test_each_command_is_where_the_list_says_and_is_summed_up_by_its_own_words(n
 
 def test_no_command_is_missing_from_the_list() -> None:
     for module in {module for module, _ in COMMANDS.values()}:
-        found = import_module(f"orchard.cli.{module}")
+        found = import_module(f"orchard.{module}")
         if hasattr(found, "register"):
             group = application.typer.Typer()
             found.register(group)

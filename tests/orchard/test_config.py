@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from orchard.cli.app import options
 from orchard.cli.processes import replaced
-from orchard.config import Config, ConfigError, checked, load, secrets
-from orchard.config_toml import as_toml
+from orchard.configuration.config import Config, ConfigError, checked, load, secrets
+from orchard.processes.up import Supervisor
+from orchard.reference.config_toml import as_toml
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
-from orchard.up import Supervisor
 from orchard.workers.failures import InfrastructureError
 
 

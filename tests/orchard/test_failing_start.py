@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from orchard.cli.quickstart import pipeline
-from orchard.pipelines.campaigns import Campaigns
+from orchard.configuration.running import RunFiles, UpRecord
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.running import RunFiles, UpRecord
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from tests.chaos.run import spec_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.keeper import ServerKeeper
+from orchard.processes.keeper import ServerKeeper
 from orchard.schemas.events import Event, SandboxFailure, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.5)
     monkeypatch.setattr("orchard.streams.guard.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("orchard.streams.guard.HELD_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("orchard.keeper.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.processes.keeper.LOOK_SECONDS", 0.2)
 
 
 @pytest.fixture

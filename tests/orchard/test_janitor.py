@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.janitor import Jobs, Pods, stuck, without_pods
+from orchard.processes.janitor import Jobs, Pods, stuck, without_pods
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

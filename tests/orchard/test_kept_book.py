@@ -5,12 +5,12 @@ import os
 import signal
 from pathlib import Path
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.processes.steward import keep_book
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
 from orchard.storage.blobs import BlobStore
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect

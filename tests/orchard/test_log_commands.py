@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from orchard.cli.app import app
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

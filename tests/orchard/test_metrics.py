@@ -7,7 +7,7 @@ from pathlib import Path
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchard.metrics import application
+from orchard.processes.metrics import application
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import (
@@ -23,7 +23,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.schemas.rests import EndpointRested
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

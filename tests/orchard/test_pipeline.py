@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.pipelines.campaigns import CampaignError, Campaigns
+from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import read_suite
 from orchard.schemas.campaigns import CampaignState, ModelSpec

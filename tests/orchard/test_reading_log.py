@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from orchard import Log
+from orchard.actions.reading import Arm, UnknownName
+from orchard.actions.session import Session
 from orchard.cli.reading import print_messages, show_rollout, turn_range
-from orchard.config import Config, ConfigError
-from orchard.reading import Arm, UnknownName
-from orchard.session import Session
-from tests.page.conftest import stored
-from tests.page.test_page import talk_of
+from orchard.configuration.config import Config, ConfigError
+from tests.orchard.page.conftest import stored
+from tests.orchard.page.test_page import talk_of
 from tests.trajectory_log import Author
 
 ALL = sys.maxsize

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchard import rl_run
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.stepping import RunStopped
+from orchard.processes import rl_run
 from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.rl.written_log import run_settings
 

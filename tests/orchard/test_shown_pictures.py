@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 from orchard.cli.app import app
 from orchard.storage.blobs import BlobStore
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import compact, rebuild_derived
 from orchard.storage.reader import open_tables
+from orchard.storage.upkeep.maintenance import compact, rebuild_derived
 from tests.gui_log import SCREEN, GuiAuthor
-from tests.page.conftest import stored
+from tests.orchard.page.conftest import stored
 
 _IMAGES = (
     "select rollout_id, attempt, turn, role, number, sha256, size, media_type, width, height, place, caption "

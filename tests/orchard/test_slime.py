@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchard import slime
-from orchard.config import ConfigError
+from orchard.adapters import slime
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.rl.coordinator import begin
 from orchard.pipelines.rl.sequences import sequences
 from orchard.pipelines.rl.settings import read_settings, settings_from

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from orchard.reports import campaign_line, campaign_table, hints, status_table
-from orchard.rests import rest_sentence
+from orchard.actions.reports import campaign_line, campaign_table, hints, status_table
+from orchard.actions.rests import rest_sentence
+from orchard.actions.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
 from orchard.schemas.rests import Rest
-from orchard.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
 from orchard.storage.spending import Spent
 from orchard.streams.endpoints import StoredRest
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from orchard.config import load
-from orchard.pipelines.campaigns import Campaigns
+from orchard.actions.session import Session
+from orchard.configuration.config import load
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.session import Session
-from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
+from orchard.storage.upkeep.maintenance import check
 from orchard.streams.publisher import Publisher
 from tests.chaos.run import spec_of
 from tests.chaos.world import Outcomes, pipeline, until

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.config import ConfigError
-from orchard.needs import check_network, default_harness
+from orchard.actions.needs import check_network, default_harness
+from orchard.actions.submission import check_prices, check_workers, endpoints_of, unpriced
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.registry import Needs
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.plugins import Kind
-from orchard.submission import check_prices, check_workers, endpoints_of, unpriced
 from orchard.workers.llm.settings import EndpointSettings, Price
 
 NOTHING: dict[Kind, set[str]] = {}

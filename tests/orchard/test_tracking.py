@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from orchard import tracking as module
-from orchard.config import ConfigError, TrackingSettings, checked
-from orchard.tracking import Tracking
+from orchard.actions import tracking as module
+from orchard.actions.tracking import Tracking
+from orchard.configuration.config import ConfigError, TrackingSettings, checked
 from tests.training_facts import started, step
 
 SETTINGS = TrackingSettings(to="tensorboard")

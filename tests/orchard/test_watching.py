@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from orchard.actions.session import Session
 from orchard.cli import campaigns as cli
-from orchard.config import load
-from orchard.pipelines.campaigns import Campaigns
-from orchard.session import Session
-from orchard.storage.writer import Writer
+from orchard.configuration.config import load
+from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.configuration.running import running
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.running import running
 from orchard.streams.publisher import Publisher
 from tests.chaos.run import spec_of
 from tests.chaos.world import CAMPAIGN, QUICK, session_for, until

@@ -15,9 +15,9 @@ from orchard.injector.local import agent_process
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
-from orchard.pipelines.tasks.environments import SynthesisSettings
-from orchard.pipelines.tasks.packages import PackageCache
-from orchard.storage.writer import Writer
+from orchard.pipelines.domains.swe.environments import SynthesisSettings
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchard.pipelines.archiving import Archiving
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.storage.archive import steps
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore

@@ -15,7 +15,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, VersionRun
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

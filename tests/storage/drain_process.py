@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from orchard.storage.allocation import save_memory
-from orchard.storage.writer import Writer
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.settings import NatsSettings
 

@@ -11,9 +11,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from orchard.pipelines import archiving as pipelines_archiving
-from orchard.pipelines.archiving import Archiving
-from orchard.pipelines.campaigns import CampaignError, Campaigns
+from orchard.pipelines.campaigns import archiving as pipelines_archiving
+from orchard.pipelines.campaigns.archiving import Archiving
+from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import Event
@@ -27,9 +27,9 @@ from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import ArchiveCorrupt, ArchiveRefused, EventsLost, OtherStream
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import Writer
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection, connect

@@ -15,7 +15,7 @@ from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import rebuild_derived, rebuild_events
+from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection

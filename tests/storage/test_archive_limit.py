@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from nats.js import api
 
-from orchard.pipelines.archiving import Archiving
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
+from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
 from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection, connect

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from orchard.pipelines.archiving import Archiving
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
-from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
+from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher

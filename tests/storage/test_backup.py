@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import check
-from orchard.storage.writer import Writer
+from orchard.storage.upkeep.maintenance import check
+from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

@@ -16,10 +16,10 @@ from orchard.storage.delta import DataFile, Table, snapshot, write_file
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError
 from orchard.storage.location import Location
-from orchard.storage.maintenance import check, compact, vacuum
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import EVENTS, SCHEMAS
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.upkeep.maintenance import check, compact, vacuum
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 

@@ -19,10 +19,10 @@ from orchard.storage.delta import DataFile, Table, snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import BlobCorrupt, EventsLost, StorageError, StoreDamaged
 from orchard.storage.location import Location
-from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables, position
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
-from orchard.storage.writer import WriterSettings
+from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import WriterSettings
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 

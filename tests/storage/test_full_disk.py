@@ -8,9 +8,9 @@ import pytest
 
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StoreFull
-from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import WriterSettings
+from orchard.storage.upkeep.maintenance import check
+from orchard.storage.writing.writer import WriterSettings
 from orchard.streams.publisher import Publisher
 
 Write = Callable[..., Awaitable[None]]

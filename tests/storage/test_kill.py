@@ -11,9 +11,9 @@ from pathlib import Path
 from orchard.storage.delta import snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.location import Location
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import EVENTS
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

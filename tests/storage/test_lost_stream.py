@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
 from orchard.schemas.events import Event, encode_event
@@ -22,10 +22,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import EventsLost, OtherStream
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import log_end, open_tables
-from orchard.storage.restore import Restored, restore_stream
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.upkeep.restore import Restored, restore_stream
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
 from orchard.streams.campaigns import CampaignBook
@@ -481,7 +481,7 @@ async def test_a_restore_that_is_ended_anywhere_goes_on(
     """Ended is a cancelled task here: what it leaves behind is what SIGKILL leaves."""
     original = {number: encode_event(event) for number, event in enumerate(scene.published, 1)}
     os.truncate(next(scene.streams.glob(f"{names.EVENTS}/msgs/2.blk")), 10_000)
-    monkeypatch.setattr("orchard.storage.restore._BATCH", 20)
+    monkeypatch.setattr("orchard.storage.upkeep.restore._BATCH", 20)
 
     def ended(what: str, *_: int) -> None:
         if what == moment:
@@ -510,7 +510,7 @@ async def test_a_stream_that_grows_back_has_no_new_mark_before_it_is_whole(
         await replace_stream(source, target, *rest)
         seen.append(await mark(target))
 
-    monkeypatch.setattr("orchard.storage.restore.replace_stream", watched)
+    monkeypatch.setattr("orchard.storage.upkeep.restore.replace_stream", watched)
     async with pipeline(scene) as (worker, operator):
         before = await mark(operator)
         await restore(scene, operator)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchard.storage.allocation import ARROW_ALLOCATOR
-from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
+from orchard.storage.upkeep.maintenance import check
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import check
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import DERIVED
+from orchard.storage.upkeep.maintenance import check
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection

@@ -15,10 +15,10 @@ from orchard.storage import pins
 from orchard.storage.compaction import Vacuum, compact
 from orchard.storage.delta import VACUUM_HOURS, Table, snapshot
 from orchard.storage.location import Location
-from orchard.storage.maintenance import check, vacuum
 from orchard.storage.reader import open_tables, refresh
 from orchard.storage.tables import EVENTS
-from orchard.storage.writer import WriterSettings
+from orchard.storage.upkeep.maintenance import check, vacuum
+from orchard.storage.writing.writer import WriterSettings
 from orchard.streams.publisher import Publisher
 
 Write = Callable[..., Awaitable[None]]

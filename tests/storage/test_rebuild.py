@@ -11,9 +11,9 @@ from orchard.storage.errors import EventsLost, StorageError, StoreBusy
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.tables import EVENTS
-from orchard.storage.writer import WriterSettings
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import WriterSettings
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher

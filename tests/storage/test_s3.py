@@ -15,10 +15,10 @@ from orchard.storage.delta import Table
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError, StoreBusy, StoreUnreachable
 from orchard.storage.location import Location
-from orchard.storage.maintenance import check, compact, rebuild_derived, rebuild_events
 from orchard.storage.reader import last_event_id, open_tables, position
 from orchard.storage.tables import EVENTS
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.upkeep.maintenance import check, compact, rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher

@@ -13,9 +13,9 @@ from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.subjects import EVENTS_PREFIX, done_subject, event_subject, started_subject
 from orchard.storage.derive import derive_tables
 from orchard.storage.log import facts, log_batch
-from orchard.storage.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import BASE64, TABLES
+from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.views import VIEWS
 from orchard.streams.connection import Connection
 from orchard.streams.publish import Message, store_all

@@ -10,7 +10,6 @@ import pytest
 
 from orchard.schemas.events import encode_event
 from orchard.schemas.subjects import EVENTS_PREFIX, event_subject
-from orchard.storage import writer as writer_module
 from orchard.storage.delta import Table
 from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import EventsLost, OtherStream, StoreBusy
@@ -18,7 +17,8 @@ from orchard.storage.location import Location
 from orchard.storage.log import log_batch
 from orchard.storage.reader import open_tables, position
 from orchard.storage.tables import EVENTS, PROGRESS
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.writing import writer as writer_module
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher

@@ -5,7 +5,7 @@ import signal
 import sys
 
 from orchard.storage.errors import StorageError
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.connection import connect
 from orchard.streams.settings import NatsSettings
 

@@ -19,7 +19,7 @@ from orchard.streams.reading import bounds, delete_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]

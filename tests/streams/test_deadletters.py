@@ -30,8 +30,8 @@ from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.streams.undelivered import Undelivered
-from orchard.workers.deadletters import DeadLetters
-from orchard.workers.keeper import keep
+from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.keeper import keep
 from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]

@@ -19,7 +19,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
-from orchard.workers.keeper import keep
+from orchard.workers.attempts.keeper import keep
 
 ROLLOUTS = 100
 SLOTS = 6

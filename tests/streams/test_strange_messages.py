@@ -23,7 +23,7 @@ from orchard.streams.settings import Queue
 from orchard.streams.trails import Trails
 from orchard.streams.undelivered import Undelivered
 from orchard.streams.wholeness import Expected
-from orchard.workers.deadletters import DeadLetters
+from orchard.workers.attempts.deadletters import DeadLetters
 from tests.mutations import DEEP
 from tests.streams.conftest import Eventually
 

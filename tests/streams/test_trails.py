@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
-from orchard.workers.inheritance import Inheritance
+from orchard.workers.attempts.inheritance import Inheritance
 from tests.streams.conftest import Eventually
 from tests.trajectory_log import llm_call
 

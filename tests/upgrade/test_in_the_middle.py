@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.streams.publisher import Publisher
 from tests.chaos import checks

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from orchard.pipelines.campaigns import Campaigns
+from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.storage.digest import store_digests
-from orchard.storage.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.reader import open_tables
-from orchard.storage.writer import Writer, WriterSettings
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect

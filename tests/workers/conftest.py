@@ -20,9 +20,9 @@ from aiohttp import web
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.failures import NotWritable
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 
 MODULE = """\
 \"\"\"Arithmetic for shops.\"\"\"

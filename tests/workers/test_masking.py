@@ -11,9 +11,9 @@ import pytest
 
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.storage.blobs import BlobStore
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.masking import masked
-from orchard.workers.message_tree import MessageTree
 
 LETTERS, HEX, BASE32 = (
     string.ascii_letters + string.digits,

@@ -5,6 +5,7 @@ from typing import Any
 
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.episode.pictures import picture_of_url
 from orchard.workers.gateway.words import (
     Ask,
     BadAsk,
@@ -25,7 +26,6 @@ from orchard.workers.gateway.words import (
     sse,
     word,
 )
-from orchard.workers.pictures import picture_of_url
 
 BILLING = "x-anthropic-billing-header:"
 """How the block of the system prompt begins that Claude Code changes with each call; it is no prompt."""

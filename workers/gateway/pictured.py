@@ -1,8 +1,8 @@
 """Pictures that a program sent, taken out of the text that has marks in their places. Pure."""
 
 from orchard.schemas.messages import Role
+from orchard.workers.episode.pictures import Picture, picture_of_url
 from orchard.workers.gateway.words import Said, image_mark
-from orchard.workers.pictures import Picture, picture_of_url
 
 
 def pictured(said: Said) -> tuple[str, list[Picture], list[str]]:

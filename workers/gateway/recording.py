@@ -18,7 +18,9 @@ from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.budgets import spent, time_left
+from orchard.workers.episode.budgets import spent, time_left
+from orchard.workers.episode.message_tree import MessageTree
+from orchard.workers.episode.prompts import Prompt
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, root_of
 from orchard.workers.gateway.pictured import pictured
@@ -32,8 +34,6 @@ from orchard.workers.llm.client import (
     RequestRefused,
     context_too_small,
 )
-from orchard.workers.message_tree import MessageTree
-from orchard.workers.prompts import Prompt
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
+from orchard.workers.episode.prompts import text_part, url_part
 from orchard.workers.gateway.words import UNPARSED, Ask, as_json, as_object
-from orchard.workers.prompts import text_part, url_part
 
 _MARK = re.compile(r"\[image [0-9a-f]+\]")
 

@@ -3,12 +3,12 @@
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.domains.swe.grader import Pristine, grade_swe
+from orchard.workers.episode.machine import Machine
 from orchard.workers.graders.controls import Controls
 from orchard.workers.graders.plugin import Judgement, get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
-from orchard.workers.graders.swe import Pristine, grade_swe
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.machine import Machine
 
 
 async def grade(

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from orchard.schemas.tasks import Task, task_hash
+from orchard.workers.episode.networks import SHUT, asked
 from orchard.workers.graders.endings import STEADY, Ending
-from orchard.workers.networks import SHUT, asked
 
 
 class Controls:

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.masking import masked
 
 _QUOTED = 80

@@ -15,11 +15,11 @@ from orchard.schemas.plugins import Kind, PluginError, need
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.workers.domains.swe.grader import Pristine
+from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.swe import Pristine
 from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.machine import Machine
 from orchard.workers.masking import masked
 
 

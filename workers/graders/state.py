@@ -21,14 +21,14 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.workers.domains.swe.grader import Pristine
+from orchard.workers.episode.machine import FileTooLarge, Machine
+from orchard.workers.episode.networks import SHUT, asked
+from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.graders.controls import Controls
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
-from orchard.workers.graders.swe import Pristine
-from orchard.workers.machine import FileTooLarge, Machine
 from orchard.workers.masking import masked
-from orchard.workers.networks import SHUT, asked
-from orchard.workers.preparation import prepare, solve
 
 NAME = "state-check"
 PREVENTED = "check_prevented"

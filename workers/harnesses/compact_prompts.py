@@ -1,6 +1,6 @@
 """`mini-swe-agent-compact`: for models of a few million parameters with some hundred tokens of context."""
 
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.episode.machine import CommandOutcome
 
 OBSERVATION_LIMIT = 1_000
 """Characters; a longer output is shown as its first and last half of that."""

@@ -11,7 +11,10 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
-from orchard.workers.budgets import time_left
+from orchard.workers.episode.budgets import time_left
+from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.message_tree import MessageTree
+from orchard.workers.episode.worlds import OpenWorld
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import Door, Gateway
 from orchard.workers.llm.client import (
@@ -21,9 +24,6 @@ from orchard.workers.llm.client import (
     OutOfTime,
     context_too_small,
 )
-from orchard.workers.machine import CommandOutcome, Machine
-from orchard.workers.message_tree import MessageTree
-from orchard.workers.worlds import OpenWorld
 
 
 @dataclass(frozen=True, kw_only=True)

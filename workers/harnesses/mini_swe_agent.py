@@ -24,8 +24,8 @@ import yaml
 
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
+from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
-from orchard.workers.machine import CommandOutcome
 
 PACKAGE = "mini-swe-agent"
 _BLOCK_END = "\n```"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchard.workers.machine import CommandOutcome
+from orchard.workers.episode.machine import CommandOutcome
 
 OBSERVATION_LIMIT = 10_000
 """Characters; an output this long or longer is shown as its first and last half of that."""

@@ -8,10 +8,10 @@ from typing import Any
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.networks import Network, network_of
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
 from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
-from orchard.workers.machine import CommandOutcome
-from orchard.workers.networks import Network, network_of
 
 
 class OwnWords(Words):

@@ -5,7 +5,7 @@ or a plug-in (entry points `orchard.judges`). The model is any at an endpoint of
 """
 
 from orchard.schemas.plugins import Kind, PluginError, need
-from orchard.workers.judges.browsing import DEEPSHOP, ORCHARD, WEBJUDGE, WEBVOYAGER
+from orchard.workers.domains.gui.judge_protocols import DEEPSHOP, ORCHARD, WEBJUDGE, WEBVOYAGER
 from orchard.workers.judges.interface import Protocol
 from orchard.workers.judges.rubric import RUBRIC, SUCCESS
 

@@ -10,13 +10,13 @@ from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
+from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Messages, Protocol
 from orchard.workers.judges.rubric import read_score
 from orchard.workers.llm.client import ContextLengthExceeded, ModelClient
 from orchard.workers.masking import masked
-from orchard.workers.settings import JudgeSettings
 
 SEED = 42
 """Of each call: one that is asked again has another conversation."""

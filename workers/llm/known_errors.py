@@ -1,7 +1,7 @@
 """What servers say instead of a completion, and what it means: one table, read from its top.
 
 Types and codes decide before words. Words are those of the servers' sources and of replies that were seen
-(tests/workers/refusals.toml has them raw); what no line knows has the meaning of its status.
+(tests/workers/llm/refusals.toml has them raw); what no line knows has the meaning of its status.
 """
 
 import re

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
-from orchard.pipelines.datasets.exporters.gui import GUI
 from orchard.pipelines.datasets.exporters.interface import MARK, PICTURE, Exporter, Record
 from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows
+from orchard.pipelines.domains.gui.exporter import GUI
 from orchard.schemas.plugins import Kind, find, names, need
 from orchard.storage.blobs import BlobStore
-from orchard.workers.pictures import data_url, read_picture
+from orchard.workers.episode.pictures import data_url, read_picture
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter

@@ -9,11 +9,11 @@ import sys
 
 import msgspec
 
-from orchard.config import load
+from orchard.actions.session import Session
+from orchard.configuration.config import load
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.session import Session
 from orchard.streams.errors import StreamsError
 from orchard.streams.health import reports
 from orchard.streams.publisher import Publisher

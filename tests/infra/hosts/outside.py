@@ -12,7 +12,7 @@ from functools import partial
 from moto.server import ThreadedMotoServer
 
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.workers.llm.oracle.server import OracleServer
+from orchard.workers.oracle.server import OracleServer
 
 S3_PORT, MODEL_PORT = 9000, 9001
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.config import load
+from orchard.configuration.config import load
 from orchard.streams.server import find_binary
 from tests.infra.conftest import INFRA
 from tests.infra.hosts.network import UNITS, Host, Unit

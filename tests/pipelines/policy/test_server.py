@@ -11,9 +11,9 @@ from orchard.pipelines.models.directories import load_model, load_tokenizer, sav
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.messages import VersionRun
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
-from orchard.workers.message_tree import MessageTree
 from tests.pipelines.policy.small_models import BASH
 from tests.real_tokenizers import real_tokenizer
 

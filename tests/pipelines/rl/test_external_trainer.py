@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.sequences import sequences

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.frugal import FrugalSettings

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchard.cli.rl import _warn
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import Assemble, BarSettings, Generate, GiveUp, decide
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
 from orchard.pipelines.rl.deciding import decide as decision
@@ -29,7 +29,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
 from orchard.streams.replay import replay
-from tests.datasets.conftest import keep
+from tests.pipelines.datasets.conftest import keep
 from tests.pipelines.rl.test_bar import aborted, graded
 from tests.pipelines.rl.test_coordinator import blobs, connection, fair, finished, plan, train, workers
 from tests.pipelines.rl.test_feed import stored

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
@@ -15,10 +15,10 @@ from orchard.schemas.campaigns import Budget, ModelSpec
 from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import MessageNode, Role
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.words import Ask, Said
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.message_tree import MessageTree
 from tests.pipelines.policy.small_models import BASH, write_model
 from tests.pipelines.rl.test_feed import stored
 from tests.pipelines.rl.test_learner import ALONE, settings

@@ -20,9 +20,9 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses.interface import Harness, HarnessResult
-from orchard.workers.sandboxes import SandboxMachine
 from tests.pipelines.rl.test_coordinator import train
 from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task

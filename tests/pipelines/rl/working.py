@@ -11,10 +11,10 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.worker import Worker, WorkerSettings
+from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.llm.client import EndpointSettings, ModelClient
-from orchard.workers.rollout import AttemptDependencies
-from orchard.workers.sandboxes import SandboxSettings
-from orchard.workers.worker import Worker, WorkerSettings
 
 
 @asynccontextmanager

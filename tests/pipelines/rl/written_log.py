@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 
-from orchard.pipelines.campaigns import requested_event
+from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.runs import make_plan

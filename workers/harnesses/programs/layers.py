@@ -10,8 +10,8 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import ImageInfo
+from orchard.workers.episode.sandboxes import classified
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.sandboxes import classified
 
 
 class Layer(NamedTuple):

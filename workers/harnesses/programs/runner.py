@@ -10,9 +10,10 @@ from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.streams.tasks import end
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine, Tunnel
+from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway.recording import Recording
-from orchard.workers.graders.patches import state_left_behind
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     HOME,
@@ -26,7 +27,6 @@ from orchard.workers.harnesses.programs.record import (
     filled,
     with_server,
 )
-from orchard.workers.machine import CommandOutcome, FileTooLarge, Machine, Tunnel
 
 _TAIL = 1500
 """Characters of a program's output that an error quotes."""

@@ -1,0 +1,1 @@
+"""What commands do, apart from how a terminal or a page shows it."""

@@ -1,0 +1,78 @@
+"""What a campaign's tasks need, as the store knows it: harness, plug-ins, network. Told at its submission."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.tasks.directories import HARBOR, TERMINAL_BENCH
+from orchard.pipelines.tasks.registry import Needs
+from orchard.schemas import plugins
+from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.plugins import Kind
+from orchard.workers.episode.networks import SHUT, WAY_OUT
+from orchard.workers.episode.settings import TaskNetwork
+from orchard.workers.graders.plugin import Grader
+from orchard.workers.harnesses import DEFAULT, DEFAULTS, HARNESS_NAMES, TASK
+
+_SHOWN = 3
+"""Examples in a sentence."""
+
+
+def needed_plugins(spec: CampaignSpec, needs: Mapping[str, Needs]) -> dict[Kind, set[str]]:
+    """Plug-ins that the campaign's rollouts need. Raises PluginError for one that is not here."""
+    graders = {each.grader for each in needs.values() if each.grader is not None}
+    for name in graders:
+        plugins.need(Kind.GRADER, name)
+    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
+
+
+def by_patch(need: Needs) -> bool:
+    """Whether a task is judged by a patch. Raises PluginError for a grader that is not here."""
+    if need.grader is None:
+        return need.patch
+    grader: Grader = plugins.need(Kind.GRADER, need.grader)
+    return not grader.in_place
+
+
+def default_harness(domain: str, needs: Mapping[str, Needs]) -> str:
+    """The harness where none is named. Raises ConfigError where the tasks have no one that fits all."""
+    if domain in DEFAULTS:
+        return DEFAULTS[domain]
+    patches = sum(map(by_patch, needs.values()))
+    if 0 < patches < len(needs):
+        raise ConfigError(
+            f"{patches} tasks are judged by a patch and {len(needs) - patches} by what is left in their "
+            f"sandboxes, and no harness tells the model of both: submit them apart (--source), each kind "
+            f"under its own ({DEFAULT}, {TASK}), or name one for all by --harness"
+        )
+    return TASK if needs and not patches else DEFAULT
+
+
+def check_network(needs: Mapping[str, Needs], setting: TaskNetwork) -> list[str]:
+    """What the submitter should know of the tasks' network, a sentence each. Raises ConfigError for tasks
+    that ask for one where none is given."""
+    asking = {task: each.network for task, each in needs.items() if each.network not in (None, SHUT.told)}
+    unread = [
+        task for task, each in needs.items() if each.network is None and each.repo in (HARBOR, TERMINAL_BENCH)
+    ]
+    if asking and setting == "never":
+        raise ConfigError(
+            f"{len(asking)} of {len(needs)} tasks ask for a network ({_some(asking)}), and "
+            f'sandbox.task_network is "never": {WAY_OUT}'
+        )
+    notes = [
+        f"{count} of {len(needs)} tasks have a network, for agent and check: {what}"
+        for what, count in Counter(asking.values()).most_common(_SHOWN)
+    ]
+    if unread:
+        notes.append(
+            f"{len(unread)} tasks ({_some(unread)}) were imported before network and time-outs of their "
+            "definitions were read: they run without a network and with the campaign's time-outs until they "
+            "are imported again"
+        )
+    return notes
+
+
+def _some(names: Iterable[str]) -> str:
+    given = list(names)
+    return ", ".join(given[:_SHOWN]) + (", ..." if len(given) > _SHOWN else "")

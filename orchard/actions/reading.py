@@ -1,0 +1,177 @@
+"""The log for notebooks and scripts: `from orchard import Log`.
+
+    log = Log(".orchard")
+    log.rollouts(campaign="first").df()
+
+Everything is a DuckDB relation over the views of `docs/reference/tables.md`: `.df()` is a pandas frame,
+`.arrow()` an Arrow table, `.pl()` a polars frame; `.filter`, `.aggregate`, `.order` and `.limit` ask on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import duckdb
+
+from orchard.pipelines.campaigns.scores import Tally
+from orchard.pipelines.evaluation.results import Cell, Pair, paired
+from orchard.pipelines.trajectories.reading import stored_node
+from orchard.schemas.llm_calls import CallKind
+from orchard.schemas.messages import MessageNode
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import open_tables, refresh
+
+
+class UnknownName(StorageError):
+    """A rollout or an arm that the log does not have."""
+
+
+class Arm(NamedTuple):
+    """Rollouts of a campaign; None stands for every harness, and every model, of it."""
+
+    campaign: str
+    harness: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A message with those that answer it."""
+
+    message: MessageNode
+    kind: CallKind | None
+    """What the model was called for, where that is known; None otherwise and where no model spoke."""
+    children: "list[Node]" = field(default_factory=list)
+
+    def __iter__(self) -> Iterator["Node"]:
+        """This and all below, in the order of a walk down."""
+        waiting = [self]
+        while waiting:
+            found = waiting.pop()
+            yield found
+            waiting += reversed(found.children)
+
+
+class Log:
+    """A store, open for reading while a pipeline writes to it. It is a context manager."""
+
+    def __init__(self, store: str = ".orchard", *, as_of: int | None = None) -> None:
+        """`store` is a directory or `s3://BUCKET/PREFIX`; with `as_of` it is as it was at that sequence.
+
+        Raises StorageError where there is no store.
+        """
+        self.store, self._as_of = store, as_of
+        self._tables = open_tables(store, as_of=as_of)
+        self._blobs = BlobStore(store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Relations of it cannot be asked any more."""
+        self._tables.close()
+
+    def refresh(self) -> None:
+        """Show what has been committed since."""
+        refresh(self._tables, self.store, as_of=self._as_of)
+
+    def sql(self, query: str, **parameters: Any) -> duckdb.DuckDBPyRelation:
+        """Any query; `$name` in it is a parameter."""
+        return self._tables.sql(query, params=parameters or None)
+
+    def rollouts(self, **equal: object) -> duckdb.DuckDBPyRelation:
+        """The outcomes of rollouts whose columns are as given: `rollouts(campaign="first", resolved=True)`.
+
+        Raises ValueError for a column that there is not.
+        """
+        return self._where("rollouts", equal)
+
+    def messages(self, rollout: str) -> duckdb.DuckDBPyRelation:
+        """The messages of a rollout's accepted attempt, by id or its first digits, in the order of the log.
+
+        Texts over 256 KiB are empty; `tree` has them.
+        """
+        return self.sql(
+            "select * from messages where rollout_id = $id order by sequence", id=self.find(rollout)
+        )
+
+    def tree(self, rollout: str) -> list[Node]:
+        """The same as trees, large texts included: the main conversation first, then those beside it.
+
+        A node with several children is where the conversation branched. Raises BlobMissing and BlobCorrupt.
+        """
+        name = self.find(rollout)
+        found = self.sql("select * from messages where rollout_id = $id order by sequence", id=name)
+        calls = self.sql("select node, call_kind from llm_calls where rollout_id = $id", id=name).fetchall()
+        kinds = {node: CallKind(kind) for node, kind in calls if kind}
+        columns, nodes, roots = found.columns, dict[str, Node](), list[Node]()
+        for values in found.fetchall():
+            message = stored_node(self._blobs, dict(zip(columns, values, strict=True)))
+            node = Node(message, kinds.get(message.node_id))
+            nodes[message.node_id] = node
+            parent = nodes.get(message.parent or "")
+            (parent.children if parent else roots).append(node)
+        return roots
+
+    def groups(self, run: str) -> duckdb.DuckDBPyRelation:
+        """The groups of a run of reinforcement learning, and what became of each."""
+        return self._where("groups", {"run": run})
+
+    def compare(self, first: Arm | str, second: Arm | str) -> Pair:
+        """Two arms, or two campaigns, paired by the tasks that both graded.
+
+        Difference of pass rates (second minus first) with its 95 % interval, tasks gained and lost, and `p`.
+        Raises UnknownName where no task is in both.
+        """
+        arms = [arm if isinstance(arm, Arm) else Arm(arm) for arm in (first, second)]
+        pair = paired(*map(self._cell, arms))
+        if pair is None:
+            raise UnknownName(f"no task was graded in both {arms[0]} and {arms[1]}: see `Log.rollouts()`")
+        return pair
+
+    def find(self, rollout: str) -> str:
+        """The whole id of a rollout from its first digits. Raises UnknownName."""
+        found = self.sql(
+            "select distinct rollout_id from tables.requests_all where starts_with(rollout_id, $id) limit 2",
+            id=rollout,
+        ).fetchall()
+        if len(found) != 1:
+            raise UnknownName(
+                f"{'no rollout' if not found else 'more than one rollout'} begins with {rollout!r}"
+            )
+        return str(found[0][0])
+
+    def _where(self, view: str, equal: dict[str, object]) -> duckdb.DuckDBPyRelation:
+        relation = self._tables.view(view)
+        if unknown := [name for name in equal if name not in relation.columns]:
+            raise ValueError(f"{view} has no column {unknown[0]!r}: it has {', '.join(relation.columns)}")
+        where = " and ".join(f'"{name}" is not distinct from ${name}' for name in equal) or "true"
+        return self.sql(f"select * from {view} where {where}", **equal)
+
+    def _cell(self, arm: Arm) -> Cell:
+        found = self.sql(
+            "select task_id, count(resolved), count(*) filter (resolved) from rollouts "
+            "where campaign = $campaign and ($harness is null or harness = $harness) "
+            "and ($model is null or model = $model) "
+            "group by task_id having count(resolved) > 0",
+            **arm._asdict(),
+        ).fetchall()
+        return Cell(
+            task_set="",
+            harness=arm.harness or arm.campaign,
+            model=arm.model or arm.campaign,
+            tasks={task: Tally(graded=graded, resolved=resolved) for task, graded, resolved in found},
+            requested=0,
+            aborted=0,
+            turns=0,
+            tokens=0,
+            cost_usd=None,
+            seconds=0.0,
+        )

@@ -1,0 +1,173 @@
+"""What a command needs of the pipeline: configuration, connection, blobs, tables, sandboxes."""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchard.actions.wholeness import expected
+from orchard.configuration.config import Config, ConfigError
+from orchard.configuration.running import UNSAFE_HOST, RunFiles, UpRecord, running
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import position
+from orchard.streams import names
+from orchard.streams.connection import Connection, connect
+from orchard.streams.guard import SETTLE_SECONDS, Guard, guarded
+from orchard.streams.reading import bounds
+from orchard.streams.room import disk_is_full
+from orchard.streams.server import embedded
+from orchard.workers.llm.settings import EndpointSettings
+
+if TYPE_CHECKING:
+    from orchard.injector.client import AsyncSandboxClient
+
+COMMIT_WAIT_SECONDS = 60.0
+"""That a command waits which cannot do without the tables."""
+WAITING_SECONDS = 10.0
+"""That a command waits which only says how far they are."""
+
+
+class Session:
+    """One command's view of the pipeline it works on."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def directory(self) -> Path:
+        """What belongs to this machine: server, sandboxes, caches, logs."""
+        return self.config.directory
+
+    @property
+    def blobs(self) -> BlobStore:
+        """The blob store beside the tables."""
+        return BlobStore(self.config.store)
+
+    def up(self) -> UpRecord | None:
+        """What `orchard up` runs on this store, if anything."""
+        return running(self.directory)
+
+    def endpoints(self) -> dict[str, EndpointSettings]:
+        """The configured endpoints, and the oracle of the pipeline that runs here."""
+        record = self.up()
+        own = {"oracle": EndpointSettings(base_url=record.oracle_url)} if record and record.oracle_url else {}
+        return {**own, **self.config.endpoints}
+
+    def nats_url(self) -> str:
+        """The configured server, else the embedded one that runs; ConfigError when there is neither."""
+        if self.config.nats.url:
+            return self.config.nats.url
+        if record := self.up():
+            return record.nats_url
+        raise ConfigError(
+            f"nothing runs on store {self.config.store}: start `orchard up` in another terminal, "
+            "or pass --nats nats://HOST:PORT"
+        )
+
+    @asynccontextmanager
+    async def connection(self, name: str, *, hold: bool = False) -> AsyncIterator[Connection]:
+        """An open connection to the pipeline's NATS server, for whoever publishes.
+
+        Raises StreamHeld when the stream is behind the tables; with `hold` waits instead, before each publish
+        and claim, until it is restored.
+        """
+        async with self.reading_connection(name) as connection, self.guard(connection, hold=hold):
+            yield connection
+
+    @asynccontextmanager
+    async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
+        """As `connection`, for whoever publishes no events, or restores them: no guard watches it."""
+        async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
+            yield connection
+
+    def guard(
+        self, connection: Connection, *, hold: bool, settle: float = SETTLE_SECONDS
+    ) -> AbstractAsyncContextManager[None]:
+        """Holds what the connection publishes while the stream has not what the tables have; `settle` as
+        `Guard` has it."""
+        look = partial(expected, self.config.store, self.config.archive)
+        watch = Guard(connection, self.config.nats, look, room=self.room, settle=settle)
+        return guarded(watch, connection, hold=hold)
+
+    async def held(self, connection: Connection) -> str:
+        """Why nothing is published or claimed just now, as a sentence; empty when all is well."""
+        look = partial(expected, self.config.store, self.config.archive)
+        guard = Guard(
+            connection, self.config.nats, look, room=self.room, settle=math.inf, on_change=lambda _: None
+        )
+        await guard.check()
+        return connection.held or connection.waiting or connection.full
+
+    async def room(self) -> str:
+        """Why the embedded server has no room for new work; empty when it has, or is on another machine."""
+        if self.config.nats.url and not self.up():
+            return ""
+        return await asyncio.to_thread(disk_is_full, self.directory / "nats", self.config.nats)
+
+    @asynccontextmanager
+    async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
+        """As `connection`; where nothing runs, over the store's own server, started meanwhile. Without
+        `guard` it is for reading and restoring."""
+        async with AsyncExitStack() as stack:
+            settle = SETTLE_SECONDS
+            if self.config.nats.url or self.up():
+                connection = await stack.enter_async_context(self.reading_connection(name))
+            else:
+                settle = 0.0  # nobody else can be on it
+                server = embedded(self.directory, self.config.nats)
+                await stack.enter_async_context(server)
+                connection = await stack.enter_async_context(
+                    connect(self.config.nats, name=name, url=server.url)
+                )
+            if guard:
+                await stack.enter_async_context(self.guard(connection, hold=False, settle=settle))
+            yield connection
+
+    async def committed(self, connection: Connection) -> None:
+        """Wait until all that the stream holds now is in the tables; ConfigError without a writer."""
+        if waiting := await self.waiting(connection, COMMIT_WAIT_SECONDS):
+            raise ConfigError(waiting)
+
+    async def waiting(self, connection: Connection, patience: float = WAITING_SECONDS) -> str:
+        """Which events of the stream the tables of this store do not have, and what to run; empty as soon as
+        they have all. Only where a writer may run is there something to wait for, `patience` seconds."""
+        last = (await bounds(connection, names.EVENTS)).last
+        served = bool(self.config.nats.url or self.up())
+        deadline = time.monotonic() + patience * served
+        while (behind := last - await asyncio.to_thread(position, self.config.store)) > 0:
+            if time.monotonic() >= deadline:
+                where = f"the stream at {self.nats_url()}" if served else f"{self.directory / 'nats'}"
+                run = "`orchard up`, or `orchard writer`" if served else "`orchard up`"
+                return (
+                    f"{behind} events wait in {where}, from where a writer brings them into the tables of "
+                    f"{self.config.store}: start {run}"
+                )
+            await asyncio.sleep(0.1)
+        return ""
+
+    @asynccontextmanager
+    async def sandboxes(self) -> "AsyncIterator[AsyncSandboxClient]":
+        """A client of the pipeline's sandbox service."""
+        from orchard.injector.client import AsyncSandboxClient  # a third of a second that most need not wait
+
+        settings = self.config.sandbox
+        url, key = settings.url, os.environ.get(settings.api_key_env)
+        if url in (None, UNSAFE_HOST):
+            record = self.up()
+            if record is None:
+                raise ConfigError(
+                    f"no sandbox service runs on store {self.config.store}: start `orchard up` in another "
+                    "terminal, or pass --sandbox http://HOST:PORT"
+                )
+            url = record.sandbox_url
+            key = await asyncio.to_thread(RunFiles(self.directory).key.read_text)
+        client = AsyncSandboxClient(base_url=url, api_key=key, tls_ca=settings.tls_ca)
+        try:
+            yield client
+        finally:
+            await client.close()

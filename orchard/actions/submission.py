@@ -1,0 +1,149 @@
+"""Whether a campaign can run: told when it is submitted, and not by a worker later."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
+from orchard.schemas import plugins
+from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.health import ProcessReport
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.plugins import Kind
+from orchard.streams.settings import Queue
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.settings import EndpointSettings, uncut
+
+
+async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
+    """Raise InfrastructureError for a harness that is a program and not installed, where the sandbox service
+    can be asked from here: workers may have another."""
+    from orchard.workers.harnesses import get_harness
+    from orchard.workers.harnesses.programs.layers import installed
+    from orchard.workers.harnesses.programs.runner import ProgramHarness
+
+    programs = [name for name in harnesses if isinstance(get_harness(name), ProgramHarness)]
+    if not programs:
+        return
+    try:
+        async with session.sandboxes() as client:
+            for name in programs:
+                await installed(client, name)
+    except ConfigError:
+        return
+    except InfrastructureError as error:
+        if error.cause is AbortCause.HARNESS_MISSING:
+            raise
+
+
+def check_workers(
+    spec: CampaignSpec,
+    working: Sequence[ProcessReport],
+    needed: Mapping[Kind, set[str]],
+    configured: Sequence[str],
+) -> list[str]:
+    """What the submitter should know, a sentence each.
+
+    `working` are the processes alive, `configured` the endpoints known here. Raises ConfigError when workers
+    serve the queue and none of them has the plug-ins or endpoints that the campaign needs.
+    """
+    serving = [each for each in working if queue_of(spec).consumer in each.serves.split(",")]
+    endpoints = {model.endpoint for model in spec.models}
+    if not serving:
+        notes = [f"no worker serves this campaign now: {how_to_serve(queue_of(spec).consumer)}"]
+        missing = ", ".join(sorted(endpoints - set(configured)))
+        return notes + ([f"the configuration here has no endpoint {missing}: {_ADD}"] if missing else [])
+    for kind, names in needed.items():
+        if not any(names <= set(each.plugins.get(kind, [])) for each in serving):
+            raise ConfigError(
+                f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
+                f"the workers run, and start them again ({plugins.GUIDE})"
+            )
+    known = [each.endpoints for each in serving]
+    if not any(names is None or endpoints <= set(names) for names in known):
+        there = sorted({name for names in known for name in names or ()})
+        raise ConfigError(
+            f"no worker has the endpoint {', '.join(sorted(endpoints - set(there))) or 'set'} (there is: "
+            f"{', '.join(there) or 'none'}): name another endpoint, or {_ADD}"
+        )
+    return []
+
+
+def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
+    """Names of the models that have no price in the configuration here."""
+    return [
+        model.name
+        for model in spec.models
+        if model.kind is not ModelKind.ORACLE
+        and (model.endpoint not in endpoints or model.name not in endpoints[model.endpoint].prices)
+    ]
+
+
+def check_prices(
+    spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings], working: Sequence[ProcessReport] = ()
+) -> None:
+    """Raise ConfigError where the campaign has a cap, and a model no price at its endpoint: by what the
+    workers say that serve the queue or, without any, by the configuration here."""
+    if spec.max_cost_usd is None:
+        return
+    here = {name: list(settings.prices) for name, settings in endpoints.items()}
+    told = [
+        each.priced for each in working if each.priced is not None and queue_of(spec).consumer in each.serves
+    ]
+    for model in spec.models:
+        if model.kind is ModelKind.ORACLE:
+            continue
+        prices = [priced[model.endpoint] for priced in told if model.endpoint in priced]
+        if not all(model.name in known for known in prices or [here.get(model.endpoint, [])]):
+            raise ConfigError(
+                f"the model {model.name} has no price {'at a worker' if prices else 'here'}, so --max-cost "
+                "cannot hold: add prompt and completion under "
+                f'[endpoints.{model.endpoint}.prices."{model.name}"] to orchard.toml, here and where the '
+                "workers run, and start them again, or leave --max-cost out"
+            )
+
+
+def added_fields(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
+    """Which fields are sent beside those that somebody wrote, a sentence for each model."""
+    notes = []
+    for model in spec.models:
+        if model.endpoint in endpoints and (fields := uncut(endpoints[model.endpoint], model)):
+            said = ", ".join(f"{name} = {value}" for name, value in fields.items())
+            notes.append(
+                f"{model.name} is asked with {said}, so that the tokens come from the model itself: other "
+                f"values in [endpoints.{model.endpoint}.extra_body] win"
+            )
+    return notes
+
+
+def endpoints_of(models: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The endpoint of each model. Raises ConfigError where it is not said which has which."""
+    if not given:
+        return ["oracle" if model == "oracle" else "default" for model in models]
+    if len(given) not in (1, len(models)):
+        raise ConfigError(
+            f"--endpoint is given {len(given)} times for {len(models)} models: give it once for all of them, "
+            "or once for each, in their order"
+        )
+    return [*given] if len(given) == len(models) else [*given] * len(models)
+
+
+_ADD = (
+    "add [endpoints.NAME] with its base_url to orchard.toml (or, for `default`, pass --base-url to `orchard "
+    "up`), and start the workers again"
+)
+
+
+def queue_of(spec: CampaignSpec) -> Queue:
+    """The queue that the campaign's requests are claimed from."""
+    return Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
+
+
+def how_to_serve(consumer: str) -> str:
+    """What starts a worker of a queue, as a sentence without its end."""
+    if consumer == (usual := Queue()).consumer:
+        return "start one with `orchard up`, or `orchard worker`"
+    prefix = usual.consumer.removesuffix(usual.priority)
+    if consumer.startswith(prefix):
+        return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
+    return f"start one with `orchard worker --domain DOMAIN --priority PRIORITY` for the queue {consumer}"

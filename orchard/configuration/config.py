@@ -1,0 +1,225 @@
+"""Configuration: one TOML file, then the environment, then flags; unknown keys are errors.
+
+Every value has one place in one tree, for example `worker.slots`: `[worker] slots = 4` in the file,
+`ORCHARD_WORKER__SLOTS=4` in the environment, `--slots 4` as a flag.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from orchard.configuration.faults import Fault, fault
+from orchard.configuration.running import UNSAFE_HOST
+from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
+from orchard.schemas.addresses import check_http_url
+from orchard.schemas.plugins import PluginSettings
+from orchard.schemas.quantities import Seconds, Weight
+from orchard.storage.archive.settings import ArchiveSettings
+from orchard.storage.settings import WriterSettings
+from orchard.streams.settings import NatsSettings
+from orchard.workers.episode.settings import JudgeSettings, SandboxSettings, WorkerSettings
+from orchard.workers.llm.settings import EndpointSettings
+from orchard.workers.oracle.behaviours import DEFAULT_MIX, checked_mix
+
+FILE_NAME = "orchard.toml"
+RETIRED = {
+    "nats.event_max_age": "nats.event_max_age is gone, because old events are the fences that keep a rollout "
+    "from having two outcomes: remove it, and use `orchard log archive` to move closed campaigns out of the "
+    "stream"
+}
+"""Keys of earlier versions and the sentence for who still has them."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, in one sentence."""
+
+
+class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `orchard up` runs (configuration section `[up]`)."""
+
+    workers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 2
+    """Worker processes."""
+    oracle: bool = True
+    """Run the oracle teacher, the endpoint named `oracle`."""
+    page: bool = True
+    """Serve the page, as `orchard ui` does, on loopback."""
+    page_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8780
+    """Its port; another one where that is taken."""
+    shutdown_seconds: Seconds = 30.0
+    """How long running rollouts may go on after Ctrl-C before they go back to the queue."""
+    restart_seconds: Seconds = 0.5
+    """Pause before a process that ended by itself is started again."""
+
+
+class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the oracle teacher plays (configuration section `[oracle]`)."""
+
+    mix: dict[str, Weight] = msgspec.field(default_factory=DEFAULT_MIX.copy)
+    """Shares of its behaviours, where a rollout asks for none of them by name."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a mix that cannot be drawn from."""
+        checked_mix(self.mix)
+
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+
+class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where training metrics go beside the log (configuration section `[tracking]`)."""
+
+    to: str = ""
+    """Names of TRACKERS, separated by commas; empty: nowhere."""
+    project: str = "orchard"
+    """MLflow's experiment, W&B's project."""
+    directory: str | None = None
+    """Of TensorBoard's files, a folder for each run. Default: `tracking` in the state directory."""
+    mlflow_uri: str | None = None
+    """Of MLflow's tracking server. Default: what MLFLOW_TRACKING_URI says, else as MLflow itself does."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown name."""
+        if unknown := set(self.names) - set(TRACKERS):
+            raise ValueError(f"tracking.to knows {', '.join(TRACKERS)}, not {', '.join(sorted(unknown))}")
+
+    @property
+    def names(self) -> list[str]:
+        """Those in `to`."""
+        return [name.strip() for name in self.to.split(",") if name.strip()]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be configured."""
+
+    store: str = ".orchard"
+    """Directory, or `s3://bucket/prefix`, of tables and blobs."""
+    state: str | None = None
+    """Directory of what belongs to this machine: embedded NATS server, local sandboxes, package cache, logs.
+    Default: the store where that is a directory, else a folder named after it below `.orchard`."""
+    nats: NatsSettings = NatsSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    worker: WorkerSettings = WorkerSettings()
+    judge: JudgeSettings = JudgeSettings()
+    writer: WriterSettings = WriterSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    up: UpSettings = UpSettings()
+    oracle: OracleSettings = OracleSettings()
+    plugins: PluginSettings = PluginSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    endpoints: dict[str, EndpointSettings] = {}
+    """Models' endpoints by name; a campaign's model names one of them."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a path that cannot be one."""
+        for key, path in (("store", self.store), ("state", self.state)):
+            if path == "" or "\0" in (path or ""):
+                raise ValueError(f"{key} is {path!r}, which names no directory: name one")
+        if self.sandbox.url not in (None, UNSAFE_HOST):
+            check_http_url(str(self.sandbox.url), "sandbox.url")
+        for name, endpoint in self.endpoints.items():
+            if not endpoint.base_url:
+                raise ValueError(f"endpoints.{name}.base_url is empty: write it as https://HOST/v1")
+
+    @property
+    def directory(self) -> Path:
+        """The state directory, absolute."""
+        scheme, remote, name = self.store.rpartition("://")
+        default = Path(".orchard", scheme, *name.split("/")) if remote else Path(self.store)
+        return (Path(self.state) if self.state else default).expanduser().absolute()
+
+
+def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> Config:
+    """The configuration that holds here.
+
+    `flags` maps dotted paths (`worker.slots`) to values; None values are flags that were not given. Raises
+    ConfigError for a file that is missing or malformed, an unknown key, or a value of the wrong type.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = place(file)
+    if path != Path(FILE_NAME) and not path.is_file():
+        raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
+    if path.is_file():
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    origins[""] = str(path)
+    try:
+        for variable, keys in settings(os.environ, Config, RETIRED):
+            _put(tree, keys, typed(Config, keys, os.environ[variable]), variable)
+            origins[".".join(keys)] = variable
+    except UnknownVariable as error:
+        raise ConfigError(str(error)) from None
+    for dotted, value in (flags or {}).items():
+        if value is not None:
+            _put(tree, dotted.split("."), value, f"flag for {dotted}")
+            origins[dotted] = f"flag for {dotted}"
+    for key, sentence in RETIRED.items():
+        section, _, name = key.partition(".")
+        branch = tree.get(section)
+        if isinstance(branch, dict) and name in branch:
+            raise ConfigError(sentence)
+    return checked(tree, origins)
+
+
+def place(file: Path | None = None) -> Path:
+    """Where the configuration file is, or would be: as given, as ORCHARD_CONFIG says, or in this folder."""
+    return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
+
+
+def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
+    """The configuration in a tree of plain values, each of its key's type; raises ConfigError for what cannot
+    be. `origins` say where values come from, by their dotted paths: the file is that of the empty path.
+    """
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        found = fault(tree, Config) or Fault((), str(error))
+        at, known = ".".join(found.path), origins or {}
+        origin = known.get(at)
+        where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))
+        raise ConfigError(
+            f"{where}: {found.reason}; see `orchard config` for every key and its value"
+        ) from error
+
+
+_ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""Variables with the keys of a store on S3, which no key of the configuration names."""
+
+
+def secrets(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
+    """The operator's secrets by name: the values of all variables that the configuration names, and the
+    passwords in its addresses."""
+    names = {*_ALWAYS, *_variables_in(config)}
+    found = {name: value for name in sorted(names) if (value := environment.get(name))}
+    passwords = [urlsplit(url.strip()).password for url in (config.nats.url or "").split(",")]
+    return found | {f"nats.url {number}": one for number, one in enumerate(passwords) if one}
+
+
+def _variables_in(value: Any) -> Iterator[str]:
+    """Names of environment variables: texts of keys that end with `_env`."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            inner = getattr(value, name)
+            if name.endswith("_env") and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _variables_in(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _variables_in(inner)
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
+    for key in keys[:-1]:
+        branch = tree.setdefault(key, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"{origin} needs {key!r} to be a table, but it is a value")
+        tree = branch
+    tree[keys[-1]] = value

@@ -1,0 +1,1 @@
+"""Commands of the domain Claw: synthesis of worlds of services."""

@@ -1,0 +1,68 @@
+"""A run of the synthesis loop in this process, with what it needs of a session."""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from orchard.actions.session import Session
+from orchard.pipelines.domains.claw.author import MODEL, Author
+from orchard.pipelines.domains.claw.loop import Run, Wanted, queue_of
+from orchard.pipelines.domains.claw.report import Report
+from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.synthesis import SynthesisStep
+from orchard.schemas.tasks import Task
+from orchard.streams.claims import Claims
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings
+
+SEEDED = ModelSpec(name=MODEL, endpoint=MODEL, kind=ModelKind.ORACLE)
+"""The author that is no model, at an endpoint that is there while a run with an Author lasts."""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What a run made."""
+
+    tasks: list[Task]
+    """In the order of their slots; they are in the registry and in the tables."""
+    report: Report
+
+
+async def synthesized(
+    session: Session,
+    wanted: Wanted,
+    author: Author | None = None,
+    told: Callable[[SynthesisStep], None] = lambda _: None,
+) -> Made:
+    """Do a run, or what is left of it. With `author` the endpoint of SEEDED is that one, served here."""
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.connection("synthesis"))
+        queue = queue_of(wanted.run)
+        await declare(connection, session.config.nats, [queue])
+        endpoints = session.endpoints()
+        if author is not None:
+            await stack.enter_async_context(author)
+            endpoints = {**endpoints, SEEDED.endpoint: EndpointSettings(base_url=author.url)}
+        rests = await stack.enter_async_context(Rests(connection, "synthesis"))
+        models = ModelClient(endpoints, rests)
+        stack.push_async_callback(models.close)
+        dependencies = AttemptDependencies(
+            worker=f"{socket.gethostname()}-{os.getpid()}",
+            publisher=Publisher(connection),
+            blobs=session.blobs,
+            sandboxes=await stack.enter_async_context(session.sandboxes()),
+            sandbox_settings=session.config.sandbox,
+            models=models,
+            judge=session.config.judge,
+        )
+        run = Run(connection, dependencies, wanted, told)
+        tasks = await run.make(await stack.enter_async_context(Claims(connection, queue)))
+        await session.committed(connection)
+    return Made(tasks, run.report)

@@ -1,0 +1,1 @@
+"""Commands of the domain GUI: tasks on sites, the funnel, judging again."""

@@ -1,0 +1,186 @@
+"""`judge`: a finished campaign judged again by another protocol or model, and how far judges are right."""
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+import msgspec
+import typer
+import uvloop
+
+from orchard.actions.session import Session
+from orchard.actions.terminal import console, progress
+from orchard.cli.reading import rows_table
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.domains.gui.judging.again import Judging, read_episodes
+from orchard.pipelines.domains.gui.judging.agreement import Agreement, agreement, read_pairs
+from orchard.storage.reader import open_tables
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
+from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.judges import BROWSING
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.rests import Rests
+
+AGREEMENT = "agreement"
+_COLUMNS = [
+    *("protocol", "prompts", "model", "rollouts", "tasks", "both", "judge only", "grader only", "neither"),
+    *("agreed", "kappa", "95 %"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("judge")(judge)
+
+
+def judge(
+    context: typer.Context,
+    campaign: Annotated[
+        str, typer.Argument(help="Campaign of browser agents; or `agreement` and then the campaign.")
+    ],
+    of: Annotated[str | None, typer.Argument(help="With `agreement`: the campaign.")] = None,
+    protocol: Annotated[
+        str, typer.Option(help=f"{', '.join(BROWSING)}, or a plug-in; without a version the newest.")
+    ] = "orchard",
+    model: Annotated[
+        str | None, typer.Option(help="Model that judges.", show_default="judge.model of the configuration")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Endpoint.", show_default="judge.endpoint of the configuration")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    max_cost: Annotated[
+        float | None, typer.Option(help="USD: begin nothing more when the calls have cost it.", min=0.0)
+    ] = None,
+) -> None:
+    """Judge rollouts of browser agents again, without running them, and measure judges against graders.
+
+    Old rewards stay; verdicts are in the view `judgements`. It goes on after a break. A judge that is down
+    leaves rollouts without a verdict, and the same command asks about those again. `agreement` compares
+    verdicts with the rewards that graders without a judge gave. For example:
+
+        orchard judge shop --protocol webjudge --model gpt-4.1
+        orchard judge agreement shop
+    """
+    session: Session = context.obj
+    if of is not None:
+        if campaign != AGREEMENT:
+            raise ConfigError(f"`orchard judge {campaign} {of}` names two campaigns: judge one at a time")
+        show_agreement(session, of)
+        return
+    known = session.config.judge
+    wanted = msgspec.structs.replace(
+        known, protocol=protocol, model=model or known.model, endpoint=endpoint or known.endpoint
+    )
+    try:
+        whole = uvloop.run(judge_campaign(session, campaign, wanted, slots, max_cost))
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    if not whole:
+        raise typer.Exit(1)
+
+
+async def judge_campaign(
+    session: Session, campaign: str, wanted: JudgeSettings, slots: int = 8, max_cost: float | None = None
+) -> bool:
+    """Judge what has no verdict yet; whether all of it has one now."""
+    if wanted.model is None:
+        raise ConfigError("no model judges: name one with --model, or set judge.model")
+    endpoints = session.endpoints()
+    settings = endpoints.get(wanted.endpoint)
+    if max_cost is not None and settings is not None and wanted.model not in settings.prices:
+        raise ConfigError(
+            f"--max-cost needs the price of {wanted.model}: add [endpoints.{wanted.endpoint}.prices.MODEL]"
+        )
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(session.connection("judge"))
+        await declare(connection, session.config.nats, [])
+        await session.committed(connection)
+        with open_tables(session.config.store) as tables:
+            episodes = read_episodes(tables, campaign, wanted)
+        if not episodes.open:
+            if not episodes.judged:
+                raise ConfigError(
+                    f"no rollout of {campaign!r} has an outcome: `orchard status` lists the campaigns"
+                )
+            console.print(
+                f"nothing to judge in {campaign}: all {episodes.judged} rollouts have their verdict"
+            )
+            return True
+        rests = await stack.enter_async_context(Rests(connection, "judge"))
+        models = ModelClient(endpoints, rests, waits=True)
+        stack.push_async_callback(models.close)
+        bar = stack.enter_context(progress("rollouts"))
+        total = episodes.judged + len(episodes.open)
+        line = bar.add_task(campaign, total=total, completed=episodes.judged)
+        judging = Judging(
+            models,
+            wanted,
+            session.blobs,
+            Publisher(connection),
+            campaign,
+            max_cost_usd=max_cost,
+            told=lambda: bar.advance(line),
+        )
+        try:
+            await judging.run(episodes.open, slots)
+        except asyncio.CancelledError:
+            console.print("stopped: the same command goes on with what has no verdict yet")
+            raise
+        await session.committed(connection)
+    return _tell(judging, campaign, len(episodes.open))
+
+
+def _tell(judging: Judging, campaign: str, asked: int) -> bool:
+    given = judging.verdicts.total()
+    if judging.foreign == asked:
+        raise ConfigError(f"no rollout of {campaign!r} was handed in by a browser agent: nothing to judge")
+    cost = "unknown: the model has no price" if judging.cost_usd is None else f"{judging.cost_usd:.4f} USD"
+    console.print(
+        f"[bold green]judged[/] {given} rollouts: {judging.verdicts[True]} SUCCESS, "
+        f"{judging.verdicts[False]} NOT SUCCESS. Cost {cost}.",
+        highlight=False,
+    )
+    if judging.foreign:
+        console.print(f"{judging.foreign} were handed in by no browser agent and are left out")
+    missing = asked - given - judging.foreign
+    if missing:
+        why = f": {judging.stopped}" if judging.stopped else ""
+        console.print(
+            f"[yellow]{missing} have no verdict{why}[/]. The same command asks about them again.",
+            highlight=False,
+        )
+    return not missing
+
+
+def show_agreement(session: Session, campaign: str) -> None:
+    """Print how far each judge of the campaign agrees with its graders."""
+    with open_tables(session.config.store) as tables:
+        found = read_pairs(tables, campaign)
+    if not found:
+        raise ConfigError(
+            f"no rollout of {campaign!r} has both a verdict and a reward that no judge gave: run `orchard "
+            f"judge {campaign}` on a campaign of generated sites"
+        )
+    rows = []
+    for who, pairs in found.items():
+        one = agreement(pairs)
+        tasks = len({pair.task_id for pair in pairs})
+        counts = (one.both, one.judge_only, one.grader_only, one.neither)
+        rows.append((*_named(who), one.rollouts, tasks, *counts, f"{one.agreed:.1%}", *_kappa(one)))
+    console.print(rows_table(_COLUMNS, rows))
+
+
+def _named(who: tuple[str, str, str]) -> tuple[str, str, str]:
+    protocol, prompts, model = who
+    return protocol, prompts[:8], model
+
+
+def _kappa(one: Agreement) -> tuple[str, str]:
+    value = "-" if one.kappa is None else f"{one.kappa:.3f}"
+    return value, "-" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"

@@ -1,0 +1,94 @@
+"""`tasks synthesize gui`: tasks on generated sites, proven and registered."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple, get_args
+
+from rich.markup import escape
+
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.cli.task_work import registry
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.domains.gui.proof import by_records
+from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
+from orchard.pipelines.tasks.registry import known_hashes
+from orchard.pipelines.tasks.validate import Validation, ValidationSettings, Validator
+from orchard.schemas.events import TaskRejected
+from orchard.schemas.sites import NAME, Fault
+from orchard.schemas.tasks import Task, task_hash
+from orchard.workers.domains.gui.sites.goals import KINDS
+from orchard.workers.domains.gui.sites.look import LAYOUTS
+
+
+class GuiOptions(NamedTuple):
+    """As the command line has them."""
+
+    seed: int
+    limit: int
+    sites: tuple[str, ...]
+    kinds: tuple[str, ...]
+    layouts: str
+    faults: tuple[str, ...]
+    prove: bool
+    concurrency: int
+
+
+async def synthesize_gui(session: Session, options: GuiOptions) -> None:
+    """Make the tasks, prove those that are new, and register them. Making them again adds nothing."""
+    tasks = _made(options)
+    known = await asyncio.to_thread(known_hashes, session.config.store)
+    new = [task for task in tasks if known.get(task.task_id) != task_hash(task)]
+    rejected = 0
+    async with registry(session) as kept:
+        await kept.register(new)
+        async for verdict in _proven(session, new, options):
+            await kept.record(verdict)
+            if isinstance(verdict.event, TaskRejected):
+                rejected += 1
+                said = f"{verdict.event.task_id}: {verdict.event.reason}, {verdict.event.detail}"
+                console.print(f"[yellow]rejected:[/] {escape(said)}", highlight=False)
+    how = "playing it in Chromium" if options.prove else "its records"
+    console.print(
+        f"[bold green]made[/] {len(new)} new tasks of {len(tasks)}, proven by {how}; {rejected} rejected."
+        f" Run them: orchard submit NAME --model MODEL --harness browser --source {NAME}",
+        highlight=False,
+    )
+
+
+async def _proven(session: Session, tasks: list[Task], options: GuiOptions) -> AsyncIterator[Validation]:
+    if not options.prove:
+        for task in tasks:
+            yield Validation(original=task, task=task, event=by_records(task))
+        return
+    settings = ValidationSettings(concurrency=options.concurrency)
+    async with session.sandboxes() as client:
+        async for verdict in Validator(client, session.blobs, settings, play=True).many(tasks):
+            yield verdict
+
+
+def _made(options: GuiOptions) -> list[Task]:
+    known = {kind.partition(".")[0] for kind in KINDS}
+    _check("site", options.sites, known)
+    _check("kind of task", options.kinds, set(KINDS))
+    _check("fault", options.faults, set(get_args(Fault)))
+    _check("set of layouts", (options.layouts,), set(LAYOUTS))
+    sites = options.sites or tuple(dict.fromkeys(kind.partition(".")[0] for kind in options.kinds)) or SITES
+    try:
+        return list(
+            synthesize(
+                options.seed,
+                options.limit,
+                sites=sites,
+                split="held-out" if options.layouts == "held-out" else "train",
+                kinds=options.kinds,
+                faults=[fault for fault in get_args(Fault) if fault in options.faults],
+            )
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check(what: str, named: tuple[str, ...], known: set[str]) -> None:
+    if bad := [each for each in named if each not in known]:
+        raise ConfigError(f"there is no {what} {', '.join(bad)}: there is {', '.join(sorted(known))}")

@@ -1,0 +1,219 @@
+"""A reinforcement-learning run as processes: coordinator, trainer and, where it is ours, the policy server.
+
+Each is a command of its own and keeps nothing that the log does not have, so whichever dies is started again.
+"""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from orchard.actions.session import Session
+from orchard.actions.terminal import console
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.rl.coordinator import RunError, begin
+from orchard.pipelines.rl.engines import ServingEngine
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import NEWEST, read_newest
+from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
+from orchard.pipelines.rl.settings import Engine, RlSettings
+from orchard.pipelines.rl.stepping import RunStopped
+from orchard.processes.up import die_with_parent
+from orchard.streams.settings import Queue
+from orchard.streams.topology import declare
+from orchard.workers.harnesses import get_harness, version_of
+from orchard.workers.llm.settings import EndpointSettings
+
+RESTART_SECONDS = 1.0
+STOP_SECONDS = 60.0
+SERVING_POLL_SECONDS = 0.1
+TRIES = 3
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
+    """The run's plan and where its events begin; put into the log now, or there already.
+
+    Raises RunError where the log has another plan under the name.
+    """
+    async with session.connection("rl") as connection:
+        queue = Queue(kind="rollout", domain=settings.domain, priority=settings.priority)
+        await declare(connection, session.config.nats, [queue])
+        known = await planned(connection, session.blobs, settings.run)
+        if known is not None:
+            plan, start = known
+            if not planned_by(settings, plan):
+                raise RunError(
+                    f"run {settings.run!r} exists with another plan in {session.config.store}: choose "
+                    "another name or --store, or repeat its settings"
+                )
+            return plan, start
+        await session.committed(connection)
+        store, left_out = session.config.store, Counter[str]()
+        tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
+        if idle := left_out.pop(UNMATCHED, 0):
+            console.print(f"{idle} patterns of `tasks.exclude` name no task of the store", highlight=False)
+        for reason, number in sorted((+left_out).items()):
+            console.print(f"{number} tasks are no prompts: {reason}", highlight=False)
+        plan = make_plan(
+            settings,
+            tasks,
+            await asyncio.to_thread(choose_traps, store, settings.impossible),
+        )
+        version, _ = version_of(get_harness(plan.harness))
+        plan = msgspec.structs.replace(plan, harness_version=version)
+        return plan, await begin(connection, session.blobs, plan)
+
+
+def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings:
+    """Where the run's policies are served; ConfigError when it is not configured."""
+    endpoint = session.config.endpoints.get(settings.endpoint)
+    if endpoint is None:
+        raise ConfigError(
+            f"no endpoint is named {settings.endpoint!r}: add [endpoints.{settings.endpoint}] with base_url, "
+            "for example http://127.0.0.1:8800/v1, and extra_body = { return_token_ids = true }"
+        )
+    return endpoint
+
+
+def server_address(session: Session, settings: RlSettings) -> str:
+    """Of the policy server, without the version path; ConfigError as above."""
+    return _address(_policy_endpoint(session, settings).base_url)
+
+
+def serving_engines(session: Session, settings: RlSettings) -> list[ServingEngine]:
+    """What serves the run's policies: every server of its endpoint, with the key that this names; ConfigError
+    as above."""
+    endpoint = _policy_endpoint(session, settings)
+    return [
+        ServingEngine(
+            settings.engine,
+            address,
+            settings.run,
+            key=os.environ.get(endpoint.api_key_env or ""),
+            adapter=settings.served_as if settings.lora is not None else None,
+        )
+        for address in dict.fromkeys(map(_address, (endpoint.base_url, *endpoint.replicas)))
+    ]
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+class Processes:
+    """The children of one run. All die with this process, also when it is killed."""
+
+    def __init__(self, session: Session, settings: RlSettings, file: Path, server: str) -> None:
+        self._directory = Path(settings.out)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._settings = settings
+        orchard = [sys.executable, "-P", "-m", "orchard", "--store", session.config.store]
+        orchard += ["--state", str(session.directory)]
+        self._commands: dict[str, list[str]] = {
+            "coordinator": [*orchard, "rl", "coordinator", "--served", str(file)],
+            "trainer": [*orchard, "rl", "trainer", str(file)],
+        }
+        self._server = server
+        address = urlsplit(server)
+        self._port = address.port
+        if settings.engine is Engine.ORCHARD and address.hostname in _LOOPBACK:
+            self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
+
+    async def run(self) -> None:
+        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped
+        where it ended the run."""
+        tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
+        work = {tasks["coordinator"], tasks["trainer"]}
+        try:
+            while work:
+                await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+                for name in [name for name, task in tasks.items() if task.done()]:
+                    task = tasks.pop(name)
+                    task.result()
+                    work.discard(task)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks.values())
+
+    async def _keep(self, name: str) -> None:
+        """Start a child again until it ends well, ends the run, or fails TRIES times one after another."""
+        if name == "coordinator" and "server" in self._commands:
+            await self._serving()  # what was asked for earlier would abort for want of a server
+        failures = 0
+        while True:
+            code = await self._child(name)
+            if code == 0:
+                return
+            failures = failures + 1 if code > 0 else 0
+            log = self._directory / f"{name}.log"
+            if code == RunStopped.exit_code:
+                raise RunStopped(f"{_last_line(log)} (all of it: {log})")
+            if failures == TRIES:
+                raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
+            console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _serving(self) -> None:
+        """Wait until the policy server answers. One that cannot start ends the run by itself."""
+        async with aiohttp.ClientSession() as client:
+            while True:
+                try:
+                    async with client.get(f"{self._server}/health") as reply:
+                        if reply.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass  # not listening yet
+                await asyncio.sleep(SERVING_POLL_SECONDS)
+
+    async def _child(self, name: str) -> int:
+        """Run a child once; its exit code."""
+        with (self._directory / f"{name}.log").open("ab") as output:
+            child = await asyncio.create_subprocess_exec(
+                *self._command(name), stdout=output, stderr=output, preexec_fn=die_with_parent
+            )
+        (self._directory / f"{name}.pid").write_text(str(child.pid))
+        try:
+            return await child.wait()
+        finally:
+            if child.returncode is None:
+                child.terminate()
+                await self._ended(child)
+
+    async def _ended(self, child: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+            await child.wait()
+
+    def _command(self, name: str) -> list[str]:
+        """The server starts with the newest policy, and looks again when it serves."""
+        command = self._commands[name]
+        if name != "server":
+            return command
+        newest = read_newest(self._directory)
+        model, version = (newest.path, newest.version) if newest else (self._settings.model, 0)
+        options = {
+            "name": self._settings.served_as,
+            "version": version,
+            "run": self._settings.run,
+            "port": self._port,
+            "threads": self._settings.threads,
+            "newest-file": self._directory / NEWEST,
+        }
+        flags = [part for option, value in options.items() for part in (f"--{option}", str(value))]
+        return [*command, model, *flags, "--prefix-cache"]
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing"

@@ -1,0 +1,1 @@
+"""Campaigns from their submission to the archive: state, conservation, spending, scores."""

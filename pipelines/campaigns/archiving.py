@@ -1,0 +1,230 @@
+"""Which campaigns may leave the stream for the archive, and how one comes back.
+
+A campaign is closed when nothing will happen to it by itself: it was cancelled and nothing open of it stands
+in a queue, or each of its rollouts has an outcome. `campaign` is the third token of event subjects here: runs
+of reinforcement learning, imports and the house's own (`tasks`, `datasets`, ...) count as campaigns.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.pipelines.campaigns.ending import open_in_queues
+from orchard.pipelines.rl.plan import RunPlan
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
+from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
+from orchard.storage.archive.listing import MEMORY_LIMIT
+from orchard.storage.archive.settings import ArchiveSettings, archive_url
+from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.steps import Step, archive_events
+from orchard.storage.archive.verify import check_part
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import ArchiveRefused, StorageError
+from orchard.storage.reader import open_tables
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
+from orchard.streams.connection import Connection
+from orchard.streams.errors import CampaignConflict, StreamsError
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import next_message
+
+SOURCE = "orchard/archive"
+LOOK_SECONDS = 600.0
+"""Between two looks for campaigns that have been closed for long enough."""
+
+log = logging.getLogger(__name__)
+
+
+class CampaignProgress(NamedTuple):
+    """A campaign as the tables know it."""
+
+    campaign: str
+    newest: datetime
+    """When the stream stored its newest event; UTC."""
+    last: int
+    """Sequence of its newest event on a subject of its own that archiving did not publish."""
+    requested: int
+    """Rollouts."""
+    outcomes: int
+    plan_sha256: str | None
+    """Of a run of reinforcement learning."""
+    version: int
+    """The newest policy of the run."""
+    state: str
+    """As the log has told it last."""
+
+
+_STANDINGS = f"""
+with seen as (
+    select split_part(subject, '.', 3) as campaign, max(stream_time) as newest,
+           max(sequence) filter (type not in ('campaign.archived', 'campaign.state_changed')) as last
+    from tables.events where starts_with(subject, '{EVENTS_PREFIX}.') and split_part(subject, '.', 4) <> ''
+    group by 1
+), requested as (
+    select campaign, count(distinct rollout_id) as rollouts from tables.requests_all group by 1
+), outcomes as (
+    select campaign, count(distinct rollout_id) as rollouts from rollouts group by 1
+), runs as (
+    select campaign, min(plan_sha256) as plan, coalesce(max(version), 0) as version from policies group by 1
+)
+select s.campaign, s.newest, coalesce(s.last, 0), coalesce(q.rollouts, 0), coalesce(o.rollouts, 0), r.plan,
+       coalesce(r.version, 0), coalesce(c.state, '')
+from seen s left join requested q using (campaign) left join outcomes o using (campaign)
+left join runs r using (campaign) left join campaigns c using (campaign)
+where s.campaign not in ({", ".join(f"'{fence}'" for fence in sorted(FENCES))})
+order by s.campaign
+"""
+
+
+def campaigns_progress(store_url: str) -> list[CampaignProgress]:
+    """Every campaign that the tables have events of."""
+    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
+        rows = tables.execute(_STANDINGS).fetchall()
+    return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
+
+
+def open_because(progress: CampaignProgress, record: CampaignRecord | None, steps: int | None) -> str:
+    """Why a campaign is not closed, as the rest of a sentence about it; empty when it is.
+
+    `steps` is how many policies the plan of a run wants.
+    """
+    if record is not None and record.state is CampaignState.CANCELLED:
+        return ""
+    if record is not None and record.offered < record.size:
+        return f"was submitted up to rollout {record.offered} of {record.size}"
+    if record is not None and record.resumed is not None:
+        return f"is being resumed, up to rollout {record.resumed} of {record.size}"
+    if steps is not None and progress.version < steps:
+        return f"is a run that has made {progress.version} of {steps} policies"
+    size = max(progress.requested, record.size if record else 0)
+    if progress.outcomes < size:
+        return f"has {progress.outcomes} outcomes for {size} rollouts"
+    return ""
+
+
+class Archiving:
+    """Archives and restores the campaigns of one store."""
+
+    def __init__(
+        self, connection: Connection, store_url: str, blobs: BlobStore, settings: ArchiveSettings
+    ) -> None:
+        self._connection, self._store_url, self._blobs = connection, store_url, blobs
+        self.shelf = Shelf(archive_url(store_url, settings))
+        self._book = CampaignBook(connection)
+
+    async def closed(self, older_than: timedelta = timedelta(0)) -> list[str]:
+        """Campaigns that are closed, had no event for so long, and are not wholly in the archive."""
+        book = await self._book.list()
+        latest = datetime.now(UTC) - older_than
+        parts = await asyncio.to_thread(self.shelf.parts)
+        through = {part.campaign: part.through for part in parts}
+        found = []
+        for progress in await asyncio.to_thread(campaigns_progress, self._store_url):
+            record, _ = book.get(progress.campaign, (None, 0))
+            reached = through.get(progress.campaign, 0)
+            if progress.newest > latest or await self._open_because(progress, record):
+                continue
+            if progress.last > reached or await self._left(progress, record, reached):
+                found.append(progress.campaign)
+        return found
+
+    async def _left(self, progress: CampaignProgress, record: CampaignRecord | None, reached: int) -> bool:
+        """Whether a run that was killed has left something to do for a campaign that is sealed."""
+        if record is not None:
+            return record.state is not CampaignState.ARCHIVED or progress.state != CampaignState.ARCHIVED
+        own = campaign_subjects(progress.campaign)
+        first = await next_message(self._connection, names.EVENTS, 1, own)
+        return first is not None and first.sequence <= reached
+
+    async def archive(self, campaign: str) -> AsyncIterator[Step]:
+        """Move a closed campaign's events into the archive. Killed anywhere, the next call goes on.
+
+        Raises ArchiveRefused for a campaign that is not closed or not known, and as `archive_events`.
+        """
+        known = {one.campaign: one for one in await asyncio.to_thread(campaigns_progress, self._store_url)}
+        if campaign not in known:
+            raise ArchiveRefused(
+                f"the tables have no events of a campaign {campaign!r}: `orchard log status` lists all"
+            )
+        record, revision = await self._book.get(campaign) or (None, 0)
+        if reason := await self._open_because(known[campaign], record):
+            raise ArchiveRefused(
+                f"campaign {campaign!r} is not closed, it {reason}: wait for it, or cancel it "
+                f"(`orchard cancel {campaign}`); `orchard up` ends what dead workers held"
+            )
+        async for step in archive_events(self._connection, self._store_url, self.shelf, campaign):
+            yield step
+        if record is not None and record.state is CampaignState.ARCHIVED:
+            if known[campaign].state != CampaignState.ARCHIVED:  # killed before it was told
+                await self._tell(CampaignEntry(campaign, record, revision), record.state)
+        elif record is not None:
+            try:
+                await self._move(campaign, record, revision, CampaignState.ARCHIVED)
+            except CampaignConflict:
+                log.warning("campaign %s was resumed while it was archived: it stays open", campaign)
+
+    async def restore(self, campaign: str) -> AsyncIterator[Step]:
+        """Verify every byte of a campaign's archive, and let the campaign be resumed: it is paused then.
+
+        Its events stay where they are, since the stream cannot take a sequence twice (decision 0016). Raises
+        ArchiveRefused when it is not archived, ArchiveCorrupt.
+        """
+        parts = await asyncio.to_thread(self.shelf.parts, campaign)
+        if not parts:
+            raise ArchiveRefused(
+                f"the archive {self.shelf.location.url} has no campaign {campaign!r}: `orchard log status` "
+                "lists what it has"
+            )
+        for part in parts:
+            async for step in self.check(part):
+                yield step
+        record, revision = await self._book.get(campaign) or (None, 0)
+        if record is not None and record.state is CampaignState.ARCHIVED:
+            await self._move(campaign, record, revision, CampaignState.PAUSED)
+
+    async def check(self, part: Part) -> AsyncIterator[Step]:
+        """Read every byte of a part. Raises ArchiveCorrupt."""
+        total = (await asyncio.to_thread(self.shelf.manifest, part)).events
+        checked = check_part(self.shelf, part, self._store_url)
+        while (events := await asyncio.to_thread(next, checked, None)) is not None:
+            yield Step("verifying", events, total)
+
+    async def run(self, older_than: timedelta) -> None:
+        """Archive what has been closed for so long, until cancelled. Failures are told and tried again."""
+        while True:
+            try:
+                for campaign in await self.closed(older_than):
+                    async for _ in self.archive(campaign):
+                        pass
+                    log.info("archived the events of campaign %s", campaign)
+            except (StorageError, StreamsError) as error:
+                log.warning("archiving waits %.0f s: %s", LOOK_SECONDS, error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _open_because(self, progress: CampaignProgress, record: CampaignRecord | None) -> str:
+        steps = None
+        if progress.plan_sha256 is not None:
+            # A blob's name is its hash; its size is not in the tables.
+            raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=progress.plan_sha256, size=0))
+            steps = msgspec.json.decode(raw, type=RunPlan).steps
+        reason = open_because(progress, record, steps)
+        if reason or record is None or record.state is not CampaignState.CANCELLED:
+            return reason
+        left = await open_in_queues(self._connection, Publisher(self._connection), progress.campaign)
+        return f"was cancelled and has {len(left)} rollouts that no one has ended yet" if left else ""
+
+    async def _move(self, campaign: str, record: CampaignRecord, revision: int, state: CampaignState) -> None:
+        """Change the state by compare-and-set, and tell. Raises CampaignConflict."""
+        if state not in CAMPAIGN_MOVES[record.state]:
+            raise ArchiveRefused(f"campaign {campaign!r} is {record.state} and cannot become {state}")
+        moved = msgspec.structs.replace(record, state=state)
+        revision = await self._book.update(campaign, moved, revision)
+        await self._tell(CampaignEntry(campaign, moved, revision), record.state)
+
+    async def _tell(self, entry: CampaignEntry, previous: CampaignState) -> None:
+        await Publisher(self._connection).event(state_changed(entry, previous, SOURCE))

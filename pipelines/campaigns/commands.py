@@ -1,0 +1,327 @@
+"""Campaigns as actions: submit, pause, resume, cancel. Each can be killed and run again.
+
+Submitting and resuming are walks over the campaign's requests in a fixed order; the cursors live in the
+campaign's key. The queue itself refuses a request that is queued or running, and the fence on the terminal
+event lets one outcome through.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from orchard.pipelines.campaigns.ending import abort, clear
+from orchard.pipelines.campaigns.spending import reached
+from orchard.schemas.campaigns import (
+    CAMPAIGN_MOVES,
+    CampaignRecord,
+    CampaignSpec,
+    CampaignState,
+    RolloutRequest,
+    check_cap,
+    rollout_request,
+    rollout_requests,
+    spec_hash,
+)
+from orchard.schemas.events import CampaignSubmitted, Event, make_event
+from orchard.schemas.requests import check_limits
+from orchard.storage.blobs import BlobStore
+from orchard.storage.spending import Spent, spent_now
+from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
+from orchard.streams.connection import Connection
+from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
+from orchard.streams.placing import Verdict
+from orchard.streams.publisher import Publisher
+from orchard.streams.queued import running_now, unplaced
+from orchard.streams.settings import Queue
+from orchard.workers.attempts.openings import open_at, opened
+from orchard.workers.harnesses import HARNESS_NAMES, get_harness, version_of
+
+BATCH = 500
+SOURCE = "orchard/campaigns"
+FULL_QUEUE_PAUSE = 1.0
+
+
+class CampaignError(ValueError):
+    """Something the user can mend, in one sentence."""
+
+
+class OtherPlan(CampaignError):
+    """A name that is taken by a campaign of other tasks or settings."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a submit or resume is: `done` of `total` rollouts looked at, `offered` put on the queue."""
+
+    done: int
+    total: int
+    offered: int
+    waiting: bool = False
+    """The queue is full: workers must catch up first."""
+
+
+class Campaigns:
+    """The actions, over one connection and one blob store."""
+
+    def __init__(self, connection: Connection, blobs: BlobStore) -> None:
+        self._connection = connection
+        self._publisher = Publisher(connection)
+        self._book = CampaignBook(connection)
+        self._blobs = blobs
+
+    async def submit(self, spec: CampaignSpec) -> AsyncIterator[Progress]:
+        """Offer every rollout of `spec` that was not offered yet; yields after each batch.
+
+        Raises CampaignError when the name is taken by another plan, or the campaign is not running.
+        """
+        known = await self._book.get(spec.name)
+        # A plan keeps the versions that it was made with.
+        versions = planned_versions(spec) if known is None else (await self._spec(known[0])).harness_versions
+        spec = msgspec.structs.replace(spec, harness_versions=versions)
+        record, revision = await self._open(spec, known)
+        offered = record.offered
+        yield Progress(offered, spec.size, 0)
+        for batch in _batches(rollout_requests(spec, offered)):
+            await self._publisher.events([requested_event(request) for request in batch])
+            async for _, full in self._offer([rollout_entry(request, FIRST) for request in batch]):
+                yield Progress(offered, spec.size, offered - record.offered, waiting=full)
+            offered += len(batch)
+            current = msgspec.structs.replace(record, offered=offered)
+            revision = await self._book.update(spec.name, current, revision)
+            yield Progress(offered, spec.size, offered - record.offered)
+
+    async def _open(
+        self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
+    ) -> tuple[CampaignRecord, int]:
+        if known is None:
+            _check_distinct(spec)
+        for model in spec.models:
+            try:
+                check_limits(rollout_request(spec, (0, spec.tasks[0], spec.harnesses[0], model)))
+            except ValueError as error:
+                raise CampaignError(str(error)) from error
+        digest = spec_hash(spec)
+        blob = await asyncio.to_thread(self._blobs.put, msgspec.json.encode(spec), "application/json")
+        if known is None:
+            record = CampaignRecord(
+                spec=blob,
+                spec_hash=digest,
+                size=spec.size,
+                queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
+                max_cost_usd=spec.max_cost_usd,
+            )
+            known = record, await self._book.create(spec.name, record)
+        record, revision = known
+        if record.spec_hash != digest:
+            raise OtherPlan(
+                f"campaign {spec.name!r} exists with another plan: choose another name or repeat its options"
+            )
+        if record.state is CampaignState.ARCHIVED:
+            raise CampaignError(_archived(spec.name))
+        if record.reason:
+            capped = record.max_cost_usd is not None
+            then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
+            raise CampaignError(
+                f"campaign {spec.name!r} is {record.state}, because {record.reason}: `orchard resume "
+                f"{spec.name}{then}"
+            )
+        if record.state is not CampaignState.RUNNING:
+            raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")
+        submitted = CampaignSubmitted(
+            spec=blob,
+            spec_hash=digest,
+            size=spec.size,
+            tasks=len(spec.tasks),
+            harnesses=spec.harnesses,
+            models=tuple(model.name for model in spec.models),
+            samples=spec.samples,
+        )
+        if record.offered == 0:
+            await self._publisher.event(
+                make_event(submitted, id=f"{spec.name}.submitted.{digest}", source=SOURCE, campaign=spec.name)
+            )
+        return record, revision
+
+    async def _offer(self, entries: list[QueueEntry]) -> AsyncIterator[tuple[int, bool]]:
+        """Put those on the queue that are on none; yields how many so far and whether it is full, at last
+        (how many, False)."""
+        stored = 0
+        while True:
+            placed = await self._publisher.offer_absent(entries)
+            stored += sum(one.verdict is Verdict.STORED for one in placed)
+            entries = [
+                entry for entry, one in zip(entries, placed, strict=True) if one.verdict is Verdict.FULL
+            ]
+            yield stored, bool(entries)
+            if not entries:
+                return
+            await asyncio.sleep(FULL_QUEUE_PAUSE)
+
+    async def pause(self, name: str) -> None:
+        """Stop starting rollouts; the ones that run are finished. Requests stay where they are, until a
+        worker that claims one lets it go."""
+        await self._move(name, CampaignState.PAUSED)
+
+    async def cancel(self, name: str) -> AsyncIterator[Progress]:
+        """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort here
+        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on. What a
+        dead worker held the steward ends (`reconciling`)."""
+        record = await self._move(name, CampaignState.CANCELLED)
+        spec = await self._spec(record)
+        running = await running_now(self._connection, name)
+        done = ended = 0
+        for batch in _batches(itertools.islice(rollout_requests(spec), record.offered)):
+            waiting = [request for request in batch if request.rollout_id not in running]
+            ended += await abort(self._publisher, waiting, SOURCE)
+            done += len(batch)
+            yield Progress(done, record.offered, ended)
+        await clear(self._connection, self._publisher, name)
+
+    async def resume(
+        self, name: str, *, aborted: bool = True, max_cost_usd: float | None = None
+    ) -> AsyncIterator[Progress]:
+        """Go on: offer every open rollout that is on no queue, and with `aborted` reopen what infrastructure
+        aborted. Rollouts with an outcome are never touched, queued and running ones are left alone. A resume
+        that was killed goes on where it was.
+
+        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Calls so far whose cost is not
+        known are let pass. Raises CampaignError where the campaign has cost as much already, StorageError.
+        """
+        record, revision = await self._begin_resume(name, max_cost_usd)
+        spec = await self._spec(record)
+        done = first = record.resumed or 0
+        offered = 0
+        placeless = await unplaced(self._connection, name)
+        # A submit that was killed has requests the queue never saw, and the log neither.
+        for batch in _batches(rollout_requests(spec, first)):
+            unknown = batch[max(record.offered - done, 0) :]
+            await self._publisher.events([requested_event(request) for request in unknown])
+            stored = 0
+            wanted = await self._wanted(batch, aborted, record.rounds)
+            entries = [entry for entry in wanted if entry.place.key not in placeless]
+            async for stored, full in self._offer(entries):
+                yield Progress(done, spec.size, offered + stored, waiting=full)
+            done += len(batch)
+            offered += stored
+            at = msgspec.structs.replace(record, resumed=done, offered=max(record.offered, done))
+            revision = await self._book.update(name, at, revision)
+            yield Progress(done, spec.size, offered)
+        over = msgspec.structs.replace(record, resumed=None, offered=spec.size)
+        await self._book.update(name, over, revision)
+
+    async def _begin_resume(self, name: str, max_cost_usd: float | None) -> tuple[CampaignRecord, int]:
+        """The campaign running, in a new round from its first rollout on, or in the one that was killed."""
+        record, revision = await self._find(name)
+        if record.state is CampaignState.ARCHIVED:
+            raise CampaignError(_archived(name))
+        cap = record.max_cost_usd if max_cost_usd is None else max_cost_usd or None
+        try:
+            check_cap(cap)
+        except ValueError as error:
+            raise CampaignError(str(error)) from error
+        spent = await self._spent(name) if cap is not None else Spent()
+        unpriced = max(spent.unpriced, record.unpriced or 0) or None
+        capped = msgspec.structs.replace(record, max_cost_usd=cap, unpriced=unpriced)
+        if over := reached(capped, spent):
+            raise CampaignError(
+                f"campaign {name!r} stays as it is, because {over}: `orchard resume {name} --max-cost USD` "
+                "goes on with a higher cap"
+            )
+        if capped == record and record.state is CampaignState.RUNNING and record.resumed is not None:
+            return record, revision
+        await self._move(name, CampaignState.RUNNING, resumed=0, max_cost_usd=cap, unpriced=unpriced)
+        return await self._find(name)
+
+    async def _spent(self, name: str) -> Spent:
+        return await spent_now(self._connection, self._blobs.url, name)
+
+    async def _wanted(self, batch: list[RolloutRequest], aborted: bool, rounds: int) -> list[QueueEntry]:
+        """Entries for those of the batch that are open or, with `aborted`, are opened again by this."""
+        newest = await self._publisher.outcomes([request.rollout_id for request in batch])
+        again = await opened(
+            self._publisher,
+            [
+                (request, last)
+                for request, last in zip(batch, newest, strict=True)
+                if aborted or open_at(last) is not None
+            ],
+            reason=f"resumed, round {rounds}",
+            source=SOURCE,
+        )
+        return [rollout_entry(request, in_round(rounds)) for request in again]
+
+    async def _spec(self, record: CampaignRecord) -> CampaignSpec:
+        raw = await asyncio.to_thread(self._blobs.get, record.spec)
+        return msgspec.json.decode(raw, type=CampaignSpec)
+
+    async def _find(self, name: str) -> tuple[CampaignRecord, int]:
+        known = await self._book.get(name)
+        if known is None:
+            raise CampaignError(f"there is no campaign {name!r}: `orchard status` lists them")
+        return known
+
+    async def _move(
+        self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | int | None
+    ) -> CampaignRecord:
+        """Change the state and these fields by compare-and-set; a move that CAMPAIGN_MOVES does not permit
+        raises. With `resumed` a new round begins."""
+        record, revision = await self._find(name)
+        if record.state is CampaignState.ARCHIVED:
+            raise CampaignError(_archived(name))
+        if state is not record.state and state not in CAMPAIGN_MOVES[record.state]:
+            raise CampaignError(f"campaign {name!r} is {record.state} and cannot become {state}")
+        rounds = record.rounds + (0 if resumed is None else 1)
+        reason = record.reason if state is record.state else None
+        moved = msgspec.structs.replace(
+            record, state=state, rounds=rounds, resumed=resumed, reason=reason, **changes
+        )
+        revision = await self._book.update(name, moved, revision)
+        await self._publisher.event(state_changed(CampaignEntry(name, moved, revision), record.state, SOURCE))
+        return moved
+
+
+def planned_versions(spec: CampaignSpec) -> dict[str, str]:
+    """Versions of the harnesses that have one, as installed here. Raises UnknownHarness."""
+    versions = {name: version_of(get_harness(name))[0] for name in spec.harnesses if name in HARNESS_NAMES}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def _check_distinct(spec: CampaignSpec) -> None:
+    """Raise CampaignError where two slots would be one rollout."""
+    for what, names in (
+        ("task", [task.task_id for task in spec.tasks]),
+        ("harness", spec.harnesses),
+        ("model", [model.name for model in spec.models]),
+    ):
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise CampaignError(
+                f"the {what} {twice[0]!r} is in campaign {spec.name!r} twice, and its rollouts would be the "
+                "same ones: name it once, and take --samples for more, or another campaign"
+            )
+
+
+def _archived(name: str) -> str:
+    return (
+        f"campaign {name!r} is archived: `orchard log restore {name}` verifies its archive and pauses it, "
+        f"then `orchard resume {name}` goes on"
+    )
+
+
+def requested_event(request: RolloutRequest) -> Event:
+    """The request as a fact in the log, beside the one on the queue."""
+    return make_event(
+        request,
+        id=f"{request.rollout_id}.requested",
+        source=SOURCE,
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+    )
+
+
+def _batches(requests: Iterable[RolloutRequest]) -> Iterable[list[RolloutRequest]]:
+    iterator = iter(requests)
+    return iter(lambda: list(itertools.islice(iterator, BATCH)), [])

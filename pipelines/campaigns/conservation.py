@@ -1,0 +1,340 @@
+"""Conservation: each requested rollout is in exactly one place, at any moment, also while everything runs.
+
+Three readings are put together: the tables up to their position, the queues, then the stream after that
+position. A request enters a queue after its event and leaves it after its outcome, so a rollout that has no
+outcome at the end was either seen in a queue or moved meanwhile. Only those that were seen nowhere are looked
+at again; one that stays nowhere although its campaign runs is a finding.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, rollout_ids
+from orchard.schemas.events import DONE_TYPES
+from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables, position
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.publisher import Publisher
+from orchard.streams.queued import Queued, queued, stands
+from orchard.streams.replay import replay_batches
+from orchard.workers.attempts.openings import open_at
+
+LOOKS = 3
+"""At a rollout that is nowhere, before it is a finding."""
+PAUSE_SECONDS = 1.0
+"""Between two of them: longer than a request needs from one place to the next."""
+_UNQUEUED = frozenset({"measured"})
+"""Campaigns whose rollouts never stand in a queue: the command that requests them runs them itself."""
+_ONE_BY_ONE = 100
+"""Suspects that are looked up each; more of them by listing the queues again."""
+_NAMED = 5
+"""Rollouts that a finding names."""
+
+
+@dataclass
+class Balance:
+    """Where the requested rollouts of one campaign are; ids are in one set at most."""
+
+    campaign: str
+    state: str
+    requested: int
+    accepted: int
+    aborted: int
+    open: set[str] = field(default_factory=set)
+    """Requested and without an outcome: those in all sets below."""
+    waiting: set[str] = field(default_factory=set)
+    delayed: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    parked: set[str] = field(default_factory=set)
+    """In no queue, because the campaign is paused, cancelled or archived, or its command runs them itself."""
+    unoffered: set[str] = field(default_factory=set)
+    """In no queue yet, because a submit or resume has not come to them."""
+    missing: set[str] = field(default_factory=set)
+    """In no place."""
+    strangers: set[str] = field(default_factory=set)
+    """In a queue or with an outcome, but never requested."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether each rollout is in its one place."""
+        placed = (self.waiting, self.delayed, self.running, self.parked, self.unoffered)
+        total = self.accepted + self.aborted + sum(map(len, placed))
+        return self.requested == total and not self.missing and not self.strangers
+
+    def findings(self) -> list[str]:
+        """What does not hold, a sentence each."""
+        found = []
+        if self.missing:
+            found.append(
+                f"campaign {self.campaign}: {_named(self.missing)} without an outcome and in no queue: "
+                f"`orchard resume {self.campaign}` offers what is open"
+            )
+        if self.strangers:
+            found.append(f"campaign {self.campaign}: {_named(self.strangers)} never requested: report this")
+        if not found and not self.holds:
+            found.append(
+                f"campaign {self.campaign}: {self.requested} requested are not the sum of their places: "
+                "`orchard store rebuild`, and check again"
+            )
+        return found
+
+
+def _named(rollouts: Collection[str]) -> str:
+    some = ", ".join(sorted(rollouts)[:_NAMED])
+    more = f" and {len(rollouts) - _NAMED} more" if len(rollouts) > _NAMED else ""
+    return f"rollout {some} is" if len(rollouts) == 1 else f"rollouts {some}{more} are"
+
+
+@dataclass
+class Ledger:
+    """The rollouts of one campaign by what the log says of them: tables first, then the stream after them."""
+
+    accepted: int = 0
+    aborted: int = 0
+    requested: int = 0
+    open: set[str] = field(default_factory=set)
+    unrequested: set[str] = field(default_factory=set)
+    """With an outcome."""
+
+    def count(self, outcome: str, change: int) -> None:
+        """Count an outcome, `accepted` or `aborted`, or take it back."""
+        if outcome == "aborted":
+            self.aborted += change
+        else:
+            self.accepted += change
+
+
+class Change(NamedTuple):
+    """A request or outcome in the stream: type of the event, campaign, rollout."""
+
+    kind: str
+    campaign: str
+    rollout: str
+
+
+OUTCOMES = {"rollout.finished": "accepted", "rollout.aborted": "aborted"}
+
+
+def place(
+    campaign: str,
+    ledger: Ledger,
+    in_queues: Queued,
+    record: CampaignRecord | None,
+    unoffered: Collection[str],
+) -> Balance:
+    """The balance of a campaign; what is open and in no queue is in `missing`, or where its state puts it."""
+    open_ = ledger.open
+    balance = Balance(
+        campaign=campaign,
+        state=str(record.state) if record else "",
+        requested=ledger.requested,
+        accepted=ledger.accepted,
+        aborted=ledger.aborted,
+        open=open_,
+        waiting=in_queues.waiting & open_,
+        delayed=in_queues.delayed & open_,
+        running=in_queues.running & open_,
+        strangers=set(ledger.unrequested),
+    )
+    nowhere = open_ - in_queues.everything
+    balance.unoffered = nowhere & set(unoffered)
+    nowhere -= balance.unoffered
+    if campaign in _UNQUEUED or (record is not None and record.state is not CampaignState.RUNNING):
+        balance.parked = nowhere
+    else:
+        balance.missing = nowhere
+    return balance
+
+
+_COUNTS = """
+with requested as (select distinct campaign, rollout_id from tables.requests_all)
+select coalesce(q.campaign, r.campaign), count(q.rollout_id),
+       count(*) filter (r.status in ('completed', 'truncated') and q.rollout_id is not null),
+       count(*) filter (r.status = 'aborted' and q.rollout_id is not null)
+from requested q full join rollouts r on r.rollout_id = q.rollout_id group by 1
+"""
+_OPEN = """
+select distinct q.campaign, q.rollout_id from tables.requests_all q
+anti join rollouts r on r.rollout_id = q.rollout_id
+"""
+_UNREQUESTED = """
+select r.campaign, r.rollout_id from rollouts r anti join tables.requests_all q on q.rollout_id = r.rollout_id
+"""
+_STATUS = "select rollout_id, status from rollouts where rollout_id in (select unnest($ids))"
+_KNOWN = "select distinct rollout_id from tables.requests_all where rollout_id in (select unnest($ids))"
+
+
+def balances_of_tables(store_url: str) -> list[Balance]:
+    """What the tables alone say: every open rollout counts as parked, because no queue was looked at."""
+    ledgers, _ = _tables(store_url)
+    return [
+        Balance(
+            campaign=name,
+            state="",
+            requested=ledger.requested,
+            accepted=ledger.accepted,
+            aborted=ledger.aborted,
+            open=ledger.open,
+            parked=ledger.open,
+            strangers=ledger.unrequested,
+        )
+        for name, ledger in sorted(ledgers.items())
+    ]
+
+
+async def balances(connection: Connection, store_url: str, blobs: BlobStore) -> list[Balance]:
+    """The balance of every campaign that has rollouts, as of now."""
+    audit = _Audit(connection, store_url, blobs)
+    found = await audit.run()
+    if any(balance.strangers for balance in found):  # their requests may have been archived meanwhile
+        found = await audit.run()
+    return found
+
+
+class _Audit:
+    """One check of everything."""
+
+    def __init__(self, connection: Connection, store_url: str, blobs: BlobStore) -> None:
+        self._connection, self._store_url, self._blobs = connection, store_url, blobs
+        self._book = CampaignBook(connection)
+        self._publisher = Publisher(connection)
+
+    async def run(self) -> list[Balance]:
+        ledgers, reached = await asyncio.to_thread(_tables, self._store_url)
+        book = {name: record for name, (record, _) in (await self._book.list()).items()}
+        in_queues = {
+            name: await queued(self._connection, name) for name in sorted(book.keys() | ledgers.keys())
+        }
+        later = await self._later(reached)
+        await asyncio.to_thread(_apply, self._store_url, reached, ledgers, later)
+        found = []
+        for name in sorted(book.keys() | ledgers.keys()):
+            ledger, there = ledgers.get(name, Ledger()), in_queues.get(name, Queued(set(), set(), set()))
+            balance = place(name, ledger, there, book.get(name), ())
+            if balance.missing:
+                await self._look_again(balance)
+            if balance.requested or balance.strangers or name in book:
+                found.append(balance)
+        return found
+
+    async def _later(self, reached: int) -> list[Change]:
+        """Requests and outcomes in the stream after `reached`, in their order."""
+        kinds = {*DONE_TYPES, "rollout.requested"}
+        subjects = [f"{EVENTS_PREFIX}.*.*.rollout.requested", f"{EVENTS_PREFIX}.done.>"]
+        changes: list[Change] = []
+        async with aclosing(replay_batches(self._connection, reached + 1, subjects=subjects)) as batches:
+            async for batch in batches:
+                events = [one.event for one in batch if one.event is not None]
+                changes += [
+                    Change(event.type, event.campaign, event.rollout_id)
+                    for event in events
+                    if event.rollout_id and event.type in kinds
+                ]
+        return changes
+
+    async def _look_again(self, balance: Balance) -> None:
+        """Where the rollouts that were seen nowhere are: moved, ended, or not offered yet; the rest stays."""
+        for look in range(LOOKS):
+            if look:
+                await asyncio.sleep(PAUSE_SECONDS)
+            known = await self._book.get(balance.campaign)
+            record = known[0] if known else None
+            balance.unoffered |= await self._unoffered(record, balance.missing)
+            balance.missing -= balance.unoffered
+            found = await self._in_a_queue(balance.campaign, balance.missing)
+            balance.running |= found
+            balance.missing -= found
+            # Read after the queues: who leaves one has an outcome by then.
+            left = sorted(balance.missing)
+            for rollout, newest in zip(left, await self._publisher.outcomes(left), strict=True):
+                if open_at(newest) is None:
+                    balance.missing.discard(rollout)
+                    balance.open.discard(rollout)
+                    if (
+                        newest is not None
+                        and newest.event is not None
+                        and newest.event.type == "rollout.aborted"
+                    ):
+                        balance.aborted += 1
+                    else:
+                        balance.accepted += 1
+            if record is not None and record.state is not CampaignState.RUNNING:
+                balance.parked, balance.missing = balance.parked | balance.missing, set()
+                balance.state = str(record.state)
+            if not balance.missing:
+                return
+
+    async def _in_a_queue(self, campaign: str, suspects: Collection[str]) -> set[str]:
+        if len(suspects) > _ONE_BY_ONE:
+            return set(suspects) & (await queued(self._connection, campaign)).everything
+        return {rollout for rollout in suspects if await stands(self._connection, campaign, rollout)}
+
+    async def _unoffered(self, record: CampaignRecord | None, suspects: Collection[str]) -> set[str]:
+        """Those that a submit or resume under way, or killed, has not come to."""
+        if record is None or (record.offered >= record.size and record.resumed is None):
+            return set()
+        raw = await asyncio.to_thread(self._blobs.get, record.spec)
+        spec = msgspec.json.decode(raw, type=CampaignSpec)
+        return await asyncio.to_thread(set(suspects).intersection, rollout_ids(spec, record.reached))
+
+
+def _tables(store_url: str) -> tuple[dict[str, Ledger], int]:
+    """What the tables say, and the position that they are whole up to."""
+    reached = position(store_url)
+    ledgers: dict[str, Ledger] = {}
+    with open_tables(store_url, as_of=reached) as tables:
+        for campaign, requested, accepted, aborted in tables.execute(_COUNTS).fetchall():
+            ledgers[campaign] = Ledger(accepted=accepted, aborted=aborted, requested=requested)
+        for campaign, rollout in tables.execute(_OPEN).fetchall():
+            ledgers[campaign].open.add(rollout)
+        for campaign, rollout in tables.execute(_UNREQUESTED).fetchall():
+            ledgers[campaign].unrequested.add(rollout)
+    return ledgers, reached
+
+
+def _apply(store_url: str, reached: int, ledgers: dict[str, Ledger], changes: list[Change]) -> None:
+    """Take in the changes after the tables' position."""
+    ids = list({change.rollout for change in changes})
+    with open_tables(store_url, as_of=reached) as tables:
+        requested = {rollout for (rollout,) in tables.execute(_KNOWN, {"ids": ids}).fetchall()}
+        status: dict[str, str] = dict(tables.execute(_STATUS, {"ids": ids}).fetchall())
+    outcomes = {rollout: "aborted" if one == "aborted" else "accepted" for rollout, one in status.items()}
+    apply_changes(ledgers, changes, requested, outcomes)
+
+
+def apply_changes(
+    ledgers: dict[str, Ledger], changes: Iterable[Change], requested: set[str], outcomes: dict[str, str]
+) -> None:
+    """Take in changes in their order. `requested` and `outcomes` (`accepted` or `aborted`) are what the
+    ledgers know of these rollouts, and are brought up to date too."""
+    for kind, campaign, rollout in changes:
+        ledger = ledgers.setdefault(campaign, Ledger())
+        if kind == "rollout.requested":
+            if rollout in requested:
+                continue
+            requested.add(rollout)
+            ledger.requested += 1
+            ledger.unrequested.discard(rollout)
+            if rollout in outcomes:
+                ledger.count(outcomes[rollout], 1)
+            else:
+                ledger.open.add(rollout)
+        elif kind == "rollout.reopened":
+            if (before := outcomes.pop(rollout, None)) is not None and rollout in requested:
+                ledger.count(before, -1)
+                ledger.open.add(rollout)
+            ledger.unrequested.discard(rollout)
+        elif rollout not in outcomes:
+            outcomes[rollout] = OUTCOMES[kind]
+            ledger.open.discard(rollout)
+            if rollout in requested:
+                ledger.count(OUTCOMES[kind], 1)
+            else:
+                ledger.unrequested.add(rollout)

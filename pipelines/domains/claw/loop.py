@@ -1,0 +1,473 @@
+"""The synthesis run: steps on a queue, each artefact an event, accepted tasks in the registry.
+
+A step is a request on the queue; its handler asks, checks, publishes what came of it, and offers the next
+step. Killed anywhere, the same command goes on: what is done is in the log, what is not is on the queue.
+Which slots are proposed, and which tasks are taken, hangs on the seed and the answers, not on how steps
+overlap.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from orchard.pipelines.domains.claw import filters, prompts
+from orchard.pipelines.domains.claw.drafts import BadAnswer, Draft, Idea, read_draft, read_idea, task_of
+from orchard.pipelines.domains.claw.proof import Defect, graded, prove
+from orchard.pipelines.domains.claw.report import Report
+from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.pipelines.tasks.validate import Validation
+from orchard.pipelines.values.continuations import run_to_outcome
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from orchard.schemas.claw import BUNDLES, DOMAIN
+from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.events import RolloutFinished, TaskValidated, make_event, payload
+from orchard.schemas.identity import digest, rollout_id
+from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.schemas.synthesis import Check, Step, SynthesisRequest, SynthesisStep
+from orchard.schemas.tasks import Task, task_hash
+from orchard.streams.claims import Claim, Claims
+from orchard.streams.connection import Connection
+from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
+from orchard.streams.replay import replay
+from orchard.streams.settings import Queue
+from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.sandboxes import SandboxMachine, classified
+from orchard.workers.failures import EndpointRests, InfrastructureError
+from orchard.workers.llm.client import Completion, ContextLengthExceeded
+
+log = logging.getLogger("orchard.synthesis")
+
+REFINEMENTS = 2
+"""Times that an author may repair a draft."""
+MAX_FAILURES = 5
+RETRY_SECONDS = 5.0
+"""Until a step that infrastructure failed is tried again; doubled each time."""
+YIELD = 0.6
+"""Share of proposals that are expected to be accepted; more are proposed where it was less."""
+_CLAIM_SECONDS = 0.5
+_ENDS = (Step.ACCEPT, Step.REJECT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run is to make."""
+
+    run: str
+    """Name of the run, and campaign of its events."""
+    author: ModelSpec
+    solver: ModelSpec
+    tasks: int = 192
+    seed: int = 0
+    rollouts: int = 3
+    """Of the solver, for each task and harness."""
+    harnesses: tuple[str, ...] = ("claw-react",)
+    slots: int = 2
+    """Steps at once."""
+    most: int = 10
+    """Proposals, at most, for each task that is wanted."""
+    seconds: float = 600.0
+    """Of one call of the author."""
+
+
+@dataclass
+class _Slot:
+    ended: Step | None = None
+    task: BlobRef | None = None
+    proposed: BlobRef | None = None
+    idea: BlobRef | None = None
+    """The same, once it has passed the filter."""
+    text: str = ""
+    """Of the idea."""
+
+
+@dataclass
+class Run:
+    """One run, in this process."""
+
+    connection: Connection
+    dependencies: AttemptDependencies
+    wanted: Wanted
+    told: Callable[[SynthesisStep], None] = lambda _: None
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    steps: list[SynthesisStep] = field(default_factory=list)
+    """What was done, of earlier processes too."""
+
+    async def make(self, claims: Claims) -> list[Task]:
+        """The accepted tasks, in the order of their slots; they are in the registry then. `claims` are of
+        `queue_of` the run."""
+        await self._recall()
+        async with self._working(claims):
+            while True:
+                await self._settled()
+                accepted = [at for at, slot in sorted(self._slots.items()) if slot.ended is Step.ACCEPT]
+                if len(accepted) >= self.wanted.tasks:
+                    break
+                first, left = len(self._slots), self.wanted.tasks - len(accepted)
+                if first >= self.wanted.most * self.wanted.tasks:
+                    log.warning("%d proposals gave %d tasks: given up", first, len(accepted))
+                    break
+                await self._propose(first, ceil(left / YIELD))
+        tasks = [await self._task(self._slots[at]) for at in accepted[: self.wanted.tasks]]
+        registry = TaskRegistry(self.dependencies.publisher, self.dependencies.blobs)
+        await registry.register(tasks)
+        for task in tasks:
+            proven = TaskValidated(
+                task_id=task.task_id, task_hash=task_hash(task), runs=self.wanted.rollouts, seconds=0.0
+            )
+            await registry.record(Validation(original=task, task=task, event=proven))
+        return tasks
+
+    @property
+    def report(self) -> Report:
+        """What came of it."""
+        return Report(self.steps)
+
+    async def _recall(self) -> None:
+        pattern = f"{EVENTS_PREFIX}.{self.wanted.run}.*.synthesis.step"
+        async for stored in replay(self.connection, subjects=pattern):
+            step = payload(stored.event) if stored.event else None
+            if isinstance(step, SynthesisStep):
+                await self._note(step)
+
+    async def _note(self, step: SynthesisStep) -> None:
+        self.steps.append(step)
+        slot = self._slots.setdefault(step.slot, _Slot())
+        if step.step is Step.PROPOSE:
+            slot.proposed = step.artefact
+        if step.step is Step.FILTER and step.check is None and slot.proposed is not None:
+            idea = msgspec.convert((await self._get(slot.proposed))["read"], Idea)
+            slot.idea, slot.text = slot.proposed, f"{idea.title}: {idea.goal}"
+        if step.step in _ENDS:
+            slot.ended, slot.task = step.step, step.artefact
+
+    async def _settled(self) -> None:
+        while any(slot.ended is None for slot in self._slots.values()):
+            await asyncio.sleep(0.05)
+
+    async def _propose(self, first: int, count: int) -> None:
+        for at in range(first, first + count):
+            self._slots[at] = _Slot()
+        await self._offer(
+            SynthesisRequest(
+                run=self.wanted.run,
+                seed=self.wanted.seed,
+                step=Step.PROPOSE,
+                slot=first,
+                count=count,
+            )
+        )
+
+    # --- the queue ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _working(self, claims: Claims) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            workers = [group.create_task(self._work(claims)) for _ in range(self.wanted.slots)]
+            try:
+                yield
+            finally:
+                for worker in workers:
+                    worker.cancel()
+
+    async def _work(self, claims: Claims) -> None:
+        while True:
+            claim = await claims.next(timeout=_CLAIM_SECONDS)
+            if claim is not None:
+                await self._handle(claim)
+
+    async def _handle(self, claim: Claim) -> None:
+        request = msgspec.json.decode(claim.body, type=SynthesisRequest)
+        try:
+            if request.step is Step.PROPOSE:
+                await self._proposed(request)
+            elif request.step is Step.SOLVE:
+                await self._solved(request)
+            else:
+                await self._written(request)
+        except EndpointRests as rest:
+            again = _entry(request, successor(claim.message_id))
+            await claim.await_rest(again, rest.key, rest.seconds, rest.detail)
+            return
+        except InfrastructureError as error:
+            failures = request.failures + 1
+            if failures > MAX_FAILURES:
+                await self._end(request, Step.REJECT, check=Check.INFRASTRUCTURE, detail=str(error))
+                await claim.complete()
+                return
+            again = _entry(msgspec.structs.replace(request, failures=failures), successor(claim.message_id))
+            await claim.retry_later(again, RETRY_SECONDS * 2 ** (failures - 1), str(error))
+            return
+        await claim.complete()
+
+    async def _offer(self, request: SynthesisRequest) -> None:
+        await self.dependencies.publisher.offer(_entry(request, FIRST))
+
+    # --- the four steps -------------------------------------------------------------------------
+
+    async def _proposed(self, request: SynthesisRequest) -> None:
+        """Ideas, one after the other, so that what counts as said before does not hang on timing."""
+        for at in range(request.slot, request.slot + request.count):
+            one = msgspec.structs.replace(request, slot=at, count=1)
+            slot = self._slots.setdefault(at, _Slot())
+            if slot.ended is not None:
+                continue  # this request has come before
+            if slot.idea is not None:
+                await self._offer(msgspec.structs.replace(one, step=Step.WRITE, idea=slot.idea))
+                continue
+            known = [self._slots[each].text for each in range(at) if self._slots[each].text]
+            asked = prompts.propose(request, at, known)
+            answer = await self._ask(asked)
+            try:
+                idea = read_idea(answer.text)
+            except BadAnswer as error:
+                await self._tell(one, Step.PROPOSE, asked, answer, check=Check.UNREADABLE, detail=str(error))
+                await self._end(one, Step.REJECT, check=Check.UNREADABLE, detail=str(error))
+                continue
+            wrong = filters.wrong(idea, [filters.words_of(text) for text in known])
+            label = idea.seeded_mistake
+            artefact = await self._tell(one, Step.PROPOSE, asked, answer, read=idea, seeded_mistake=label)
+            check, detail = wrong or (None, "")
+            await self._publish(one, Step.FILTER, check=check, detail=detail, seeded_mistake=label)
+            if wrong:
+                await self._end(one, Step.REJECT, check=check, detail=detail, seeded_mistake=label)
+                continue
+            await self._offer(msgspec.structs.replace(one, step=Step.WRITE, idea=artefact))
+
+    async def _written(self, request: SynthesisRequest) -> None:
+        """A draft, written or refined, and its proof."""
+        if request.step is Step.WRITE:
+            assert request.idea is not None
+            idea = msgspec.convert((await self._get(request.idea))["read"], Idea)
+            asked = prompts.write(request, idea)
+        else:
+            before = await self._get(request.draft) if request.draft else None
+            draft = msgspec.convert(before["read"], Draft) if before else None
+            asked = prompts.refine(request, draft)
+        answer = await self._ask(asked)
+        try:
+            draft = read_draft(answer.text)
+        except BadAnswer as error:
+            await self._tell(request, request.step, asked, answer, check=Check.UNREADABLE, detail=str(error))
+            await self._defective(request, Defect(Check.UNREADABLE, str(error)), None, None)
+            return
+        label = draft.seeded_mistake
+        artefact = await self._tell(request, request.step, asked, answer, read=draft, seeded_mistake=label)
+        try:
+            async with self._machine(request) as machine:
+                caught = await prove(draft.case, machine, request.seed + request.slot)
+        except Defect as defect:
+            await self._publish(
+                request, Step.PROVE, check=defect.check, detail=defect.detail, seeded_mistake=label
+            )
+            await self._defective(request, defect, artefact, label)
+            return
+        await self._publish(
+            request, Step.PROVE, detail=f"{caught} wrong solutions are caught", seeded_mistake=label
+        )
+        await self._offer(msgspec.structs.replace(request, step=Step.SOLVE, draft=artefact))
+
+    async def _solved(self, request: SynthesisRequest) -> None:
+        """The solver's rollouts, graded again: accepted, or back to the author."""
+        assert request.draft is not None
+        draft = msgspec.convert((await self._get(request.draft))["read"], Draft)
+        label = draft.seeded_mistake
+        task = task_of(draft, {"seeded": "yes"} if self.wanted.author.name == "seeded-author" else {})
+        blob = await self._put(task)
+        runs = [
+            await self._rollout(task, blob, harness, sample)
+            for harness in self.wanted.harnesses
+            for sample in range(self.wanted.rollouts)
+        ]
+        summary = [
+            {"resolved": outcome.resolved, "reward": outcome.reward, "turns": outcome.turns}
+            for outcome in runs
+            if isinstance(outcome, RolloutFinished)
+        ]
+        try:
+            await self._graded_again(
+                request, draft, [run for run in runs if isinstance(run, RolloutFinished)]
+            )
+        except Defect as defect:
+            await self._publish(
+                request,
+                Step.SOLVE,
+                check=defect.check,
+                detail=defect.detail,
+                artefact=await self._put({"rollouts": summary}),
+                seeded_mistake=label,
+            )
+            await self._defective(request, defect, request.draft, label)
+            return
+        passed = sum((each["reward"] or 0.0) > 0 for each in summary)
+        await self._publish(
+            request,
+            Step.SOLVE,
+            detail=f"{passed} of {len(runs)} rollouts pass",
+            artefact=await self._put({"rollouts": summary}),
+            model=self.wanted.solver.name,
+            cost_usd=_sum([getattr(run, "cost_usd", None) for run in runs]),
+            seeded_mistake=label,
+        )
+        await self._end(request, Step.ACCEPT, artefact=blob, task_id=task.task_id, seeded_mistake=label)
+
+    async def _graded_again(
+        self, request: SynthesisRequest, draft: Draft, runs: list[RolloutFinished]
+    ) -> None:
+        """Raises Defect where no rollout is valid, or a grade is another one now."""
+        bundles, rewards = [], []
+        for run in runs:
+            text = run.submission
+            if run.submission_blob is not None:
+                text = (await asyncio.to_thread(self.dependencies.blobs.get, run.submission_blob)).decode()
+            try:
+                bundle = decode_whole(BUNDLES, text.encode())
+            except Unreadable:
+                continue
+            if any(not call.failed for call in bundle.audit):
+                bundles.append(bundle)
+                rewards.append((run.reward or 0.0) > 0)
+        if not bundles:
+            raise Defect(Check.NO_VALID_RUN, "no rollout of the solver got as far as one call that succeeded")
+        async with self._machine(request) as machine:
+            if await graded(draft.case.tests, bundles, machine) != rewards:
+                raise Defect(Check.REPLAY_DIFFERS, "a rollout is graded differently when it is graded again")
+
+    async def _defective(
+        self, request: SynthesisRequest, defect: Defect, draft: BlobRef | None, label: str | None
+    ) -> None:
+        """Back to the author, or the end of the slot."""
+        if request.turn >= REFINEMENTS:
+            await self._end(
+                request, Step.REJECT, check=defect.check, detail=defect.detail, seeded_mistake=label
+            )
+            return
+        await self._offer(
+            msgspec.structs.replace(
+                request,
+                step=Step.REFINE,
+                turn=request.turn + 1,
+                draft=draft,
+                defect=defect.detail,
+                failures=0,
+            )
+        )
+
+    # --- asking and telling -----------------------------------------------------------------------
+
+    async def _ask(self, messages: prompts.Messages) -> Completion:
+        try:
+            return await self.dependencies.models.complete(
+                self.wanted.author, messages, [], seed=self.wanted.seed, timeout=self.wanted.seconds
+            )
+        except ContextLengthExceeded as error:
+            return Completion(text=f"(the author's context is too small: {error})")
+
+    async def _tell(
+        self,
+        request: SynthesisRequest,
+        step: Step,
+        asked: prompts.Messages,
+        answer: Completion,
+        *,
+        read: Idea | Draft | None = None,
+        **facts: Any,
+    ) -> BlobRef:
+        """Publish an answer of the author; the blob with prompt, answer and what was read from it."""
+        artefact = await self._put({"messages": asked, "answer": answer.text, "read": read})
+        await self._publish(
+            request,
+            step,
+            artefact=artefact,
+            model=self.wanted.author.name,
+            model_kind=answer.model_kind,
+            prompt_tokens=answer.usage.prompt_tokens,
+            completion_tokens=answer.usage.completion_tokens,
+            cost_usd=answer.cost_usd,
+            seconds=answer.seconds,
+            **facts,
+        )
+        return artefact
+
+    async def _end(self, request: SynthesisRequest, step: Step, **facts: Any) -> None:
+        await self._publish(request, step, **facts)
+
+    async def _publish(self, request: SynthesisRequest, step: Step, **facts: Any) -> None:
+        data = SynthesisStep(slot=request.slot, turn=request.turn, step=step, **facts)
+        name = f"{request.run}.{request.slot}.{request.turn}.{step}"
+        event = make_event(
+            data,
+            id=f"synthesis.{digest(name)}",
+            source="orchard/synthesis",
+            campaign=request.run,
+            subject=f"synthesis/{request.run}/{request.slot}",
+        )
+        await self.dependencies.publisher.event(event)
+        await self._note(data)
+        self.told(data)
+
+    async def _put(self, value: Any) -> BlobRef:
+        raw = msgspec.json.encode(value)
+        return await asyncio.to_thread(self.dependencies.blobs.put, raw, "application/json")
+
+    async def _get(self, blob: BlobRef) -> Any:
+        return msgspec.json.decode(await asyncio.to_thread(self.dependencies.blobs.get, blob))
+
+    async def _task(self, slot: _Slot) -> Task:
+        assert slot.task is not None
+        return msgspec.json.decode(await asyncio.to_thread(self.dependencies.blobs.get, slot.task), type=Task)
+
+    async def _rollout(self, task: Task, blob: BlobRef, harness: str, sample: int) -> Any:
+        request = RolloutRequest(
+            rollout_id=rollout_id(self.wanted.run, task.task_id, harness, self.wanted.solver.name, sample),
+            campaign=self.wanted.run,
+            task=TaskRef(task_id=task.task_id, source=task.source, repo=task.repo, blob=blob),
+            harness=harness,
+            model=self.wanted.solver,
+            sample=sample,
+            domain=DOMAIN,
+            budget=Budget(steps=20, wall_seconds=300.0),
+            timeouts=Timeouts(grading=300.0),
+        )
+        return await run_to_outcome(request, self.dependencies)
+
+    @asynccontextmanager
+    async def _machine(self, request: SynthesisRequest) -> AsyncIterator[Machine]:
+        labels = {"campaign": request.run, "purpose": "proof"}
+        with classified():
+            sandbox = await self.dependencies.sandboxes.create_sandbox(
+                "host", cpu="1", memory="512Mi", labels=labels, ttl_seconds=300.0, timeout=120.0
+            )
+        try:
+            yield SandboxMachine(sandbox)
+        finally:
+            await asyncio.shield(_deleted(sandbox.delete))
+
+
+async def _deleted(delete: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await delete()
+    except Exception as error:
+        log.warning("a sandbox of a proof is left to its time-to-live: %s", error)
+
+
+def queue_of(run: str) -> Queue:
+    """The queue of a run: one for each, as a process works for one run alone."""
+    return Queue(kind="synthesis", domain=DOMAIN, priority=run)
+
+
+def _entry(request: SynthesisRequest, occasion: str) -> QueueEntry:
+    key = digest([request.run, request.slot, request.turn, request.step])
+    return entry(queue_of(request.run), Place(request.run, key), occasion, msgspec.json.encode(request))
+
+
+def _sum(costs: list[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None

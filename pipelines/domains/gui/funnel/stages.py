@@ -1,0 +1,105 @@
+"""Stages one to four, which look at one task at a time or count sites. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
+from orchard.pipelines.tasks.errors import TaskError
+
+LEAST_TASKS = 2
+"""Of one site, below which its tasks are dropped."""
+_HOST = re.compile(r"(?:[\w-]+\.)+[a-z][\w-]+", re.IGNORECASE)
+
+
+class Stage(StrEnum):
+    """In their order."""
+
+    EVALUATION = "evaluation"
+    """Benchmarks that models are measured on."""
+    PARENTS = "parents"
+    """Children that tasks were decomposed into."""
+    WEBVOYAGER = "webvoyager"
+    """Intents of WebVoyager."""
+    SITES = "sites"
+    """Sites that are in no list of popular ones, or have one task alone."""
+    DUPLICATES = "duplicates"
+    """Intents nearly the same as one that was kept."""
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that did not pass."""
+
+    id: str
+    stage: Stage
+    reason: str
+    like: str | None = None
+    """The kept task that it is nearly the same as."""
+    similarity: float | None = None
+    """Cosine of the two embeddings."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What stages one to four go by."""
+
+    splits: frozenset[str] = frozenset()
+    """The only splits that are kept; empty: all."""
+    evaluation: frozenset[str] = frozenset()
+    """Intents of benchmarks, as `normal` has them."""
+    webvoyager: frozenset[str] = frozenset()
+    """Those of WebVoyager."""
+    sites: frozenset[str] | None = None
+    """Popular sites, as `site_of` has them; their subdomains count as well. None: all sites are popular."""
+
+
+def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, Dropped | None]]:
+    """Each task of the pool in its order, with why it is dropped; None where it passes all four stages."""
+    causes = [_cause(intent, rules) for intent in pool]
+    counts = Counter(intent.site for intent, cause in zip(pool, causes, strict=True) if cause is None)
+    for intent, cause in zip(pool, causes, strict=True):
+        if cause is None and counts[intent.site] < LEAST_TASKS:
+            cause = (Stage.SITES, f"the only task of {intent.site}")
+        yield intent, None if cause is None else Dropped(id=intent.id, stage=cause[0], reason=cause[1])
+
+
+def _cause(intent: Intent, rules: Rules) -> tuple[Stage, str] | None:
+    words = normal(intent.text)
+    if rules.splits and intent.split not in rules.splits:
+        return Stage.EVALUATION, f"of the split {intent.split or '(none)'}, which is not kept"
+    if words in rules.evaluation:
+        return Stage.EVALUATION, "its intent is in an evaluation benchmark"
+    if intent.parent:
+        return Stage.PARENTS, f"decomposed from {intent.parent}"
+    if words in rules.webvoyager:
+        return Stage.WEBVOYAGER, "its intent is in WebVoyager"
+    if not intent.site:
+        return Stage.SITES, "it names no site"
+    if rules.sites is not None and not is_listed(intent.site, rules.sites):
+        return Stage.SITES, f"{intent.site} is in no list of popular sites"
+    return None
+
+
+def is_listed(site: str, listed: Collection[str]) -> bool:
+    """Whether a host, or a domain that it is below, is in a list."""
+    parts = site.split(".")
+    return any(".".join(parts[start:]) in listed for start in range(len(parts) - 1))
+
+
+def read_sites(files: Iterable[Path]) -> frozenset[str]:
+    """The hosts of site lists: text or CSV, of each line the first word that is a host. Raises TaskError for
+    a file without any."""
+    found: set[str] = set()
+    for file in files:
+        try:
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TaskError(f"the site list {file} cannot be read: {error}") from error
+        hosts = {site_of(match[0]) for line in lines if (match := _HOST.search(line.partition("#")[0]))}
+        if not hosts:
+            raise TaskError(f"the site list {file} names no host: write one a line, such as example.com")
+        found |= hosts
+    return frozenset(found)

@@ -1,0 +1,109 @@
+"""Proof of tasks on generated sites: by their records, and by playing them in a browser."""
+
+import time
+from contextlib import AbstractAsyncContextManager
+
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.identity import digest
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.sites import NAME
+from orchard.schemas.tasks import PluginGrading, Task, WorldUse, task_hash
+from orchard.storage.blobs import BlobStore
+from orchard.workers.domains.gui.sites.catalog import content_of
+from orchard.workers.domains.gui.sites.goals import goal_of
+from orchard.workers.domains.gui.sites.grading import Handed, expected_of, graded, read_handed
+from orchard.workers.domains.gui.sites.oracle import PATIENCE, play
+from orchard.workers.domains.gui.sites.window import look
+from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.worlds import Opening, Shared, get_world
+from orchard.workers.failures import InfrastructureError
+
+_COMMAND_SECONDS = 120.0
+
+
+def on_a_site(task: Task) -> bool:
+    """Whether the task is graded by the records of a site."""
+    return isinstance(task.grading, PluginGrading) and task.grading.grader == NAME
+
+
+def by_records(task: Task) -> TaskValidated | TaskRejected:
+    """The verdict without a browser: the right end is accepted, and an end at which nothing was done and
+    nothing was said is not. Raises InfrastructureError (GRADER_FAILED) for records that are none of the
+    site."""
+    expected = expected_of(task)
+    right = expected.answer.value if expected.answer is not None else ""
+    at_end = Handed(records=expected.records, ended=ExitStatus.FINISHED, answer=right)
+    at_start = Handed(records=content_of(expected.site).records(), ended=ExitStatus.FINISHED)
+    if (reward := graded(expected, at_end)).value != 1.0:
+        return rejected(task, "gold_does_not_resolve", reward.detail)
+    if graded(expected, at_start).value > 0:
+        return rejected(task, "empty_resolves", "")
+    return TaskValidated(task_id=task.task_id, task_hash=task_hash(task), runs=1, seconds=0.0)
+
+
+async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> TaskValidated | TaskRejected:
+    """The verdict of the oracle, which plays the task without a mistake in Chromium, in a fresh sandbox. A
+    task whose site is closed by a captcha, or down, is not played. Raises InfrastructureError."""
+    if expected_of(task).site.fault in ("captcha", "down"):
+        return by_records(task)
+    started = time.monotonic()
+    reward, turns = await played(task, machine, blobs)
+    if reward.value != 1.0:
+        return rejected(task, "gold_does_not_resolve", f"in {turns} turns of the oracle: {reward.detail}")
+    seconds = time.monotonic() - started
+    return TaskValidated(
+        task_id=task.task_id,
+        task_hash=task_hash(task),
+        runs=1,
+        seconds=seconds,
+        detail=f"played in {turns} turns",
+    )
+
+
+async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward, int]:
+    """The oracle's reward on a task, and its turns."""
+    assert isinstance(task.world, WorldUse)
+    expected = expected_of(task)
+    goal = goal_of(expected.site, expected.goal)
+    world, settings = get_world(task.world)
+    shared, seed = Shared(), int(digest([task.task_id, time.monotonic_ns()], 7), 16)
+    opening = Opening(
+        task=task,
+        machine=machine,
+        seed=seed,
+        name=f"proof-{task.task_id}",
+        publish=_unheard,
+        blobs=blobs,
+        sandbox=_no_sandbox,
+        command_seconds=_COMMAND_SECONDS,
+        shared=shared,
+    )
+    try:
+        async with world.open(settings, opening) as attempt:
+            ended, number = ExitStatus.STEP_LIMIT, 0
+            while ended is not ExitStatus.FINISHED and number < PATIENCE:
+                said = play(expected.site, goal, await look(seed), seed=seed, number=number, mistakes=0.0)
+                number += 1
+                for call in said.calls:
+                    await attempt.call(call)
+                    if call.name == "done":
+                        ended = ExitStatus.FINISHED
+            handed = read_handed(await attempt.hand_in(ended, ()))
+    finally:
+        await shared.close()
+    return graded(expected, handed), number
+
+
+def rejected(task: Task, reason: str, detail: str) -> TaskRejected:
+    """The verdict on a task that cannot be trusted."""
+    return TaskRejected(task_id=task.task_id, task_hash=task_hash(task), reason=reason, detail=detail)
+
+
+async def _unheard(_: object) -> None:
+    """A proof is no attempt: it has no events."""
+
+
+def _no_sandbox(image: str, purpose: str) -> AbstractAsyncContextManager[Machine]:
+    raise InfrastructureError(
+        AbortCause.INVALID_REQUEST, f"a proof opens no sandbox of {image} for {purpose}"
+    )

@@ -1,0 +1,1 @@
+"""Before and after software agents: tasks from benchmarks, releases and repositories, and their proof."""

@@ -1,0 +1,68 @@
+"""What making and proving tasks share: sandboxes that belong to no rollout, work done several at a time."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import msgspec
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.workers.episode.networks import SHUT, Network
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+async def as_ready(
+    items: Iterable[Item],
+    work: Callable[[Item], Awaitable[Result]],
+    *,
+    concurrency: int,
+    started: Callable[[Item], None] = lambda _: None,
+) -> AsyncGenerator[Result, None]:
+    """The result of each item as it is ready, `concurrency` at a time; raises what `work` raises.
+
+    What is under way when the iteration is left is cancelled.
+    """
+    free = asyncio.Semaphore(concurrency)
+
+    async def one(item: Item) -> Result:
+        async with free:
+            started(item)
+            return await work(item)
+
+    jobs = [asyncio.create_task(one(item)) for item in items]
+    try:
+        for done in asyncio.as_completed(jobs):
+            yield await done
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def open_sandbox(
+    client: AsyncSandboxClient,
+    image: str,
+    *,
+    purpose: str,
+    cpu: str,
+    memory: str,
+    timeout: float,
+    network: Network = SHUT,
+) -> AbstractAsyncContextManager[SandboxMachine]:
+    """A sandbox for a task in the making, `timeout` seconds for its creation; raises InfrastructureError."""
+    return SandboxFactory(
+        client,
+        SandboxSettings(),
+        _unrecorded,
+        key=f"{purpose}-{secrets.token_hex(8)}",
+        labels={"campaign": "tasks"},
+    ).open(image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout, network=network)
+
+
+async def _unrecorded(_: msgspec.Struct) -> None:
+    """These sandboxes belong to no rollout, so their lives are not part of the log."""

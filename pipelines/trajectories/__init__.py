@@ -1,0 +1,1 @@
+"""Trajectories out of the tables: the accepted paths of messages."""

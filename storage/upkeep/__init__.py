@@ -1,0 +1,1 @@
+"""Maintenance of a store: rebuild, compact, restore the stream."""

@@ -1,0 +1,1 @@
+"""The writer: events from the stream, or the archive, into the tables."""

@@ -1,0 +1,59 @@
+"""`orchard values annotate` over a pipeline that runs: offers, works, waits for the tables, goes on later."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchard.actions.session import Session
+from orchard.cli.values import annotate_campaign
+from orchard.configuration.config import Config, ConfigError
+from orchard.pipelines.values.requests import Asking
+from orchard.storage.reader import open_tables
+from orchard.storage.writing.writer import Writer, WriterSettings
+from orchard.streams.settings import NatsSettings
+from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.oracle.server import OracleServer
+from tests.tiny_tasks import tiny_task
+from tests.trajectory_log import Author
+
+TASK = tiny_task(1)
+
+
+async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
+    pipeline: Any, nats_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    author = Author()
+    more = {
+        "blob": pipeline.blobs.put(msgspec.json.encode(TASK)),
+        "user": TASK.statement,
+        "task": TASK.task_id,
+        "resolved": False,
+    }
+    commands = ["cat arithmetic/mod_1.py", "true", "submit"]
+    events = [event for sample in range(3) for event in author.rollout(sample, commands, **more)]
+    await pipeline.publisher.events(events)
+    stop = asyncio.Event()
+    writer = Writer(pipeline.store, pipeline.connection, WriterSettings(commit_seconds=0.1))
+    writing = asyncio.create_task(writer.run(stop))
+    async with OracleServer(lambda: [TASK]) as oracle, asyncio.timeout(60):
+        config = Config(
+            store=pipeline.store,
+            nats=NatsSettings(url=nats_server.url),
+            endpoints={"oracle": EndpointSettings(base_url=oracle.url)},
+        )
+        asking = Asking(model="oracle", endpoint="oracle")
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "3 value.annotated" in capsys.readouterr().out
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "nothing to annotate" in capsys.readouterr().out
+        await pipeline.publisher.events(author.rollout(7, commands, **more))
+        await annotate_campaign(Session(config), "demo", asking, 2)
+        assert "1 value.annotated" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="no rollout of 'nosuch' has ended"):
+            await annotate_campaign(Session(config), "nosuch", asking, 2)
+    stop.set()
+    await writing
+    with open_tables(pipeline.store) as tables:
+        assert tables.execute("select count(*), min(model_kind) from values").fetchall() == [(4, "oracle")]

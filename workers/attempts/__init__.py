@@ -1,0 +1,1 @@
+"""Attempts at rollouts: claimed, run, replayed, retried, ended."""

@@ -1,0 +1,449 @@
+"""One attempt at one rollout: sandbox, harness, grade. Everything that happens is published as it happens."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
+from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
+from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.quantities import parse_bytes
+from orchard.schemas.tasks import Task, graded_in_place
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.streams.publisher import Publisher
+from orchard.streams.records import StoredEvent
+from orchard.workers.attempts.inheritance import Inheritance
+from orchard.workers.attempts.meter import metered
+from orchard.workers.attempts.openings import facts_of
+from orchard.workers.attempts.task_reading import read_task
+from orchard.workers.episode.budgets import as_published, within
+from orchard.workers.episode.message_tree import MessageTree, Totals
+from orchard.workers.episode.networks import network_of, refusal
+from orchard.workers.episode.patches import state_left_behind
+from orchard.workers.episode.preparation import prepare
+from orchard.workers.episode.records import replay_key
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
+from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.episode.worlds import Opening, Shared, Standby, open_world
+from orchard.workers.failures import EndedUnderCommand, EndpointRests, InfrastructureError, LimitExceeded
+from orchard.workers.gateway.server import Gateway
+from orchard.workers.graders import grade
+from orchard.workers.graders.controls import Controls
+from orchard.workers.harnesses import fingerprint, planned_harness, version_of
+from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
+from orchard.workers.harnesses.programs.layers import Layer, installed
+from orchard.workers.harnesses.programs.runner import ProgramHarness
+from orchard.workers.judges.ruling import Judges
+from orchard.workers.llm.client import ModelClient, OutOfTime
+from orchard.workers.masking import masked
+
+NOT_GRADED = "not-graded"
+"""Grader of a reward that no grader was needed for."""
+
+_ROLLOUT = "rollout"
+"""Purpose of the sandbox that an agent works in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptDependencies:
+    """What a worker lends to every attempt it runs."""
+
+    worker: str
+    publisher: Publisher
+    blobs: BlobStore
+    sandboxes: AsyncSandboxClient
+    sandbox_settings: SandboxSettings
+    models: ModelClient
+    gateway: Gateway = field(default_factory=Gateway)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    shared: Shared = field(default_factory=Shared)
+    """Of all worlds that it opens. Whoever made it closes it."""
+    controls: Controls = field(default_factory=Controls)
+    """What is known of the tasks' checks."""
+    standby: Standby | None = None
+    """Machines that are ready before they are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """The middle of another rollout, where an attempt begins instead of at its task."""
+
+    history: tuple[MessageNode, ...]
+    """Whole messages, root first."""
+    spent: Totals
+    """What they have used of the budget."""
+    machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
+    """Opens a machine, of so much memory, in which the history's commands have run."""
+
+
+class SandboxLost(Exception):
+    """The agent ended its own sandbox, as the message says: an outcome, with nothing left to grade."""
+
+
+class Attempt:
+    """Runs once. `run` returns the finished payload or raises InfrastructureError or NewerTask."""
+
+    def __init__(
+        self,
+        dependencies: AttemptDependencies,
+        request: RolloutRequest,
+        *,
+        number: int,
+        deliveries: int,
+        beginning: Beginning | None = None,
+    ) -> None:
+        self._beginning = beginning
+        self._dependencies = dependencies
+        self.request = request
+        self.number = number
+        self._deliveries = deliveries
+        self._published = 0
+        self._started_at = datetime.now(UTC)
+        self._clock = time.monotonic()
+        self._seconds_grading = 0.0
+        self.memory = request.memory or ""
+        self._trace = MessageTree(self.publish, dependencies.blobs)
+        self._inheritance: Inheritance | None = None
+        self._layer: Layer | None = None
+        """What the harness is, where it is a program."""
+        self._beside = 0
+        """Bytes of memory that it has beside the task."""
+        self._harness = planned_harness(request.harness, request.harness_version)
+        self._budget, self._timeouts = request.budget, request.timeouts
+        """Those of the request, until the task says otherwise."""
+        self._factory = SandboxFactory(
+            dependencies.sandboxes,
+            dependencies.sandbox_settings,
+            self.publish,
+            key=f"{request.rollout_id}-{number}",
+            labels={"campaign": request.campaign, "rollout": request.rollout_id, "attempt": str(number)},
+        )
+
+    @classmethod
+    async def begin(
+        cls,
+        dependencies: AttemptDependencies,
+        request: RolloutRequest,
+        *,
+        sequence: int,
+        deliveries: int,
+        before: StoredEvent | None = None,
+        beginning: Beginning | None = None,
+    ) -> "Attempt":
+        """Take the rollout's next attempt number and publish `rollout.started` under it.
+
+        `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none. `before` is
+        what `Publisher.started` gave, where that was asked.
+        """
+        started = RolloutStarted(worker=dependencies.worker, request_sequence=sequence, deliveries=deliveries)
+
+        number = await dependencies.publisher.start(
+            request.rollout_id,
+            request.attempt_base + deliveries,
+            lambda number: _event(request, number, dependencies.worker, started, "started"),
+            before,
+        )
+        return cls(dependencies, request, number=number, deliveries=deliveries, beginning=beginning)
+
+    async def publish(self, data: msgspec.Struct) -> None:
+        """Publish one fact of this attempt; returns when the stream has stored it."""
+        self._published += 1
+        sequence = await self._dependencies.publisher.event(self.event(data, f"{self._published:05d}"))
+        if self._inheritance is not None:
+            await self._inheritance.note(data, sequence)
+
+    def event(self, data: msgspec.Struct, name: str) -> Event:
+        """An event of this attempt; `name` tells it from the attempt's others and makes its id."""
+        return _event(self.request, self.number, self._dependencies.worker, data, name)
+
+    async def run(self) -> RolloutFinished:
+        """The whole attempt, bounded by the outermost timeout: the request's, or what the task's own need."""
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(began + self._timeouts.rollout) as limit:
+                task = await self._load_task()
+                self._budget, self._timeouts = as_published(task, self._budget, self._timeouts)
+                limit.reschedule(began + self._timeouts.rollout)
+                return await self._run(task)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise InfrastructureError(
+                AbortCause.ROLLOUT_TIMEOUT,
+                f"not over after {self._timeouts.rollout:g} s, more than all its inner limits",
+            ) from error
+        except (asyncio.CancelledError, EndpointRests):
+            if self._inheritance is not None:
+                await self._inheritance.absolve()
+            raise
+
+    async def _run(self, task: Task) -> RolloutFinished:
+        self.memory = self.request.memory or task.memory
+        if isinstance(self._harness, ProgramHarness):
+            self._layer = await installed(self._dependencies.sandboxes, self._harness.name)
+            self._beside = parse_bytes(self._harness.program.memory)
+        async with AsyncExitStack() as stack:
+            machine = await stack.enter_async_context(self._begun(task))
+            try:
+                result = await self._drive(task, machine)
+            except SandboxLost as lost:
+                result = HarnessResult(
+                    exit_status=ExitStatus.SANDBOX_LOST, submission="", leaf=self._trace.newest
+                )
+                reward = Reward(value=-1.0, resolved=False, grader=NOT_GRADED, detail=str(lost))
+            else:
+                if not graded_in_place(task.grading):
+                    # The agent's machine is not trusted and not needed: make room before grading.
+                    await stack.aclose()
+                    machine = await stack.enter_async_context(self._open(task, "grading"))
+                reward = metered(task, await self._grade(task, result, machine))
+        await self.publish(reward)
+        return await self._finished(result, reward)
+
+    async def _load_task(self) -> Task:
+        try:
+            raw = await asyncio.to_thread(self._dependencies.blobs.get, self.request.task.blob)
+        except StorageError as error:
+            raise InfrastructureError(
+                AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
+            ) from error
+        task = read_task(raw, self.request.task.task_id)
+        if (why := refusal(task, self._dependencies.sandbox_settings.task_network)) is not None:
+            raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
+        return task
+
+    def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
+        program = self._layer if purpose == _ROLLOUT else None
+        standby = self._dependencies.standby if purpose == _ROLLOUT and program is None else None
+        return self._factory.open(
+            task.image,
+            purpose=purpose,
+            cpu=task.cpu,
+            memory=str(parse_bytes(self.memory) + self._beside) if program else self.memory,
+            timeout=self._timeouts.creation,
+            layers=[program.image] if program else [],
+            network=network_of(task, agent=purpose == _ROLLOUT),
+            standby=lambda: standby.take(task, self.memory) if standby is not None else None,
+        )
+
+    @asynccontextmanager
+    async def _begun(self, task: Task) -> AsyncIterator[SandboxMachine]:
+        """The machine as the agent finds it."""
+        if self._beginning is not None:
+            async with self._beginning.machine(self._factory, task, self.memory) as machine:
+                yield machine
+        else:
+            async with self._open(task, _ROLLOUT) as machine:
+                await prepare(task, machine, self._timeouts.creation)
+                yield machine
+
+    async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
+        """The agent's turn. Raises SandboxLost where what it ran ended its machine."""
+        request, beginning, harness = self.request, self._beginning, self._harness
+        if not isinstance(task.world, msgspec.UnsetType) and beginning is not None:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST, f"{task.task_id} has a world, which cannot begin in its middle"
+            )
+        if beginning is not None:
+            await self._trace.inherit(beginning.history, beginning.spent)
+        elif request.replay_attempts and harness.replayable:
+            await self._inherit(harness)
+        opening = Opening(
+            task=task,
+            machine=machine,
+            seed=self._seed,
+            name=self._name,
+            publish=self.publish,
+            blobs=self._dependencies.blobs,
+            sandbox=lambda image, purpose: self._open(msgspec.structs.replace(task, image=image), purpose),
+            command_seconds=self._timeouts.command,
+            shared=self._dependencies.shared,
+        )
+        async with open_world(opening) as world:
+            budget = within(self._budget, self._timeouts)
+            episode = Episode(
+                task=task,
+                machine=machine,
+                model=self._dependencies.models,
+                spec=request.model,
+                trace=self._trace,
+                budget=world.bounded(budget) if world else budget,
+                timeouts=self._timeouts,
+                seed=self._seed,
+                history=beginning.history if beginning else (),
+                name=self._name,
+                gateway=self._dependencies.gateway,
+                world=world,
+            )
+            result = await self._played(harness, episode)
+        await self._trace.end_replay()
+        return result
+
+    async def _played(self, harness: Harness, episode: Episode) -> HarnessResult:
+        """The harness's run, and what is handed in of it. Raises as `_drive` does."""
+        try:
+            try:
+                result = await harness.run(episode)
+            except OutOfTime:
+                result = await self._unanswered(episode)
+            if episode.world is not None:
+                messages = self._trace.messages(result.leaf)
+                result = replace(result, submission=await episode.world.hand_in(result.exit_status, messages))
+            return result
+        except LimitExceeded as error:
+            raise SandboxLost(error.detail) from error
+        except InfrastructureError as error:
+            if self._inheritance is None or error.cause is not AbortCause.SANDBOX_DIED:
+                raise
+            if not isinstance(error, EndedUnderCommand):
+                await self._inheritance.distrust_last_answer()
+            elif await self._inheritance.ended_again(self._trace.newest):
+                raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
+            raise
+
+    async def _unanswered(self, episode: Episode) -> HarnessResult:
+        """The end of a run whose time was up while the model owed an answer: graded as it stands."""
+        left = ""
+        if episode.world is None:
+            seconds = episode.timeouts.shutdown
+            left = await state_left_behind(episode.machine, episode.task, timeout=seconds)
+        return HarnessResult(exit_status=ExitStatus.UNANSWERED, submission=left, leaf=self._trace.newest)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.request.rollout_id}.{self.number}"
+
+    @property
+    def _seed(self) -> int:
+        """The same in each attempt of the rollout, and different in each sample."""
+        return int(self.request.rollout_id[:7], 16)
+
+    async def _inherit(self, harness: Harness) -> None:
+        """Replay what a dead attempt has recorded, and leave a trail for the next."""
+        request, dependencies = self.request, self._dependencies
+        key = replay_key(request, fingerprint(harness), dependencies.models.asked(request.model.endpoint))
+        self._inheritance = Inheritance(dependencies.publisher.trails, request.rollout_id, self.number, key)
+        if self.number > 1 and (record := await self._inheritance.claim(dependencies.blobs)) is not None:
+            self._trace.replay(record)
+
+    async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
+        while True:
+            try:
+                return await self._grade_once(task, result, machine)
+            except EndpointRests as rest:
+                if self._harness.replayable:
+                    raise
+                # What cannot be replayed would be asked and paid a second time: wait for the judge here.
+                await self._dependencies.models.rest_over(rest)
+
+    async def _grade_once(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
+        started = time.monotonic()
+        limit = self._timeouts.grading
+        controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key
+        try:
+            async with asyncio.timeout(limit) as bound:
+                return await grade(
+                    task,
+                    result.submission,
+                    machine,
+                    timeout=limit,
+                    blobs=self._dependencies.blobs,
+                    pristine=lambda: self._open(task, f"control-{next(controls)}"),
+                    published=self.request.published_rules,
+                    judges=Judges(self._dependencies.models, self._dependencies.judge, self.publish),
+                    controls=self._dependencies.controls,
+                )
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise InfrastructureError(
+                AbortCause.GRADER_FAILED, f"grading was not over after {limit:g} s"
+            ) from error
+        finally:
+            self._seconds_grading += time.monotonic() - started
+
+    async def _finished(self, result: HarnessResult, reward: Reward) -> RolloutFinished:
+        text, keys = masked(result.submission)
+        blob = None
+        if len(text) > INLINE_LIMIT // 4:
+            blob = await self._put(text)
+            text = ""
+        facts = self._facts()
+        facts["keys_masked"] += keys
+        return RolloutFinished(
+            **facts,
+            status=result.exit_status.status,
+            exit_status=result.exit_status,
+            reward=reward.value,
+            resolved=reward.resolved,
+            submission=text,
+            submission_blob=blob,
+            leaf=result.leaf,
+        )
+
+    async def _put(self, text: str) -> BlobRef:
+        try:
+            return await asyncio.to_thread(self._dependencies.blobs.put, text.encode(), "text/x-diff")
+        except StorageError as error:
+            raise InfrastructureError(AbortCause.STORE_FAILED, f"submission not stored: {error}") from error
+
+    def aborted(self, cause: AbortCause, detail: str, failures: int) -> RolloutAborted:
+        """The terminal payload of a rollout that our side could not bring to an outcome."""
+        return RolloutAborted(
+            **self._facts(), cause=cause, detail=detail, failures=failures, status=RolloutStatus.ABORTED
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """The fields of RolloutFacts: the turns are the path's, what they cost is this rollout's."""
+        request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
+        own = replayed + self._trace.own
+        layer = self._layer
+        version, digest = (layer.version, layer.digest) if layer else version_of(self._harness)
+        return {
+            **facts_of(request),
+            "model_kind": totals.model_kind or request.model.kind,
+            "worker": self._dependencies.worker,
+            "started_at": self._started_at,
+            "seconds": time.monotonic() - self._clock,
+            "turns": totals.turns,
+            "llm_calls": own.calls,
+            "prompt_tokens": own.prompt_tokens,
+            "completion_tokens": own.completion_tokens,
+            "cost_usd": own.cost_usd,
+            "seconds_creating": self._factory.seconds_creating,
+            "seconds_llm": own.seconds_llm,
+            "seconds_commands": own.seconds_commands,
+            "seconds_waiting": own.seconds_waiting,
+            "seconds_grading": self._seconds_grading,
+            "deliveries": self._deliveries,
+            "inherited_turns": replayed.turns,
+            "inherited_tokens": None if replayed.uncounted else replayed.tokens,
+            "inherited_cost_usd": replayed.cost_usd if replayed.turns else None,
+            "keys_masked": self._trace.keys_masked,
+            "harness_version": version,
+            "harness_digest": digest,
+        }
+
+
+def _event(request: RolloutRequest, number: int, worker: str, data: msgspec.Struct, name: str) -> Event:
+    """An event of attempt `number`; `name` tells it from the attempt's others and makes its id."""
+    return make_event(
+        data,
+        id=f"{request.rollout_id}.{number}.{name}",
+        source=f"orchard/worker/{worker}",
+        campaign=request.campaign,
+        rollout_id=request.rollout_id,
+        attempt=number,
+        causation_id=f"{request.rollout_id}.requested",
+    )

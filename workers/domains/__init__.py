@@ -1,0 +1,1 @@
+"""What workers need of each domain: worlds, harnesses, graders, judges."""

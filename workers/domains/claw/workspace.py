@@ -1,0 +1,216 @@
+"""The tools on the sandbox's files: Bash, Read, Write, Edit, Glob, Grep. They run in the sandbox."""
+
+import posixpath
+import shlex
+import time
+from typing import Any
+
+from orchard.schemas.decoding import Unreadable, decode_text
+from orchard.schemas.messages import ToolCall
+from orchard.schemas.tasks import Task
+from orchard.workers.domains.claw.arguments import complaint
+from orchard.workers.domains.claw.declaring import Schema, flag, text, whole
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
+from orchard.workers.failures import NotWritable
+
+_SHOWN = 30_000
+"""Characters of one result."""
+_LINES = 2000
+_LONGEST_COMMAND = 100_000
+"""Bytes. Linux takes 128 KiB as one argument of a program."""
+_LARGEST_FILE = 8 * 1024 * 1024
+
+
+def _tool(name: str, about: str, arguments: dict[str, Schema], required: tuple[str, ...]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": arguments,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+
+
+_PATH = text("Path of the file; relative ones are below the workspace")
+_PLACE = text("Directory; the workspace unless given")
+
+TOOLS: dict[str, dict[str, Any]] = {
+    tool["function"]["name"]: tool
+    for tool in (
+        _tool(
+            "Bash",
+            "Run a shell command in the workspace, each in a shell of its own.",
+            {"command": text("Shell command"), "timeout": whole("Seconds that it may take", 1)},
+            ("command",),
+        ),
+        _tool(
+            "Read",
+            "Read a text file, with line numbers.",
+            {
+                "file_path": _PATH,
+                "offset": whole("First line, from 1", 1),
+                "limit": whole("Number of lines", 1),
+            },
+            ("file_path",),
+        ),
+        _tool(
+            "Write",
+            "Make or replace a file.",
+            {"file_path": _PATH, "content": text("The whole text")},
+            ("file_path", "content"),
+        ),
+        _tool(
+            "Edit",
+            "Replace a text in a file. It must occur once, unless all occurrences are to be replaced.",
+            {
+                "file_path": _PATH,
+                "old_string": text("The text that is there"),
+                "new_string": text("The text in its place"),
+                "replace_all": flag("Replace all occurrences"),
+            },
+            ("file_path", "old_string", "new_string"),
+        ),
+        _tool(
+            "Glob",
+            "List files whose path below a directory matches a pattern, such as `*.txt`; `*` stands for "
+            "slashes too.",
+            {"pattern": text("Pattern"), "path": _PLACE},
+            ("pattern",),
+        ),
+        _tool(
+            "Grep",
+            "Search files for an extended regular expression: path, line number and line of each match.",
+            {"pattern": text("Regular expression"), "path": _PLACE, "ignore_case": flag("Ignore case")},
+            ("pattern",),
+        ),
+    )
+}
+
+
+class _Wrong(Exception):
+    """A call that cannot be carried out; the text says why."""
+
+
+class Workspace:
+    """The tools over one machine."""
+
+    def __init__(self, machine: Machine, task: Task) -> None:
+        self._machine = machine
+        self._task = task
+
+    def place(self, path: str) -> str:
+        """The absolute path that is meant."""
+        return posixpath.normpath(posixpath.join(self._task.workdir, path or "."))
+
+    async def call(self, call: ToolCall, seconds: float) -> CommandOutcome:
+        """Execute one call. A command may take `seconds`, and less where it says so."""
+        started = time.monotonic()
+        try:
+            given = _checked(call)
+            if call.name == "Bash":
+                return await self._bash(given, seconds)
+            done = await getattr(self, f"_{call.name.lower()}")(given, seconds)
+        except _Wrong as wrong:
+            return CommandOutcome(output=f"Error: {wrong}", returncode=1, seconds=time.monotonic() - started)
+        if isinstance(done, CommandOutcome):
+            return done
+        return CommandOutcome(output=_cut(done), returncode=0, seconds=time.monotonic() - started)
+
+    async def _bash(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
+        limit = min(given.get("timeout", seconds), seconds)
+        outcome = await self._ran(given["command"], limit)
+        tail = f"\n[timed out after {limit:g} s]" if outcome.timed_out else ""
+        if not tail and outcome.returncode:
+            tail = f"\n[exit code {outcome.returncode}]"
+        return _shown(outcome, (_cut(outcome.output) + tail).strip() or "(no output)")
+
+    async def _read(self, given: dict[str, Any], _seconds: float) -> str:
+        lines = (await self._text(given["file_path"])).split("\n")
+        first = given.get("offset", 1)
+        chosen = lines[first - 1 : first - 1 + min(given.get("limit", _LINES), _LINES)]
+        return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(chosen, first)) or "(empty)"
+
+    async def _write(self, given: dict[str, Any], _seconds: float) -> str:
+        return f"wrote {await self._put(given['file_path'], given['content'])}"
+
+    async def _edit(self, given: dict[str, Any], _seconds: float) -> str:
+        old, before = given["old_string"], await self._text(given["file_path"])
+        count = before.count(old) if old else 0
+        if not count:
+            raise _Wrong("old_string does not occur in the file")
+        if count > 1 and not given.get("replace_all"):
+            raise _Wrong(f"old_string occurs {count} times: give more of the text around it, or replace_all")
+        after = before.replace(old, given["new_string"])
+        return f"replaced {count} in {await self._put(given['file_path'], after)}"
+
+    async def _glob(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
+        place = self.place(given.get("path", ""))
+        pattern = shlex.quote(posixpath.join(place, given["pattern"]))
+        line = f"find {shlex.quote(place)} -type f -path {pattern} | sort"
+        outcome = await self._ran(line, seconds)
+        return _shown(outcome, _cut(outcome.output).strip() or "(no files)")
+
+    async def _grep(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
+        options = "-rnIEi" if given.get("ignore_case") else "-rnIE"
+        place = self.place(given.get("path", ""))
+        line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(place)}"
+        line += " | sort -t: -k1,1 -k2,2n"
+        outcome = await self._ran(line, seconds)
+        return _shown(outcome, _cut(outcome.output).strip() or "(no matches)")
+
+    async def _text(self, path: str) -> str:
+        try:
+            return (await self._machine.read(self.place(path), limit=_LARGEST_FILE)).decode(errors="replace")
+        except FileNotFoundError:
+            raise _Wrong(f"there is no file {self.place(path)}") from None
+        except FileTooLarge:
+            raise _Wrong(
+                f"{self.place(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
+            ) from None
+
+    async def _put(self, path: str, content: str) -> str:
+        place = self.place(path)
+        try:
+            await self._machine.write(place, content.encode(errors="replace"))
+        except NotWritable as error:
+            raise _Wrong(error.detail) from error
+        return place
+
+    async def _ran(self, line: str, seconds: float) -> CommandOutcome:
+        if len(line.encode(errors="replace")) > _LONGEST_COMMAND:
+            raise _Wrong(f"the command has more than {_LONGEST_COMMAND} bytes: write long files by Write")
+        task = self._task
+        return await self._machine.run(line, timeout=seconds, cwd=task.workdir, env=task.environment)
+
+
+def _checked(call: ToolCall) -> dict[str, Any]:
+    schema = TOOLS[call.name]["function"]["parameters"]
+    try:
+        given = decode_text(call.arguments or "{}")
+    except Unreadable as error:
+        raise _Wrong(f"the arguments are not JSON: {error}") from error
+    if wrong := complaint(given, schema):
+        raise _Wrong(wrong)
+    if any("\0" in value for value in given.values() if isinstance(value, str)):
+        raise _Wrong("an argument holds a NUL character")
+    if call.name in ("Read", "Write", "Edit") and not given["file_path"].strip():
+        raise _Wrong("file_path is empty")
+    checked: dict[str, Any] = given
+    return checked
+
+
+def _shown(outcome: CommandOutcome, output: str) -> CommandOutcome:
+    return CommandOutcome(
+        output=output,
+        returncode=outcome.returncode,
+        seconds=outcome.seconds,
+        timed_out=outcome.timed_out,
+        out_of_memory=outcome.out_of_memory,
+    )
+
+
+def _cut(told: str) -> str:
+    if len(told) <= _SHOWN:
+        return told
+    half = _SHOWN // 2
+    return f"{told[:half]}\n[{len(told) - _SHOWN} characters left out]\n{told[-half:]}"

@@ -1,0 +1,1 @@
+"""Browser agents: Chromium in a sandbox, generated sites, graders and judges."""

@@ -1,0 +1,90 @@
+"""Playwright's driver: one process in a worker, whatever the number of its browsers. Playwright is an
+extra."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from orchard.schemas.gui import BrowserSettings
+from orchard.schemas.outcomes import AbortCause
+from orchard.workers.domains.gui.browser.tabs import Tabs
+from orchard.workers.failures import InfrastructureError
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Playwright
+
+EXTRA = "pip install 'orchard-pipeline[gui]'"
+CONNECTION_SECONDS = 30.0
+CLOSING_SECONDS = 10.0
+
+
+class Driver:
+    """Starts when the first browser needs it. One that died is replaced at the next connection."""
+
+    def __init__(self) -> None:
+        self._playwright: Playwright | None = None
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def tabs(self, url: str, settings: BrowserSettings) -> AsyncIterator[Tabs]:
+        """The tabs of the browser whose debugging port is at `url`, in a context of its own, while the block
+        lasts. Raises InfrastructureError."""
+        from playwright.async_api import Error
+
+        browser = await self._connected(url)
+        try:
+            try:
+                context = await browser.new_context(
+                    viewport={"width": settings.width, "height": settings.height}, accept_downloads=False
+                )
+                tabs = Tabs(context)
+                await tabs.start()
+            except Error as error:
+                raise InfrastructureError(AbortCause.SANDBOX_DIED, f"no browser: {error}") from error
+            yield tabs
+        finally:
+            with suppress(Error, TimeoutError):  # it is gone already, or goes with its sandbox
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await browser.close()
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._playwright is not None:
+            await self._forget(self._playwright)
+
+    async def _connected(self, url: str) -> "Browser":
+        playwright = await self._started()
+        from playwright.async_api import Error
+
+        for again in (True, False):
+            try:
+                return await playwright.chromium.connect_over_cdp(url, timeout=CONNECTION_SECONDS * 1000)
+            except Error as error:
+                if not again or "Connection closed" not in error.message:
+                    raise InfrastructureError(AbortCause.SANDBOX_DIED, f"no browser: {error}") from error
+            await self._forget(playwright)
+            playwright = await self._started()
+        raise AssertionError("unreachable: the second try returns or raises")
+
+    async def _started(self) -> "Playwright":
+        try:
+            from playwright.async_api import async_playwright
+        except ImportError as error:
+            raise InfrastructureError(
+                AbortCause.HARNESS_MISSING, f"browser tasks need Playwright: {EXTRA}"
+            ) from error
+        async with self._turn:
+            if self._playwright is None:
+                self._playwright = await async_playwright().start()
+            return self._playwright
+
+    async def _forget(self, playwright: "Playwright") -> None:
+        from playwright.async_api import Error
+
+        async with self._turn:
+            if self._playwright is playwright:
+                self._playwright = None
+                with suppress(Error, TimeoutError):
+                    async with asyncio.timeout(CLOSING_SECONDS):
+                        await playwright.stop()

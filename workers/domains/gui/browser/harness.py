@@ -1,0 +1,113 @@
+"""The harness `browser`: think, act with the 13 tools, look; until `done` or the end of a budget."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.messages import Role, ToolCall
+from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.workers.domains.gui.browser import prompts
+from orchard.workers.domains.gui.browser.calls import RESPONSE, calls_of
+from orchard.workers.domains.gui.browser.tools import TOOLS
+from orchard.workers.domains.gui.browser.world import BrowserAttempt
+from orchard.workers.episode.budgets import out_of_time, spent
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.pictures import Picture
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult, text_action
+from orchard.workers.llm.client import Completion, ContextLengthExceeded
+
+MOST_CALLS = 20
+"""Of one answer that are executed; the model is told of the rest."""
+MOST_UNPARSED = 3
+"""Answers in a row without a call that can be read; the last of them ends the run."""
+
+
+class BrowserHarness(Harness):
+    """A ReAct loop over a browser. Results are messages of the tools, or of the user where the model wrote
+    its calls into its text; the last of an answer ends with what is on the screen now."""
+
+    name = "browser"
+    system = prompts.SYSTEM
+    tools: tuple[dict[str, Any], ...] = TOOLS
+    tools_in_log = True
+    replayable = False
+
+    async def run(self, episode: Episode) -> HarnessResult:
+        """See Harness.run."""
+        world, trace = episode.world, episode.trace
+        if not isinstance(world, BrowserAttempt):
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST,
+                f"{episode.task.task_id} has no browser: the harness {self.name} is for tasks of that world",
+            )
+        seen = await world.look()
+        text, pictures = seen.placed(prompts.request(episode.task.statement, ""))
+        leaf = await trace.user(await trace.system(self.system), text, pictures)
+        unparsed = 0
+        while (over := spent(trace.totals, episode.budget)) is None:
+            try:
+                leaf, answer = await episode.ask(leaf, self.tools, pictures=world.last_k)
+            except ContextLengthExceeded:
+                over = ExitStatus.TOKEN_LIMIT
+                break
+            if not (calls := calls_of(answer)):
+                unparsed += 1
+                if unparsed == MOST_UNPARSED:
+                    over = ExitStatus.FORMAT_FAILURE
+                    break
+                leaf = await trace.user(leaf, prompts.NO_CALL)
+                continue
+            unparsed = 0
+            leaf = await self._act(episode, world, leaf, answer, calls)
+            if world.answer is not None:
+                over = ExitStatus.FINISHED
+                break
+        return HarnessResult(exit_status=over, submission="", leaf=leaf)
+
+    async def _act(
+        self,
+        episode: Episode,
+        world: BrowserAttempt,
+        leaf: str,
+        answer: Completion,
+        calls: tuple[ToolCall, ...],
+    ) -> str:
+        """Execute the calls of one answer, and look at the screen: the last node."""
+        written = not answer.tool_calls
+        lines: list[str] = []
+        seconds = 0.0
+        calls = calls[: MOST_CALLS + 1]
+        for number, call in enumerate(calls):
+            if number and out_of_time(episode.trace.totals, episode.budget):
+                return leaf
+            if number < MOST_CALLS:
+                outcome, line = await world.call(call)
+            else:
+                line = prompts.TOO_MANY.format(name=call.name[:100], most=MOST_CALLS)
+                outcome = CommandOutcome(output=line, returncode=1, seconds=0.0)
+            lines.append(line)
+            seconds += outcome.seconds
+            if written and call is not calls[-1]:
+                continue
+            text, end = (RESPONSE[0] + "\n".join(lines), RESPONSE[1]) if written else (line, "")
+            if call is calls[-1] and world.answer is None:
+                text, pictures, looked = await _looked(world, f"{text}\n")
+                outcome = msgspec.structs.replace(
+                    outcome, pictures=pictures, seconds=outcome.seconds + looked
+                )
+            if not written:
+                leaf = await episode.trace.result(leaf, call, text, outcome)
+            else:
+                leaf = await episode.trace.result(
+                    leaf, text_action(answer.text), text + end, outcome, role=Role.USER
+                )
+        return leaf
+
+
+async def _looked(world: BrowserAttempt, before: str) -> tuple[str, tuple[Picture, ...], float]:
+    """A text that ends with what is on the screen, its pictures, and the seconds that looking took."""
+    started = time.monotonic()
+    text, pictures = (await world.look()).placed(before)
+    return text, pictures, time.monotonic() - started

@@ -1,0 +1,234 @@
+"""The world of kind `browser`: Chromium in the agent's sandbox, on the site of the task, and its 13 tools."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import Budget
+from orchard.schemas.gui import GuiOutcome, GuiStep, GuiWorld
+from orchard.schemas.images import Image
+from orchard.schemas.messages import ToolCall
+from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.schemas.sites import Site
+from orchard.schemas.tasks import Task
+from orchard.workers.domains.gui.browser import tools
+from orchard.workers.domains.gui.browser.actions import Hands
+from orchard.workers.domains.gui.browser.calls import written_calls, written_results
+from orchard.workers.domains.gui.browser.launching import SITE_PORT
+from orchard.workers.domains.gui.browser.observing import Eyes, Observation
+from orchard.workers.domains.gui.browser.pool import browsers
+from orchard.workers.domains.gui.browser.resting import PROMPT_SECONDS, QUIET_SECONDS
+from orchard.workers.domains.gui.browser.tabs import Tabs, Unresponsive
+from orchard.workers.domains.gui.sites.engine import OpenSite, open_site
+from orchard.workers.domains.gui.sites.window import window
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.pictures import Picture
+from orchard.workers.episode.worlds import Opening
+from orchard.workers.failures import InfrastructureError
+
+START_SECONDS = 60.0
+"""For the page at which a task begins."""
+MOST_WALLS = 2
+"""Looks in a row at a wall that end the rollout."""
+
+
+class BrowserWorld:
+    """The plug-in."""
+
+    name = "browser"
+    settings = GuiWorld
+
+    def blocks_network(self, settings: GuiWorld) -> bool:
+        """See World."""
+        return settings.block_network
+
+    @asynccontextmanager
+    async def open(self, settings: GuiWorld, opening: Opening) -> "AsyncIterator[BrowserAttempt]":
+        """See World."""
+        async with AsyncExitStack() as stack:
+            site = None
+            if settings.site is not None:
+                site = await stack.enter_async_context(_site(settings.site, opening.task))
+                await stack.enter_async_context(opening.machine.reverse(site.port, SITE_PORT))
+            own = await opening.shared.of(browsers)
+            tabs = await stack.enter_async_context(own.opened(opening.machine, settings))
+            attempt = BrowserAttempt(settings, tabs, site, own.refill)
+            if site is not None:
+                await stack.enter_async_context(window(opening.seed, site, attempt.evaluate))
+            await attempt.begin()
+            yield attempt
+
+
+def _site(site: Site, task: Task) -> OpenSite:
+    try:
+        return open_site(site)
+    except KeyError as error:
+        raise InfrastructureError(
+            AbortCause.INVALID_REQUEST, f"site of {task.task_id}: there is no {error}"
+        ) from error
+
+
+def quiet_of(world: GuiWorld, site: OpenSite | None) -> float:
+    """Seconds without a sign of life that are rest after input. The pages of generated sites have no timers
+    and ask for nothing later."""
+    if world.browser.quiet is not msgspec.UNSET:
+        return world.browser.quiet
+    return PROMPT_SECONDS if isinstance(site, OpenSite) else QUIET_SECONDS
+
+
+class BrowserAttempt:
+    """The world of one attempt. See OpenWorld."""
+
+    def __init__(
+        self, world: GuiWorld, tabs: Tabs, site: OpenSite | None, seen: Callable[[], None] = lambda: None
+    ) -> None:
+        """`seen` is called after each look."""
+        self.tools = tools.TOOLS
+        self.about = f"The browser's screen has {world.browser.width} x {world.browser.height} pixels."
+        self.last_k = world.browser.last_k
+        self.answer: str | None = None
+        """What `done` said."""
+        self._world = world
+        self.tabs = tabs
+        self._site = site
+        self._seen = seen
+        self._quiet = quiet_of(world, site)
+        self._hands = Hands(tabs, world.browser, self._quiet)
+        self._eyes = Eyes(tabs, world.browser)
+        self._walls = 0
+        self._injections = 0
+        self._screens: list[Image | None] = []
+        """Of each look."""
+
+    async def begin(self) -> None:
+        """Open the page at which the task begins. Raises InfrastructureError where nothing answers there."""
+        from playwright.async_api import Error
+
+        tab, url = self.tabs.active, self._world.start_url
+        try:
+            await self.tabs.asked(
+                tab.page.goto(url, wait_until="commit", timeout=START_SECONDS * 1000), START_SECONDS + 5
+            )
+            await self.tabs.rest(self._quiet)
+            await self.tabs.asked(tab.session.send("Page.resetNavigationHistory"))
+        except (Error, Unresponsive) as error:
+            raise InfrastructureError(AbortCause.SITE_UNAVAILABLE, f"{url}: {error}") from error
+
+    def bounded(self, budget: Budget) -> Budget:
+        """See OpenWorld."""
+        return budget
+
+    async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
+        """See OpenWorld. What is shown is the result line alone; `look` shows the screen."""
+        started = time.monotonic()
+        line = _one_line(await self._line(call))
+        code = 0 if line.startswith("Succeed:") else 1
+        seconds = time.monotonic() - started
+        return CommandOutcome(output=line, returncode=code, seconds=seconds), line
+
+    async def look(self) -> Observation:
+        """The screen. Raises InfrastructureError (BLOCKED) for the second wall in a row."""
+        seen = await self._eyes.look(self._hands.words)
+        self._screens.append(_image(seen.picture))
+        self._seen()
+        self._injections += seen.injections
+        self._walls = self._walls + 1 if seen.blocked else 0
+        if self._walls >= MOST_WALLS:
+            url = self.tabs.active.page.url
+            raise InfrastructureError(
+                AbortCause.BLOCKED, f"{url} asks whether its visitor is human: {seen.blocked}"
+            )
+        return seen
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of an expression in the active page."""
+        return await self.tabs.asked(self.tabs.active.page.evaluate(expression))
+
+    def door(self) -> AbstractAsyncContextManager[tuple[int, str]]:
+        """Not here: a program would get no screenshots."""
+        raise InfrastructureError(
+            AbortCause.INVALID_REQUEST, "a browser has no MCP server: use the harness `browser`"
+        )
+
+    async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
+        """See OpenWorld: a GuiOutcome."""
+        tab = self.tabs.active
+        steps = steps_of(messages, self._screens[1:])
+        outcome = GuiOutcome(
+            start_url=self._world.start_url,
+            url=tab.page.url,
+            title=tab.title,
+            ended=ended.value,
+            answer=self.answer,
+            parsed=all(step.results for step in steps),
+            records=self._site.records() if self._site is not None else None,
+            first=self._screens[0] if self._screens else None,
+            steps=steps,
+            injections=self._injections + self._hands.injections,
+        )
+        return msgspec.json.encode(outcome).decode()
+
+    async def _line(self, call: ToolCall) -> str:
+        if self.answer is not None:
+            return f"Failed: `{call.name[:100]}` was not executed: `done` has ended the task."
+        try:
+            action = tools.read_action(call.name, call.arguments)
+        except tools.NotSupported as error:
+            return str(error)
+        except tools.BadArguments as error:
+            return f"Failed: `{call.name}`: {error}"
+        if isinstance(action, tools.Done):
+            self.answer = action.response
+            return "Succeed: `done` executed."
+        return await self._hands.do(call.name, action)
+
+
+def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | None]) -> tuple[GuiStep, ...]:
+    """The steps of a path of chat messages. `screens` are the looks after the steps, in order: of each step
+    whose calls were executed, but the last where nobody looked any more. Pure."""
+    steps: list[GuiStep] = []
+    for message in messages:
+        content = str(message.get("content") or "")
+        if message["role"] == "assistant":
+            steps.append(
+                GuiStep(thought=_joined(message.get("reasoning_content"), content), calls=_calls(message))
+            )
+        elif steps and message["role"] == "tool":
+            line = content.partition("\n")[0]
+            steps[-1] = msgspec.structs.replace(steps[-1], results=(*steps[-1].results, line))
+        elif steps and (lines := written_results(content)):
+            calls = tuple((call.name, call.arguments) for call in written_calls(steps[-1].thought))
+            steps[-1] = msgspec.structs.replace(steps[-1], calls=calls, results=lines)
+    looks = iter(screens)
+    return tuple(
+        msgspec.structs.replace(step, screenshot=next(looks, None)) if step.results else step
+        for step in steps
+    )
+
+
+def _one_line(said: str) -> str:
+    """A result line as events and judges take it. What pages say, and what the model wrote, may have lines of
+    its own, and halves of characters."""
+    return " ".join(said.encode(errors="replace").decode().splitlines())
+
+
+def _joined(*texts: str | None) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _calls(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return tuple((function["name"], function["arguments"]) for function in functions)
+
+
+def _image(picture: Picture | None) -> Image | None:
+    """As the tree stores it."""
+    if picture is None:
+        return None
+    blob = BlobRef(sha256=hashlib.sha256(picture.data).hexdigest(), size=len(picture.data))
+    return Image(blob=blob, media_type=picture.media_type, width=picture.width, height=picture.height)

@@ -1,0 +1,34 @@
+"""Tasks on the sites: a goal follows from a site and the name of its kind alone."""
+
+import random
+
+from orchard.schemas.sites import Site
+from orchard.workers.domains.gui.sites.catalog import content_of
+from orchard.workers.domains.gui.sites.goals import calendar, desk, ledger, manual, map, shop, tiny
+from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
+
+__all__ = ["KINDS", "Goal", "NoGoal", "goal_of", "kinds_of"]
+
+_MAKERS = {
+    "shop": shop.MAKERS,
+    "calendar": calendar.MAKERS,
+    "desk": desk.MAKERS,
+    "manual": manual.MAKERS,
+    "map": map.MAKERS,
+    "ledger": ledger.MAKERS,
+    "tiny": tiny.MAKERS,
+}
+KINDS: dict[str, Maker] = {
+    f"{site}.{kind}": maker for site, makers in _MAKERS.items() for kind, maker in makers.items()
+}
+"""Kinds of tasks by name: `shop.buy`."""
+
+
+def kinds_of(site: str) -> list[str]:
+    """The kinds of tasks that a site has."""
+    return [kind for kind in KINDS if kind.partition(".")[0] == site]
+
+
+def goal_of(site: Site, kind: str) -> Goal:
+    """The task of that kind on the site. Raises NoGoal, and KeyError for a kind that there is not."""
+    return KINDS[kind](content_of(site), random.Random(f"{kind}-{site.seed}"))

@@ -1,0 +1,1 @@
+"""Software agents: grading by a repository's own tests."""

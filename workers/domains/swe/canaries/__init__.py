@@ -1,0 +1,1 @@
+"""Copies of hidden tests with wrong expectations, which a right answer fails."""

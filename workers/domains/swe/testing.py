@@ -1,0 +1,295 @@
+"""A test run in a sandbox: by the runner where the command can be taken apart, else as the task writes it."""
+
+import asyncio
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.domains.swe.commands import Call, Framework, TestName, named, recognised
+from orchard.workers.domains.swe.logs.parsers import REWRITTEN, SEVERITY, parse_run
+from orchard.workers.domains.swe.verdict import conclusive
+from orchard.workers.episode.diffs import touched_paths
+from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.patches import Checkout
+from orchard.workers.failures import InfrastructureError
+
+RUN_SHARE = 0.45
+"""Of the time left, that one test run may take: a control run must still fit."""
+
+RUNNER = Path(__file__).with_name("runner.py")
+_WITHOUT_PATHS = 'exec env -u PYTHONPATH PYTHONPATH_OF_TESTS="$PYTHONPATH" "$0" "$@"'
+"""The runner itself imports nothing from where tests do: it starts before they could be told from its own."""
+_HARDENED = {
+    "PYTHONNOUSERSITE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_ADDOPTS": "",
+    "PYTEST_PLUGINS": "",
+}
+
+
+class TestRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the tests."""
+
+    __test__ = False
+
+    statuses: dict[str, str]
+    exit_code: int | None
+    """None when it was stopped for time or never reached its end."""
+    log: str
+    seconds: float = 0.0
+    out_of_memory: bool = False
+    """Whether something in the sandbox was killed for memory meanwhile."""
+    ended_by: InfrastructureError | None = None
+    """What ended the sandbox under the tests."""
+
+    @property
+    def conclusive(self) -> bool:
+        return self.ended_by is None and conclusive(self.statuses, self.exit_code)
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a site of one copy held, and failed."""
+
+    hits: int
+    misses: int
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of copies of tests."""
+
+    counts: Mapping[tuple[str, int], Count]
+    """By site and number of the copy; sites that were not reached are not in it."""
+    ended: bool
+    """Whether the runner came to its end: else more would have been answered, had there been more time."""
+
+
+NO_ANSWERS = Answers(counts={}, ended=True)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the named tests of a task are run by the runner."""
+
+    call: Call
+    names: dict[str, TestName]
+    """By test id."""
+
+    @property
+    def files(self) -> list[str]:
+        """Files of the named tests that the command asks for, in the order of their names."""
+        return sorted({name.file for name in self.names.values() if self._asked_for(name.file)})
+
+    def _asked_for(self, file: str) -> bool:
+        paths = [path.rstrip("/") for path in self.call.paths]
+        return not paths or any(path in (file, ".") or file.startswith(f"{path}/") for path in paths)
+
+
+def plan_of(grading: SWETests) -> Plan | None:
+    """How the runner would run the tests; None where command or ids are of another kind."""
+    call = recognised(grading.test_command)
+    if call is None or call.framework != grading.parser.partition("-")[0]:
+        return None
+    rewritten = REWRITTEN.get(grading.parser)
+    if rewritten and any(map(rewritten.search, (*grading.fail_to_pass, *grading.pass_to_pass))):
+        return None
+    files = sorted({*grading.test_files, *touched_paths(grading.test_patch)})
+    names = {
+        test: named(test, call.framework, files) for test in (*grading.fail_to_pass, *grading.pass_to_pass)
+    }
+    found = {test: name for test, name in names.items() if name is not None}
+    return Plan(call=call, names=found) if len(found) == len(names) else None
+
+
+async def run_tests(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+) -> TestRun:
+    """All tests of the task, in the repository as it is. With `trusted` the command runs as it is written and
+    what it prints is believed: the rule of published benchmarks.
+
+    A sandbox that ends under the tests is a run without a result: whose doing that is, a control must tell.
+    """
+    try:
+        return await _run_tests(task, grading, machine, checkout, trusted=trusted)
+    except InfrastructureError as error:
+        if error.cause not in (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY):
+            raise
+        return TestRun(statuses={}, exit_code=None, log=f"{error.detail}\n", ended_by=error)
+
+
+async def _run_tests(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+) -> TestRun:
+    plan = None if trusted else plan_of(grading)
+    limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
+    if plan is None:
+        return await _by_command(task, grading, machine, checkout, limit)
+    runs = [[file] for file in plan.files]
+    outcome, said = await _run(task, grading, plan.call, runs, machine, checkout, limit)
+    reported: dict[str, str] = {}
+    for each in said.runs:
+        for test, status, _ in each["tests"]:
+            if status in SEVERITY and SEVERITY[status] >= SEVERITY.get(reported.get(test, ""), -1):
+                reported[test] = status
+    log = "".join(each["log"] for each in said.runs) or outcome.output
+    codes = [each["code"] if each["done"] else each["code"] or 70 for each in said.runs]
+    failing = next((code for code in codes if code), 0)
+    return TestRun(
+        statuses=_by_id(plan, reported),
+        exit_code=None if outcome.timed_out else failing if said.ended else outcome.returncode or 70,
+        log=log,
+        seconds=outcome.seconds,
+        out_of_memory=outcome.out_of_memory,
+    )
+
+
+def _by_id(plan: Plan, reported: Mapping[str, str]) -> dict[str, str]:
+    """Statuses under the task's ids, where the framework's own are others."""
+    if plan.call.framework is Framework.PYTEST:
+        return dict(reported)
+    ids = {f"{name.file}::{name.qualified}": test for test, name in plan.names.items()}
+    return {ids.get(test, test): status for test, status in reported.items()}
+
+
+async def run_copies(
+    task: Task,
+    grading: SWETests,
+    call: Call,
+    texts: Mapping[str, Sequence[str]],
+    machine: Machine,
+    checkout: Checkout,
+    limit: float,
+) -> Answers:
+    """Copies of test files beside their originals, shown one at a time.
+
+    Raises the machine's InfrastructureError.
+    """
+    where: dict[str, int] = {}
+    shown: list[bytes] = []
+    runs = []
+    for file, copies in texts.items():
+        path = PurePosixPath(file)
+        beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
+        where |= {name: number for number, name in enumerate(beside)}
+        encoded = [text.encode() for text in copies]
+        length = max(map(len, encoded))  # the runner knows the lengths, and so does who is forked from it
+        shown += [text.ljust(length, b"\n") for text in encoded]
+        runs.append(beside)
+    _, said = await _run(task, grading, call, runs, machine, checkout, limit, copies=shown)
+    counts: dict[tuple[str, int], Count] = {}
+    for test, _, sites in (each for run in said.runs for each in run["tests"]):
+        for site, (hits, misses) in _counts(sites):
+            key = (site, where[test.split("::")[0]])
+            before = counts.get(key, Count(hits=0, misses=0))
+            counts[key] = Count(hits=before.hits + hits, misses=before.misses + misses)
+    return Answers(counts=counts, ended=said.ended)
+
+
+def _counts(sites: Any) -> Iterable[tuple[str, tuple[int, int]]]:
+    """What a process of the sandbox says of its sites, where that has the form of it."""
+    if isinstance(sites, dict):
+        for site, count in sites.items():
+            if isinstance(count, list) and len(count) == 2 and all(isinstance(each, int) for each in count):
+                yield site, (max(count[0], 0), max(count[1], 0))
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    runs: list[Any]
+    ended: bool
+
+
+async def _run(
+    task: Task,
+    grading: SWETests,
+    call: Call,
+    runs: Collection[Sequence[str]],
+    machine: Machine,
+    checkout: Checkout,
+    limit: float,
+    *,
+    copies: Sequence[bytes] = (),
+) -> tuple[CommandOutcome, _Said]:
+    mark = f"orchard-{secrets.token_hex(12)}"
+    names = ("run.py", "plan.json", "run.sh", "texts")
+    runner, planned, script, texts = (f"{checkout.scratch}/{name}" for name in names)
+    plan = {
+        "mark": mark,
+        "framework": call.framework.value,
+        "options": list(call.options),
+        "runs": list(runs),
+        "copies": [texts, [len(text) for text in copies]] if copies else None,
+        "from_directory": call.from_directory,
+    }
+    await machine.write(runner, RUNNER.read_bytes())
+    await machine.write(planned, json.dumps(plan).encode())
+    if copies:
+        await machine.write(texts, b"".join(copies))
+    words = ["env", *call.variables, "sh", "-c", _WITHOUT_PATHS, call.python, "-s", runner, planned]
+    lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
+    await machine.write(script, "\n".join(lines).encode())
+    outcome = await machine.run(
+        f". {script}", timeout=limit, cwd=task.workdir, env={**task.environment, **_HARDENED}
+    )
+    said, ended = [], False
+    for line in outcome.output.split("\n"):
+        if line == f"{mark} end":
+            ended = True
+        elif line.startswith(f"{mark} {{"):
+            with suppress(ValueError):  # cut, because it is more than a command may print
+                said.append(json.loads(line[len(mark) + 1 :]))
+    return outcome, _Said(runs=said, ended=ended)
+
+
+# --- commands as tasks write them ----------------------------------------------------------------
+
+
+async def _by_command(
+    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, limit: float
+) -> TestRun:
+    marker = f"orchard-{secrets.token_hex(12)}"
+    path = f"{checkout.scratch}/tests.sh"
+    await machine.write(path, test_script(grading, marker).encode())
+    outcome = await machine.run(f". {path}", timeout=limit, cwd=task.workdir, env=task.environment)
+    log, exit_code = between_markers(outcome.output, marker)
+    named = (*grading.fail_to_pass, *grading.pass_to_pass)
+    return TestRun(
+        statuses=await asyncio.to_thread(parse_run, grading.parser, log, named),
+        exit_code=None if outcome.timed_out else exit_code,
+        log=log,
+        seconds=outcome.seconds,
+        out_of_memory=outcome.out_of_memory,
+    )
+
+
+def test_script(grading: SWETests, marker: str) -> str:
+    """The shell script of one run. The marker is new each time, so that no log holds it by chance; code that
+    sets out to deceive can find it (docs/threat-model.md, other-test-commands)."""
+    return "\n".join(
+        [
+            *grading.pre_commands,
+            f"echo; echo '{marker} start'",
+            "(",
+            grading.test_command,
+            ")",
+            "code=$?",
+            f'echo; echo "{marker} end $code"',
+            "",
+        ]
+    )
+
+
+def between_markers(output: str, marker: str) -> tuple[str, int | None]:
+    """What the test command printed, and its exit code; all there is and None where it did not end."""
+    _, found, rest = output.partition(f"\n{marker} start\n")
+    if not found:
+        return output, None
+    log, _, end = rest.rpartition(f"\n{marker} end ")
+    code = re.match(r"\d+", end)
+    return (log, int(code[0])) if code else (rest, None)

@@ -1,0 +1,1 @@
+"""What happens within one attempt: sandbox, messages, prompts, budgets, records."""

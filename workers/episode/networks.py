@@ -1,0 +1,59 @@
+"""What a task's sandboxes may reach: nothing, unless its world or its definition asks for more. Pure."""
+
+from typing import NamedTuple
+
+from orchard.schemas.tasks import Asked, Task
+from orchard.workers.episode.settings import TaskNetwork
+from orchard.workers.episode.worlds import blocks_network
+
+PORTS = (443, 80)
+"""At which a host is reached that a definition names without one: https and http."""
+
+
+class Network(NamedTuple):
+    """Of a sandbox, as the service is asked for it."""
+
+    blocked: bool = True
+    hosts: tuple[str, ...] = ()
+    """`HOST:PORT` each: what can be reached all the same."""
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        if not self.blocked:
+            return "any public address"
+        return f"only {', '.join(self.hosts)}" if self.hosts else "nothing"
+
+
+SHUT = Network()
+
+
+def asked(task: Task) -> Network:
+    """What the task's published definition asks for, for its agent and its check alike."""
+    if not isinstance(task.asks, Asked):
+        return SHUT
+    return Network(blocked=not task.asks.network, hosts=() if task.asks.network else task.asks.hosts)
+
+
+def network_of(task: Task, *, agent: bool) -> Network:
+    """Of the agent's sandbox, or of the others: where it is graded, and of controls. Raises PluginError."""
+    if agent and not blocks_network(task):
+        return Network(blocked=False)
+    return asked(task)
+
+
+def refusal(task: Task, setting: TaskNetwork) -> str | None:
+    """Why the task is not run where this setting holds, as a sentence; None where it is."""
+    if setting == "as_asked" or (wanted := asked(task)) == SHUT:
+        return None
+    return (
+        f'task {task.task_id} asks for a network ({wanted.told}), and sandbox.task_network is "never" here: '
+        f"{WAY_OUT}"
+    )
+
+
+WAY_OUT = (
+    'set task_network = "as_asked" under [sandbox] in orchard.toml, here and where the workers run; or leave '
+    'these tasks out; or write network_mode = "no-network" into the task.toml of those that need none, and '
+    "import them again (docs/own-tasks.md)"
+)

@@ -1,0 +1,36 @@
+"""Bringing a new sandbox to the state in which a task starts, or to the one in which it is solved."""
+
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import Task
+from orchard.workers.episode.machine import Machine
+from orchard.workers.failures import InfrastructureError
+
+SOLUTION = "/tmp/orchard-solution"
+"""Where the script lies that solves a task graded in place."""
+
+
+async def prepare(task: Task, machine: Machine, timeout: float) -> None:
+    """Run the task's set-up commands, `timeout` seconds for all of them.
+
+    Raises INVALID_REQUEST when they fail: no model has done anything yet, and trying again would not help;
+    SANDBOX_OUT_OF_MEMORY when they need more.
+    """
+    if not task.setup_commands:
+        return
+    script = "set -e\n" + "\n".join(task.setup_commands)
+    outcome = await machine.run(script, timeout=timeout, cwd=task.workdir, env=task.environment)
+    if outcome.returncode != 0 and outcome.out_of_memory:
+        raise InfrastructureError(
+            AbortCause.SANDBOX_OUT_OF_MEMORY, f"set-up commands of {task.task_id} ran out of memory"
+        )
+    if outcome.returncode != 0:
+        raise InfrastructureError(
+            AbortCause.INVALID_REQUEST,
+            f"set-up commands of {task.task_id} fail ({outcome.returncode}): {outcome.output[-300:]}",
+        )
+
+
+async def solve(task: Task, machine: Machine, timeout: float) -> None:
+    """Do what an agent does that knows the solution of a task that is graded in place, a shell script."""
+    await machine.write(SOLUTION, task.gold_patch.encode())
+    await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment)

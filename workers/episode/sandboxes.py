@@ -1,0 +1,406 @@
+"""Sandboxes for workers: created with patience, watched, deleted whatever happens.
+
+This is the boundary where the sandbox service's errors become typed infrastructure failures.
+"""
+
+import asyncio
+import itertools
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
+from orchard.injector.errors import (
+    PASSING,
+    SandboxError,
+    SandboxFailed,
+    SandboxFileMissing,
+    SandboxFileTooLarge,
+    SandboxNotFound,
+    SandboxRefused,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+    SandboxUnsupported,
+    SandboxWaitTimeout,
+)
+from orchard.injector.results import JobResult
+from orchard.injector.tunnels import AsyncTunnel
+from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.quantities import Size
+from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
+from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.episode.networks import SHUT, Network
+from orchard.workers.episode.settings import SandboxSettings as SandboxSettings
+from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
+
+Publish = Callable[[msgspec.Struct], Awaitable[None]]
+Create = Callable[[float, str], Awaitable[AsyncSandbox]]
+"""One try to make a sandbox, from the seconds left and the idempotency key."""
+
+CLEAN_UP_SECONDS = 30.0
+LONGEST_PAUSE = 16.0
+"""Seconds between two tries to create a sandbox, at most."""
+_NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
+LIMITS = {
+    "out_of_memory": AbortCause.SANDBOX_OUT_OF_MEMORY,
+    "disk_limit": AbortCause.SANDBOX_DIED,
+}
+"""Reasons for the end of a sandbox that lie in what ran there, with the cause where that was ours."""
+NOT_STARTED = 127
+"""Return code of a command that could not be started, as shells give it."""
+
+
+def cause_of(error: SandboxError) -> AbortCause:
+    """The typed cause of a service error."""
+    match error:
+        case SandboxRefused():
+            return AbortCause.SANDBOX_REFUSED
+        case (
+            SandboxUnavailable(reason="registry_resting")
+            | SandboxFailed(reason="image_unavailable" | "image_denied")
+        ):
+            return AbortCause.IMAGE_UNAVAILABLE
+        case SandboxFailed(reason="image_invalid" | "egress_refused"):
+            return AbortCause.INVALID_REQUEST
+        case SandboxUnavailable() | SandboxWaitTimeout():
+            return AbortCause.SANDBOX_UNAVAILABLE
+        case SandboxNotFound():
+            return AbortCause.SANDBOX_DIED
+        case SandboxFailed(reason="image_missing"):
+            return AbortCause.IMAGE_MISSING
+        case SandboxFailed():
+            return AbortCause.SANDBOX_DIED
+        case _:
+            return AbortCause.INTERNAL_ERROR
+
+
+def passes(error: InfrastructureError) -> bool:
+    """Whether the service said that the failure passes by itself."""
+    return isinstance(error.__cause__, SandboxError) and error.__cause__.reason in PASSING
+
+
+@contextmanager
+def classified() -> Iterator[None]:
+    """Turn every error of the sandbox service into an InfrastructureError."""
+    try:
+        yield
+    except SandboxError as error:
+        if isinstance(error, SandboxFailed) and error.reason in LIMITS:
+            raise LimitExceeded(LIMITS[error.reason], str(error)) from error
+        raise InfrastructureError(cause_of(error), str(error)) from error
+
+
+def ended_with_sandbox(job: Job) -> bool:
+    """Whether the sandbox ended, or was set back, under the command.
+
+    Of an agent that does not say how (before `ending`, or a later one with a word that is not known here) a
+    job without exit code was never reported by its process, and a SIGKILL with a reason that is neither time
+    nor memory was the service's: nothing here cancels commands.
+    """
+    if job.ending not in (None, JobEnding.UNKNOWN):
+        return job.ending in ENDED_WITH_SANDBOX
+    killed = job.exit_code == -signal.SIGKILL and job.error is not None
+    return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
+
+
+class SandboxMachine:
+    """The Machine protocol over one sandbox of the service."""
+
+    def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
+        self.sandbox = sandbox
+        self._output_limit = output_limit
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout: float,
+        cwd: str,
+        env: dict[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> CommandOutcome:
+        """See Machine.run."""
+        started = time.monotonic()
+        with classified():
+            job = await self.sandbox.exec(
+                command,
+                timeout_seconds=timeout,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                merge_output=True,
+                output_limit=self._output_limit,
+            )
+        seconds = time.monotonic() - started
+        if job.timed_out:
+            return CommandOutcome(
+                output=job.stdout,
+                returncode=-1,
+                seconds=seconds,
+                timed_out=True,
+                out_of_memory=job.oom_killed,
+            )
+        if job.ending is not JobEnding.EXITED:
+            await self._insist_alive(job)
+        code = NOT_STARTED if job.exit_code is None else job.exit_code
+        return CommandOutcome(
+            # The sandbox may live and be unable to start this: the agent removed its directory or its shell.
+            output=job.stdout or (job.error or "" if code == NOT_STARTED else ""),
+            returncode=code if code >= 0 else 128 - code,  # as a shell tells a signal, which models know
+            seconds=seconds,
+            out_of_memory=job.oom_killed,
+        )
+
+    async def _insist_alive(self, job: JobResult) -> None:
+        """A job that did not simply end says nothing about the command when its sandbox ended with it."""
+        if not (ended := ended_with_sandbox(job)) and job.ending is None and job.error is None:
+            return  # an agent from before there were endings says no more of a command that ran
+        with classified():
+            info = await self.sandbox.status()
+        # While it is being deleted or set back its record says still that it is ready.
+        if ended or info.status is SandboxStatus.FAILED:
+            detail = f"sandbox {info.sandbox_id}: {info.status_message or job.error or 'it ended'}"
+            if info.reason in LIMITS:
+                raise LimitExceeded(LIMITS[info.reason], detail)
+            if info.reason == SandboxFailed.default_reason:
+                raise EndedUnderCommand(AbortCause.SANDBOX_DIED, detail)
+            raise InfrastructureError(AbortCause.SANDBOX_DIED, detail)
+
+    async def write(self, path: str, content: bytes) -> None:
+        """See Machine.write."""
+        with classified():
+            try:
+                await self.sandbox.upload_content(content, path)
+            except SandboxRequestInvalid as error:
+                if error.status in _NO_FILE:
+                    raise NotWritable(cause_of(error), error.detail) from error
+                raise
+
+    async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
+        """See Machine.read."""
+        with classified():
+            try:
+                content: bytes = await self.sandbox.download_content(path, limit=limit)
+            except SandboxFileTooLarge as error:
+                raise FileTooLarge(error.detail) from error
+            except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
+                if error.status in _NO_FILE:
+                    raise FileNotFoundError(path) from error
+                raise
+        return content
+
+    async def copy_out(self, path: str, target: Path, *, limit: int) -> None:
+        """See Machine.copy_out."""
+        with classified():
+            try:
+                await self.sandbox.download_directory(path, target, limit=limit)
+            except SandboxFileTooLarge as error:
+                raise FileTooLarge(error.detail) from error
+            except SandboxRequestInvalid as error:
+                if error.status in _NO_FILE:
+                    raise FileNotFoundError(path) from error
+                raise
+
+    @asynccontextmanager
+    async def forward(self, port: int) -> AsyncIterator[str]:
+        """See Machine.forward."""
+        with classified():
+            tunnel = await self.sandbox.forward(port).open()
+        try:
+            yield tunnel.url
+        finally:
+            await tunnel.close()
+
+    @asynccontextmanager
+    async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
+        """See Machine.reverse."""
+        with classified():
+            tunnel = await self.sandbox.reverse(inside, port).open()
+        try:
+            yield tunnel
+        finally:
+            await tunnel.close()
+        if tunnel.error is not None:
+            with classified():
+                raise tunnel.error
+
+
+class SandboxFactory:
+    """Creates the sandboxes of one attempt and reports their lives as events."""
+
+    def __init__(
+        self,
+        client: AsyncSandboxClient,
+        settings: SandboxSettings,
+        publish: Publish,
+        *,
+        key: str,
+        labels: dict[str, str],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._publish = publish
+        self._key = key
+        self._labels = labels
+        self.seconds_creating = 0.0
+
+    @asynccontextmanager
+    async def open(
+        self,
+        image: str,
+        *,
+        purpose: str,
+        cpu: str,
+        memory: str,
+        timeout: float,
+        layers: Sequence[str] = (),
+        network: Network = SHUT,
+        standby: Callable[[], AsyncSandbox | None] = lambda: None,
+    ) -> AsyncIterator[SandboxMachine]:
+        """A ready machine, deleted on the way out.
+
+        `timeout` bounds creation, all tries together, in seconds. `layers` are images laid over `image`. What
+        `standby` gives, where it gives any, is taken instead of a new one. A heartbeat keeps the sandbox
+        while the block runs, grading in place included; no deadline of the task can take it away before.
+        """
+
+        async def create(left: float, key: str) -> AsyncSandbox:
+            if (ready := standby()) is not None:
+                return ready
+            try:
+                return await self._client.create_sandbox(
+                    image,
+                    block_network=network.blocked,
+                    egress=network.hosts,
+                    cpu=cpu,
+                    memory=memory,
+                    timeout=left,
+                    labels={**self._labels, "purpose": purpose},
+                    ttl_seconds=self._settings.ttl_seconds,
+                    layers=layers,
+                    idempotency_key=key,
+                )
+            except SandboxUnsupported as error:  # as a network where there is no program for it
+                raise InfrastructureError(
+                    AbortCause.INVALID_REQUEST, f"the sandbox service cannot make it: {error}"
+                ) from None
+
+        async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
+            yield machine
+
+    @asynccontextmanager
+    async def fork(
+        self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        """As `open`, with a copy of another machine: its files as they are, its `memory`, not its processes.
+
+        Raises SandboxUnsupported where the service cannot fork.
+        """
+
+        async def create(_: float, key: str) -> AsyncSandbox:
+            (made,) = await source.sandbox.fork(
+                labels={**self._labels, "purpose": purpose},
+                ttl_seconds=self._settings.ttl_seconds,
+                idempotency_key=f"{key}-fork",
+            )
+            return made
+
+        image = source.sandbox.image
+        async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
+            yield machine
+
+    @asynccontextmanager
+    async def _kept(
+        self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        sandbox, made = await self._made(create, image, purpose=purpose, memory=memory, timeout=timeout)
+        try:
+            await self._publish(made)
+            sandbox.start_heartbeat(self._settings.heartbeat_seconds)
+            yield SandboxMachine(sandbox, self._settings.output_limit)
+        finally:
+            await asyncio.shield(self._delete(sandbox, purpose))
+
+    async def _made(
+        self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
+    ) -> tuple[AsyncSandbox, SandboxCreated]:
+        """And what is to be said of it."""
+        started = time.monotonic()
+        await asyncio.sleep(random.uniform(0, self._settings.creation_jitter))
+        tries = 0
+        for number in itertools.count(1):
+            left = timeout - (time.monotonic() - started)
+            try:
+                with classified():
+                    sandbox = await self._created(
+                        create(max(left, 1.0), f"{self._key}-{purpose}-{number}"), purpose
+                    )
+            except InfrastructureError as error:
+                if isinstance(error.__cause__, SandboxUnsupported):
+                    raise error.__cause__ from None
+                tries += not passes(error)  # what only has to be waited for takes nothing but time
+                last = tries >= self._settings.creation_tries or error.rest > 0
+                again = error.retryable and not last and left > 1
+                await self._publish(
+                    SandboxFailure(
+                        cause=error.cause,
+                        detail=error.detail,
+                        will_retry=again,
+                        purpose=purpose,
+                        memory=memory,
+                    )
+                )
+                if not again:
+                    raise
+                pause = min(0.5 * 2**number, LONGEST_PAUSE, left)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+            else:
+                seconds = time.monotonic() - started
+                self.seconds_creating += seconds
+                return sandbox, SandboxCreated(
+                    sandbox_id=sandbox.sandbox_id,
+                    image=image,
+                    purpose=purpose,
+                    seconds=seconds,
+                    tries=number,
+                    memory=memory,
+                )
+        raise AssertionError("unreachable: each try returns, raises or is followed by another")
+
+    async def _created(self, creating: Awaitable[AsyncSandbox], purpose: str) -> AsyncSandbox:
+        """The sandbox. Cancelled while the service makes it, wait for it and delete it: it is nobody's."""
+        task = asyncio.ensure_future(creating)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=CLEAN_UP_SECONDS)
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                await self._delete(task.result(), purpose)
+            raise
+
+    async def _delete(self, sandbox: AsyncSandbox, purpose: str) -> None:
+        """Delete, or leave it to the service's time-to-live when the service does not answer."""
+        await sandbox.stop_heartbeat()
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                await sandbox.delete()
+        except (SandboxError, TimeoutError) as error:
+            await self._publish(
+                SandboxFailure(
+                    cause=AbortCause.SANDBOX_UNAVAILABLE,
+                    detail=f"not deleted, left to its time-to-live: {error}",
+                    will_retry=False,
+                    sandbox_id=sandbox.sandbox_id,
+                    purpose=purpose,
+                )
+            )
+        else:
+            await self._publish(SandboxDeleted(sandbox_id=sandbox.sandbox_id, purpose=purpose))

@@ -1,0 +1,145 @@
+"""What a task has beside its sandbox, as an attempt sees it: one interface, whatever the domain is.
+
+A world is a plug-in. It lives in the worker's process, or in sandboxes that the agent cannot reach, so that
+nothing that the agent can write is part of its record.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from orchard.injector.client import AsyncSandbox
+from orchard.schemas.campaigns import Budget
+from orchard.schemas.messages import ToolCall
+from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.tasks import Task, WorldUse
+from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.failures import InfrastructureError
+
+T = TypeVar("T")
+
+
+class Shared:
+    """What the worlds of one worker share, as a driver of browsers: made when it is first needed, and ended
+    with the worker."""
+
+    def __init__(self) -> None:
+        self._made: dict[Callable[[], AbstractAsyncContextManager[Any]], Any] = {}
+        self._stack = AsyncExitStack()
+        self._turn = asyncio.Lock()
+
+    async def of(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """The one that `make` makes: the same for each caller."""
+        async with self._turn:
+            if make not in self._made:
+                self._made[make] = await self._stack.enter_async_context(make())
+            made: T = self._made[make]
+            return made
+
+    async def close(self) -> None:
+        """End all of it."""
+        self._made.clear()
+        await self._stack.aclose()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a world is opened with."""
+
+    task: Task
+    machine: Machine
+    """The agent's sandbox, set up and untouched by the agent."""
+    seed: int
+    """Derived from the rollout's id: the same in each attempt."""
+    name: str
+    """Of the attempt: its rollout and number."""
+    publish: Callable[[msgspec.Struct], Awaitable[None]]
+    """Makes an event of the attempt; returns when it is stored."""
+    blobs: BlobStore
+    sandbox: Callable[[str, str], AbstractAsyncContextManager[Machine]]
+    """Opens another sandbox, of an image and for a purpose (`services`), which the agent cannot reach."""
+    command_seconds: float
+    """That a command may take."""
+    shared: Shared = field(default_factory=Shared)
+    """The worker's."""
+
+
+class OpenWorld(Protocol):
+    """A world while its attempt lasts. Its methods raise InfrastructureError for what is not the agent's."""
+
+    tools: tuple[dict[str, Any], ...]
+    """OpenAI tools that the model is told of, those on the sandbox's files included."""
+    about: str
+    """What a model must know of the world beside the task's statement: the date, for whom it works."""
+
+    def bounded(self, budget: Budget) -> Budget:
+        """What the agent may use, of what the campaign allows."""
+
+    async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
+        """Execute one call of a harness: its outcome, and what the model is shown of it. Whatever the model
+        asks is answered."""
+
+    def door(self) -> AbstractAsyncContextManager[tuple[int, str]]:
+        """Open the world to a program: port on loopback of this machine and path of its MCP server."""
+
+    async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What is to be graded: the submission of an attempt that ended so. `messages` are the path to its
+        last one. The sandbox still lives, and the agent is done."""
+
+
+class World(Protocol):
+    """A kind of world: the plug-in."""
+
+    name: str
+    settings: type[msgspec.Struct]
+    """What tasks that name it must say.
+
+    A kind whose agents need a network has a method `blocks_network(settings) -> bool`, too.
+    """
+
+    def open(self, settings: Any, opening: Opening) -> AbstractAsyncContextManager[OpenWorld]:
+        """The world as the task has it at its beginning."""
+
+
+class Standby(Protocol):
+    """Machines that were made ready before an attempt needs them."""
+
+    def take(self, task: Task, memory: str) -> AsyncSandbox | None:
+        """The sandbox of one that is as the task wants it, with so much memory; None where there is none. It
+        is the caller's from here on."""
+
+
+def blocks_network(task: Task) -> bool:
+    """Whether the agent's sandbox has no network: unless the world of the task needs one. Raises
+    PluginError."""
+    if isinstance(task.world, msgspec.UnsetType):
+        return True
+    world, settings = get_world(task.world)
+    asked = getattr(world, "blocks_network", None)
+    return asked is None or bool(asked(settings))
+
+
+def get_world(use: WorldUse) -> tuple[World, msgspec.Struct]:
+    """The kind of world that a task names, and what the task says to it. Raises PluginError."""
+    world: World = need(Kind.WORLD, use.kind)
+    try:
+        return world, msgspec.convert(use.settings, world.settings)
+    except msgspec.ValidationError as error:
+        raise PluginError(f"the settings for the world {use.kind}: {error}") from error
+
+
+def open_world(opening: Opening) -> AbstractAsyncContextManager[OpenWorld | None]:
+    """The world of the task; None where it has none. Raises InfrastructureError for one that is not here."""
+    if isinstance(opening.task.world, msgspec.UnsetType):
+        return nullcontext()
+    try:
+        world, settings = get_world(opening.task.world)
+    except PluginError as error:
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{opening.task.task_id}: {error}") from error
+    return world.open(settings, opening)

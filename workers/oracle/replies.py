@@ -1,0 +1,114 @@
+"""Chat completions as OpenAI writes them: one JSON object, or server-sent events, the usage at the end."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from orchard.workers.oracle.turns import Turn
+
+BYTES_PER_TOKEN = 4
+"""The approximation behind the oracle's usage: UTF-8 bytes over four, rounded up, and four a message."""
+TOKENS_PER_MESSAGE = 4
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every form of the answer says."""
+
+    id: str
+    model: str
+    fingerprint: str
+    turn: Turn
+    usage: dict[str, int]
+
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if self.turn.calls else "stop"
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls with ids that are unique in the conversation."""
+        return [
+            {
+                "id": f"{self.id}-{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(self.turn.calls)
+        ]
+
+
+def tokens(text: str) -> int:
+    """About how many tokens a text has."""
+    return math.ceil(len(text.encode(errors="replace")) / BYTES_PER_TOKEN)
+
+
+def usage(messages: list[dict[str, Any]], tools: list[Any], turn: Turn) -> dict[str, int]:
+    """About what the request and the answer cost."""
+    asked = sum(TOKENS_PER_MESSAGE + tokens(_spoken(message)) for message in messages)
+    prompt = asked + (tokens(msgspec.json.encode(tools).decode()) if tools else 0)
+    said = tokens(turn.text) + sum(tokens(call.name + call.arguments) for call in turn.calls)
+    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def _spoken(message: dict[str, Any]) -> str:
+    parts = [text_of(message)]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts.append(f"{function.get('name', '')}{function.get('arguments', '')}")
+    return "".join(parts)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """The text of a message, whose content is a string, a list of parts or null."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def whole(reply: Reply) -> dict[str, Any]:
+    """The answer as one object."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.turn.text}
+    if reply.turn.calls:
+        message["tool_calls"] = reply.calls
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
+    return {**_head(reply, "chat.completion"), "choices": [choice], "usage": reply.usage}
+
+
+def chunks(reply: Reply, include_usage: bool) -> Iterator[bytes]:
+    """The answer as server-sent events, `[DONE]` last."""
+    yield _event(reply, {"role": "assistant", "content": ""})
+    middle = len(reply.turn.text) // 2
+    for piece in (reply.turn.text[:middle], reply.turn.text[middle:]):
+        if piece:
+            yield _event(reply, {"content": piece})
+    for index, call in enumerate(reply.calls):
+        function = call["function"]
+        named = {**call, "function": {"name": function["name"], "arguments": ""}}
+        yield _event(reply, {"tool_calls": [{"index": index, **named}]})
+        rest = {"index": index, "function": {"arguments": function["arguments"]}}
+        yield _event(reply, {"tool_calls": [rest]})
+    yield _event(reply, {}, reply.finish_reason)
+    if include_usage:
+        last = {**_head(reply, "chat.completion.chunk"), "choices": [], "usage": reply.usage}
+        yield b"data: " + msgspec.json.encode(last) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _event(reply: Reply, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    body = {**_head(reply, "chat.completion.chunk"), "choices": [choice]}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    return {
+        "id": reply.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": reply.model,
+        "system_fingerprint": reply.fingerprint,
+    }
