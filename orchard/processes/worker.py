@@ -20,7 +20,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers import harnesses, plugins
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared

@@ -35,7 +35,7 @@ from orchard.streams.errors import FAULTS, MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.streams.shifts import Shift, share_of
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.episode.message_tree import Totals, used_by
+from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
 

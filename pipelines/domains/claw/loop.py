@@ -37,7 +37,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine, classified
 from orchard.workers.failures import EndpointRests, InfrastructureError

@@ -26,7 +26,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from tests.attempts_world import SECONDS, SETTINGS, World, world
