@@ -28,8 +28,9 @@ from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, task_fro
 from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
 from orchard.schemas.claw_eval import NAME as CLAW_EVAL
-from orchard.schemas.plugins import GUIDE, Kind, names, need
+from orchard.schemas.plugins import GUIDE, Kind
 from orchard.storage.reader import open_tables
+from orchard.workers.plugins import names, need
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
 
