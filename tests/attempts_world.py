@@ -194,7 +194,7 @@ class World:
             standby.keep(self.sandboxes, SandboxSettings(), spare_browsers)
             dependencies = AttemptDependencies(
                 shared=shared,
-                standby=standby,
+                standbys=(standby,),
                 worker="test",
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,

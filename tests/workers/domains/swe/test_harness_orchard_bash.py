@@ -10,10 +10,10 @@ from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.harnesses import HARNESS_NAMES, UnknownHarness, get_harness
+from orchard.workers.harnesses import UnknownHarness, get_harness, patch_harness
 from orchard.workers.harnesses.bash_loop import submitted
+from orchard.workers.harnesses.bash_prompts import OBSERVATION_LIMIT, observation
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.harnesses.orchard_bash_prompts import OBSERVATION_LIMIT, observation
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -238,5 +238,5 @@ def test_the_submission_protocol(output, returncode, submission):
 
 
 def test_an_unknown_harness_is_named_with_the_known_ones():
-    with pytest.raises(UnknownHarness, match=HARNESS_NAMES[0]):
+    with pytest.raises(UnknownHarness, match=patch_harness()):
         get_harness("nobody")

@@ -25,14 +25,11 @@ import yaml
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.harnesses import UnknownHarness
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
 
 PACKAGE = "mini-swe-agent"
 _BLOCK_END = "\n```"
-
-
-class PackageUnusable(Exception):
-    """The package is missing, or a version that cannot be read; one sentence says what to install."""
 
 
 class ToolCallWords(Words):
@@ -46,10 +43,10 @@ class ToolCallWords(Words):
     """The package executes all."""
 
     def __init__(self) -> None:
-        """Raises PackageUnusable."""
+        """Raises UnknownHarness, which says what to install, without the package or one that can be read."""
         found = importlib.util.find_spec("minisweagent")
         if found is None or not found.submodule_search_locations:
-            raise PackageUnusable(
+            raise UnknownHarness(
                 f"the harness {self.name!r} needs the package {PACKAGE}: pip install "
                 f"'orchard-pipeline[{PACKAGE}]', here and where the workers run, or take 'orchard-bash'"
             )
@@ -60,7 +57,7 @@ class ToolCallWords(Words):
             self.digest = hashlib.sha256(raw).hexdigest()
             self._read(yaml.safe_load(raw))
         except Exception as error:
-            raise PackageUnusable(
+            raise UnknownHarness(
                 f"the harness {self.name!r} cannot read version {self.version} of {PACKAGE} "
                 f"({type(error).__name__}: {error}): pip install '{PACKAGE}>=2.4,<3'"
             ) from error

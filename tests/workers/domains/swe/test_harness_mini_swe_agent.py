@@ -27,13 +27,13 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
-from orchard.workers import harnesses
+from orchard.workers import plugins
+from orchard.workers.domains.swe.harnesses.mini_swe_agent import TextWords, ToolCallWords
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.harnesses import UnknownHarness, fingerprint, get_harness, planned_harness
 from orchard.workers.harnesses.bash_loop import Action, FormatError
 from orchard.workers.harnesses.interface import Episode, text_action
-from orchard.workers.harnesses.mini_swe_agent import TextWords, ToolCallWords
 from orchard.workers.harnesses.programs.catalog import MINI_SWE_AGENT
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from tests.workers.conftest import SubprocessMachine
@@ -395,7 +395,7 @@ def test_the_program_asks_once_where_the_gateway_refuses(monkeypatch: pytest.Mon
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minisweagent", None)
-    harnesses._built_in.cache_clear()
+    plugins._load.cache_clear()
     for name in ("mini-swe-agent", "mini-swe-agent-text"):
         with pytest.raises(UnknownHarness, match=r"pip install 'orchard-pipeline\[mini-swe-agent\]'"):
             get_harness(name)
