@@ -1,4 +1,4 @@
-"""An orchestrator's line to an agent: the agent's HTTP face as typed calls."""
+"""An orchestrator's client of an agent's HTTP interface."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -25,10 +25,10 @@ from orchard.injector.exchange import Answer, Exchange, Sized
 from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds: a node that is lost does not refuse, it is silent."""
+"""Seconds; a lost node does not refuse connections, it is silent."""
 INTRODUCTION = "/introduction"
 _NO_SUCH_ROUTE = (404, 405)
-"""Without a reason: every error that the agent knows has one."""
+"""Statuses of an unknown route, when sent without a reason: every error of the agent has one."""
 AGENT_REPLACED = "agent_replaced"
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ Reply = aiohttp.ClientResponse | Answer
 
 
 class AgentUnreachable(SandboxUnavailable):
-    """No connection could be made: nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
     default_reason = "agent_unreachable"
 
@@ -45,8 +45,8 @@ class AgentUnreachable(SandboxUnavailable):
 class AgentConnection:
     """Calls over one aiohttp connector (a unix socket, or an address).
 
-    With a seal every request is sealed and every answer must be: one that is not by the agent which was given
-    the key raises SandboxFailed (`agent_replaced`).
+    With a seal every request is sealed and every response must be: one from another agent than the one that
+    was given the key raises SandboxFailed (`agent_replaced`).
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class AgentConnection:
         owns_connector: bool = True,
         exchange: Exchange | None = None,
     ) -> None:
-        """`exchange`: to the same agent, for what is whole in both directions; it is closed with this."""
+        """`exchange`: connections to the same agent for requests that are whole in both directions; closed
+        with this."""
         self._exchange = exchange
         self._address = URL(address)
         self._seal = seal
@@ -71,17 +72,17 @@ class AgentConnection:
         )
 
     async def close(self) -> None:
-        """Close all connections, those of a connector that others use excepted."""
+        """Close all connections, except those of a shared connector."""
         if self._exchange is not None:
             self._exchange.close()
         await self._session.close()
 
     async def introduce(self) -> None:
-        """Give the agent its key, which it proves to have by its answer. Harmless to repeat.
+        """Give the agent its key, which its response proves. Safe to repeat.
 
-        The key goes over the network as it is: only for an agent in whose sandbox no command can have run
-        yet, since what took an agent's place would learn the key; all others prove it by any answer. Raises
-        SandboxFailed (`agent_replaced`) when the agent has another key or its answer proves nothing.
+        The key travels in the clear: introduce only to an agent in whose sandbox no command can have run yet,
+        since an impostor would learn the key; all others prove it by any response. Raises SandboxFailed
+        (`agent_replaced`) when the agent has another key or its response proves nothing.
         """
         assert self._seal is not None, "an introduction needs a key"
         body = msgspec.json.encode({"key": self._seal.key.hex(), "time": self._seal.now()})
@@ -97,10 +98,10 @@ class AgentConnection:
         params: Parameters | None = None,
         key: str | None = None,
     ) -> T:
-        """Send `body` (a record, bytes or pieces of bytes), decode the JSON answer as `kind`.
+        """Send `body` (a record, bytes or pieces of bytes) and decode the JSON response as `kind`.
 
-        Raises what the agent's answer stands for; AgentUnreachable when it could not be asked and
-        SandboxUnavailable when it vanished before it answered.
+        Raises the error that the response stands for, AgentUnreachable when nothing could be sent and
+        SandboxUnavailable when the agent vanished before it responded.
         """
         url = self._url(path, params)
         headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
@@ -132,7 +133,7 @@ class AgentConnection:
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The answer of a GET in pieces; the same errors, also while it is read."""
+        """Yield the response of a GET in pieces. Raises the same errors as `call`, also while it is read."""
         url = self._url(path, params)
         headers = _traced()
         sealed = self._sealed("GET", url, headers, None)
@@ -151,9 +152,9 @@ class AgentConnection:
                 yield _whole(data)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the agent; the same errors, but without the agent's sentence.
+        """Open a WebSocket. Raises the same errors as `call`, without the agent's sentence.
 
-        Its handshake is sealed, its messages are not: they come over a connection that nobody can take over.
+        Its handshake is sealed, its messages are not: nobody can take over the connection they come by.
         """
         url = self._url(path, None)
         headers = _traced()
@@ -185,7 +186,7 @@ class AgentConnection:
         return wire.url(str(self._address.join(URL(path))), params)
 
     def _sealed(self, method: str, url: URL, headers: dict[str, str], body: Any) -> SealedRequest | None:
-        """Seal a request, adding to its headers."""
+        """Seal a request by adding to its headers."""
         if self._seal is None:
             return None
         content = body or b"" if isinstance(body, bytes | None) else None
@@ -197,13 +198,13 @@ class AgentConnection:
 
 
 def _traced() -> dict[str, str]:
-    """So that the agent's log can be read beside ours."""
+    """Header that relates the agent's log to this one."""
     request_id = REQUEST_ID.get()
     return {} if request_id is None else {REQUEST_ID_HEADER: request_id}
 
 
 class _NotSealed(SandboxFailed):
-    """An answer that the agent with the key did not make."""
+    """The response was not made by the agent with the key."""
 
     default_reason = AGENT_REPLACED
 
@@ -212,7 +213,7 @@ class _NotSealed(SandboxFailed):
 
 
 class _Line(aiohttp.ClientWebSocketResponse):
-    """One that remembers how the server answered the handshake."""
+    """A WebSocket that keeps the headers of the handshake's response."""
 
     @property
     def handshake(self) -> Mapping[str, str]:
@@ -280,7 +281,7 @@ async def _asked(
 
 
 def _refused(reply: Reply, method: str, path: str, data: bytes) -> None:
-    """Raise what an answer stands for that is an error."""
+    """Raise the error that an unsuccessful response stands for."""
     if reply.status < 400:
         return
     if _unknown_there(reply):
@@ -293,7 +294,7 @@ def _unknown_there(reply: Reply) -> bool:
 
 
 def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
-    """Agent and orchestrator are of versions that do not understand each other; asking again is no help."""
+    """The error for versions of agent and orchestrator that do not fit; retrying does not help."""
     version = headers.get(VERSION_HEADER, UNKNOWN)
     return SandboxError(
         f"the sandbox agent has version {version} and this orchestrator version {VERSION}, and they do not "

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that blocking code can use asynchronous code."""
+"""An event loop on a thread of its own, for blocking code that calls asynchronous code."""
 
 import asyncio
 import functools
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 
 class EventLoopThread:
-    """Runs coroutines for whoever calls from other threads.
+    """Runs coroutines for callers on other threads.
 
     It starts with its first use, and anew in a forked child, which has none of its parent's threads.
     """
@@ -27,7 +27,7 @@ class EventLoopThread:
         inheritance.watch(self)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, or its exception; on an interrupt it is cancelled."""
+        """Return the coroutine's result, or raise its exception; on an interrupt it is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._running())
         try:
             return future.result()
@@ -36,7 +36,7 @@ class EventLoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """The same for a function that must run where the loop is."""
+        """Call a function on the loop's thread."""
 
         async def there() -> T:
             return function()
@@ -50,7 +50,7 @@ class EventLoopThread:
         self._loop = None
 
     def forked(self) -> None:
-        """Whoever held the lock is not here to give it back, nor the thread that ran the loop."""
+        """Replace the lock, whose holder does not exist in the child, and drop the parent's loop."""
         self._starting = threading.Lock()
         if self._loop is not None:
             inheritance.part_with(self._loop)
@@ -66,7 +66,7 @@ class EventLoopThread:
 
 
 class Blocking(Generic[A]):
-    """For blocking code what an asynchronous object is for other code; its methods are made by `blocking`."""
+    """The blocking version of an asynchronous object; `blocking` makes its methods."""
 
     def __init__(self, loop: EventLoopThread, awaited: A) -> None:
         self._loop = loop
@@ -90,9 +90,9 @@ def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]], into: Callable[[EventLoopThread, T], R]
 ) -> Callable[Concatenate[Blocking[A], P], R]: ...
 def blocking(method: Callable[..., Any], into: Callable[[EventLoopThread, Any], Any] | None = None) -> Any:
-    """The method of a Blocking class that does what `method` of the awaited object does.
+    """Make a method of a Blocking class from `method` of the asynchronous object.
 
-    It has the same arguments, documentation and errors. `into` makes what it returns of an awaited object.
+    It has the same arguments, documentation and errors. `into` converts the result.
     """
 
     @functools.wraps(method)

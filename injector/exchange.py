@@ -1,7 +1,7 @@
-"""Whole requests and answers over a unix socket of this machine, in the HTTP/1.1 that its server speaks.
+"""A minimal HTTP/1.1 client over a unix socket, for whole requests and responses.
 
-Every request of a client sets off one to the agent. A client for any server, with redirects, cookies and
-proxies, takes a third of an orchestrator's processor time for that; this takes a tenth.
+Every request of a client causes one to the agent. A general client, with redirects, cookies and proxies,
+takes a third of an orchestrator's processor time for that; this one takes a tenth.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from typing import NamedTuple, cast
 from multidict import CIMultiDict
 
 WAITING = 1 << 19
-"""Bytes of a body that wait for the socket."""
+"""Bytes of a body that may wait for the socket."""
 GO_AHEAD = 100
 IDLE_SECONDS = 15.0
-"""A connection that was idle for longer is not used again: the server may just be closing it."""
+"""Seconds of idleness after which a connection is not reused: the server may just be closing it."""
 
 
 class Answer(NamedTuple):
-    """Its headers' names are in any case."""
+    """A response; names of headers are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Sized:
-    """Pieces of bytes, and how many bytes there are in all."""
+    """Pieces of bytes with their total size."""
 
     def __init__(self, pieces: AsyncIterator[bytes], size: int) -> None:
         self._pieces = pieces
@@ -37,10 +37,10 @@ class Sized:
 
 
 class Connection(asyncio.Protocol):
-    """One request after the other."""
+    """A connection that carries one request after the other."""
 
     def __init__(self, free: "dict[Connection, float]") -> None:
-        """Once it has answered it is in `free`, with the time, until it is taken or closed."""
+        """After a response it adds itself to `free`, with the time, until it is taken or closed."""
         self._free = free
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -49,27 +49,23 @@ class Connection(asyncio.Protocol):
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._begin = 0
-        """Where the body begins; 0 before the head is there."""
+        """Offset of the body; 0 before the head has come."""
         self._end = 0
         self._sending = False
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=WAITING)
         self._writable.set()
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._transport = None
         self._writable.set()
         self._free.pop(self, None)
@@ -77,7 +73,6 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionResetError("closed before the answer"))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self._answer is None:  # nobody asked
             self.close()
             return
@@ -116,7 +111,7 @@ class Connection(asyncio.Protocol):
             self._end += int(self._headers["Content-Length"])
 
     async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Send a request and wait. Raises ConnectionError where the answer does not come whole."""
+        """Send a request and return the response. Raises ConnectionError when that is incomplete."""
         if self._transport is None:
             raise ConnectionResetError("closed before the request")
         lines = [f"{method} {target} HTTP/1.1", "Host: agent", f"Content-Length: {len(body)}"]
@@ -127,9 +122,9 @@ class Connection(asyncio.Protocol):
         return await self._answered(answer)
 
     async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> Answer:
-        """Send a request and, once the server says so, `body`, that many bytes. Raises as `ask` does.
+        """Send a request, and `body` once the server answers `100 Continue`. Raises as `ask` does.
 
-        What the pieces raise is passed on, and the server sees a broken connection.
+        An exception of the pieces is passed on, and the server sees a broken connection.
         """
         answer = await self.ask("PUT", target, headers, b"")
         if answer.status != GO_AHEAD:
@@ -162,7 +157,7 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """At once; whoever waits has a ConnectionResetError."""
+        """Abort; a waiting caller gets a ConnectionResetError."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -177,14 +172,14 @@ def _parted(line: str) -> tuple[str, str, str]:
 
 
 class Exchange:
-    """Connections to the socket at `path`, kept for later requests."""
+    """A pool of connections to the socket at `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._free: dict[Connection, float] = {}
 
     async def connection(self) -> Connection:
-        """One that nobody uses. Raises OSError when there is no server."""
+        """Return an idle connection, or a new one. Raises OSError when there is no server."""
         loop = asyncio.get_running_loop()
         while self._free:
             connection, since = self._free.popitem()
@@ -195,6 +190,5 @@ class Exchange:
         return made
 
     def close(self) -> None:
-        """Close those that nobody uses."""
         for connection in list(self._free):
             connection.close()

@@ -1,7 +1,7 @@
 """The operations of the sandbox service as a table.
 
-The client sends them, the orchestrator serves them or passes them on, the OpenAPI document says them. The
-agent has an HTTP face of its own (`agent/server.py`), which pairs with those that are passed on to it.
+The client calls them, the orchestrator serves or forwards them, the OpenAPI document lists them. The agent
+has an HTTP interface of its own (`agent/server.py`) with the forwarded ones.
 """
 
 import re
@@ -58,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a request, and where."""
+    """One invalid field of a request, and where it is."""
 
     loc: list[str | int]
     msg: str
@@ -66,13 +66,13 @@ class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """422: the request does not fit, or can never be done."""
+    """Error 422: the request is invalid, or can never be satisfied."""
 
     detail: list[FieldProblem] | str
 
 
 class Parameter(NamedTuple):
-    """One of the query or the headers."""
+    """A parameter in the query or the headers."""
 
     name: str
     summary: str
@@ -82,33 +82,34 @@ class Parameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """`name` is of the orchestrator's handler, less the underscore; the agent does what has no handler."""
+    """One operation; `name` is that of the orchestrator's handler without its underscore; one without
+    handler is forwarded to the agent."""
 
     method: str
     path: str
     name: str
     summary: str
     reply: Any = None
-    """Record of a 200 in JSON; None where there is none."""
+    """Record of a 200 response in JSON; None if there is none."""
     request: Any = None
     """Record of the body."""
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
-    """Beside those that any operation may answer with."""
+    """Errors in addition to those of every operation."""
     other_reply: Any = None
-    """Another record of a 200."""
+    """Alternative record of a 200 response."""
     reply_media: str | None = None
-    """What a 200 may be instead of JSON, or is where there is no record."""
+    """Alternative media type of a 200 response, or its only one if there is no record."""
     request_media: str | None = None
-    """What the body may be instead of JSON, or must be where there is no record."""
+    """Alternative media type of the body, or its only one if there is no record."""
     status: int = 200
     open: bool = False
-    """Answered without a key."""
+    """Whether it needs no key."""
     unlimited: bool = False
-    """Beyond all limits, because it lets go of what is there or says that it is needed."""
+    """Whether it is exempt from all limits, because it frees a resource or keeps one alive."""
 
     def at(self, name: str) -> str:
-        """The path, with `name` for the sandbox or the job."""
+        """Return the path for the sandbox or job `name`."""
         return re.sub(r"{\w+}", lambda _: name, self.path)
 
 
@@ -426,4 +427,4 @@ DELETE_IMAGE = Operation(
 )
 
 OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))
-"""All of the above, in this order."""
+"""All operations above, in this order."""

@@ -1,8 +1,8 @@
-"""What is wrong with a store, told without writing to it, also beside a running writer.
+"""Finds what is wrong with a store without writing to it, also beside a running writer.
 
-All that is compared belongs together: the tables of one snapshot (`reader.Snapshot`). A look at everything
-takes sizes, rows and positions; a reading look compares every byte with its SHA-256, and every derived table
-with the rows that the events lead to.
+All that is compared belongs together: the tables of one snapshot (`reader.Snapshot`). A plain check compares
+sizes, rows and positions; a reading check compares every byte with its SHA-256, and every derived table with
+the rows that follow from the events.
 """
 
 from collections import Counter
@@ -32,21 +32,21 @@ _PIECE = 1024 * 1024
 
 @dataclass
 class Checked:
-    """What a look at a store has found."""
+    """Result of a check."""
 
     findings: list[str] = field(default_factory=list)
-    """What is wrong, a sentence each."""
+    """Problems, a sentence each."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Files by table that have no SHA-256, so that nobody can tell whether they are what was written."""
+    """Number of files without a SHA-256 by table, which cannot be verified."""
 
 
 def check(store_url: str, *, read: bool = False) -> list[str]:
-    """The findings of `examine`."""
+    """Return the findings of `examine`."""
     return examine(store_url, read=read).findings
 
 
 def examine(store_url: str, *, read: bool = False) -> Checked:
-    """Look at a store, and with `read` at every byte of it. Raises StorageError where there is none,
+    """Check a store, and with `read` every byte of it. Raises StorageError where there is none,
     StoreUnreachable."""
     location = existing(store_url)
     checked = Checked(_damaged_logs(location))
@@ -105,7 +105,7 @@ def _damaged_files(location: Location, table: str, stored: Stored, *, read: bool
 
 
 def _damage(location: Location, table: str, file: DataFile) -> Iterator[str]:
-    """A file whose bytes, or what the log says of it, are not what was written. Raises StoreUnreachable."""
+    """Yield the damage of a file: other bytes, or other rows than its log says. Raises StoreUnreachable."""
     key = location.key("tables", table, file.path)
     try:
         if not verify_file(location, table, file):
@@ -138,7 +138,7 @@ _SUSPECTS = {
         "campaign {}: requested is not finished + aborted + open"
     ),
 }
-"""Queries for what must not be, with what is said of each name that they give."""
+"""Queries for violations, with the finding for each name that they return."""
 
 
 def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
@@ -152,7 +152,7 @@ def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
 
 
 def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
-    """Rows that are there twice, come after their table's position or are missing."""
+    """Yield rows that are duplicated, beyond their table's position, or missing."""
     written = snapshot.tables[EVENTS].watermark
     if snapshot.complete > written:
         yield f"progress: position {snapshot.complete}, events {written}: {mending(PROGRESS)}"
@@ -176,7 +176,7 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Ite
 
 
 def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
-    """Derived tables that have not the rows which the events lead to."""
+    """Yield derived tables that do not have the rows which follow from the events."""
     wanted: dict[str, list[int]] = {table: [0, 0] for table in DERIVED}
     for rows in read_events(snapshot.location, snapshot.tables[EVENTS].files, 0, FACT_COLUMNS):
         known = rows.filter(pc.field("sequence") <= snapshot.complete)

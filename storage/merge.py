@@ -1,9 +1,9 @@
-"""Which events a restored stream gets after those of the tables: pure decisions over two stories of one log.
+"""Merges a diverged stream into a restored one: pure decisions over two histories of one log.
 
 A stream that lost its end gives the lost sequences to new events. When the lost ones come back from the
-tables, the new ones follow them, in their order, with sequences of their own. What the tables accepted
-stands: a second outcome of a rollout, a second use of an attempt's number with all its events, and a second
-decision about a prompt are kept as `event.displaced`.
+tables, the new ones follow them, in their order, with new sequences. What the tables accepted stands: a
+second outcome of a rollout, a second use of an attempt's number with all its events, and a second decision
+about a prompt are kept as `event.displaced`.
 """
 
 import base64
@@ -36,7 +36,7 @@ _DECIDED = f"{EVENTS_PREFIX}.decided."
 
 
 class Story(NamedTuple):
-    """A message with its place: what both the stream and the tables can say of it."""
+    """A message with its sequence: what both the stream and the tables have of it."""
 
     sequence: int
     subject: str
@@ -57,7 +57,7 @@ class Merge:
     """Places the events of a stream that diverged, one after the other.
 
     `outcomes` are the newest done events of the tables by rollout; `lost` the tables' events that the stream
-    has no more; `start` the first free sequence.
+    no longer has; `start` the first free sequence.
     """
 
     def __init__(self, outcomes: dict[str, Outcome], lost: Iterable[Story], start: int) -> None:
@@ -78,7 +78,8 @@ class Merge:
                 self._decided.add(story.subject)
 
     def place(self, story: Story) -> Iterator[Story]:
-        """The messages that stand for one of the diverged stream; none when the tables have it already."""
+        """Yield the messages that replace one of the diverged stream; none when the tables have it
+        already."""
         if _fingerprint(story) in self._known:
             return
         event = _event(story)
@@ -120,8 +121,8 @@ class Merge:
         return ""
 
     def _renumbered(self, story: Story, event: Event) -> Story | None:
-        """A reopening names the sequence of the event that it supersedes, which may have moved: then it,
-        with the new sequence; else None."""
+        """Return a reopening with the new sequence of the event that it supersedes; None if that did not
+        move."""
         if event.type in TERMINAL_TYPES:
             return None
         try:
@@ -146,7 +147,7 @@ class Merge:
         return self._made(data, name, story, event)
 
     def _superseded(self, story: Story, event: Event) -> Story:
-        """What the worker itself publishes when its outcome is refused."""
+        """Return what the worker itself publishes when its outcome is refused."""
         known = self._outcomes[event.rollout_id or ""]
         data = AttemptSuperseded(
             accepted_attempt=known.attempt, accepted_sequence=known.sequence, refused_type=event.type
@@ -156,7 +157,7 @@ class Merge:
     def _made(
         self, data: msgspec.Struct, name: str, story: Story, about: Event, attempt: int | None = None
     ) -> Story:
-        """A message about an event of the diverged stream, at the same time."""
+        """Make a message about an event of the diverged stream, with its time."""
         event = make_event(
             data,
             id=name,
@@ -175,7 +176,7 @@ class Merge:
 
 
 def filler(sequence: int, time: int) -> Story:
-    """Holds the place of an event that is nowhere any more."""
+    """Return a placeholder for an event that no longer exists anywhere."""
     data = EventLost(reason="neither the stream nor the tables had it when the stream was restored")
     event = make_event(data, id=f"lost-{sequence}", source=SOURCE, campaign=_CAMPAIGN)
     return Story(sequence, event_subject(event), time, encode_event(event))

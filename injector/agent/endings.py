@@ -1,10 +1,10 @@
-"""How a command ended, as a word for programs and as the sentence that people read in `error`."""
+"""How a command ended: a value for programs, and the `error` text that people read."""
 
 from enum import StrEnum
 
 
 class Ending(StrEnum):
-    """As `JobEnding` of the HTTP contract, where each is explained."""
+    """Values of `JobEnding` in the HTTP contract, which explains each."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -26,4 +26,4 @@ SENTENCES = {
     Ending.SANDBOX_DELETED: "the sandbox was deleted",
     Ending.SANDBOX_RESTORED: "the sandbox was restored",
 }
-"""`error` of the endings that need no details."""
+"""`error` texts of the endings that need no details."""

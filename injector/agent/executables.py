@@ -1,4 +1,4 @@
-"""Static executables of a few hundred bytes, made from machine code: they need nothing of where they run."""
+"""Writes static executables of a few hundred bytes from machine code; they need nothing of the image."""
 
 import struct
 
@@ -8,7 +8,8 @@ _HEADERS = 64 + 56
 
 
 def elf(machine: str, code: bytes) -> bytes:
-    """An ELF executable for `machine` (as `os.uname` names it) that begins with the first byte of `code`.
+    """Return an ELF executable for `machine` (as `os.uname` names it) whose entry is the first byte of
+    `code`.
 
     Raises KeyError for an unknown machine.
     """

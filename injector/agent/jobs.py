@@ -1,8 +1,9 @@
-"""Commands of one sandbox: started once, timed, bounded, kept so that their results can be asked for again.
+"""Commands of one sandbox: each starts once, has a time limit and bounded output, and is kept for later
+queries.
 
-A sandbox that lives long must not cost its agent more and more memory. So of finished jobs the newest
-RETAINED_JOBS are kept, their output up to RETAINED_OUTPUT bytes; of older ones only that their idempotency
-key was used, so that a late repetition is refused and never runs again.
+A long-lived sandbox must not cost its agent ever more memory. Of finished jobs the newest RETAINED_JOBS are
+kept, with up to RETAINED_OUTPUT bytes of output; of older ones only the idempotency key, so that a late retry
+is refused and never runs again.
 """
 
 import asyncio
@@ -30,18 +31,17 @@ from orchard.injector.agent.spawning import Failure, Report, Spawner
 
 TIMEOUT_EXIT_CODE = 124
 NOT_FOUND_EXIT_CODE = 127
-"""Of a command that could not be started, as shells have it; `error` says why."""
+"""Exit code of a command that could not be started, as in shells; `error` says why."""
 OUTPUT_LIMIT = 10 * 1024 * 1024
 RETAINED_OUTPUT = 64 * 1024 * 1024
-"""Bytes of finished jobs' commands and output kept for a sandbox; the oldest are forgotten first."""
+"""Bytes of finished jobs' commands and output kept for a sandbox; the oldest are dropped first."""
 RETAINED_JOBS = 1000
-"""Finished jobs kept for a sandbox."""
 REMEMBERED_KEYS = 100_000
-"""Idempotency keys of jobs that are no longer kept; a hundred bytes each."""
+"""Idempotency keys of dropped jobs that are remembered, a hundred bytes each."""
 
 
 class OutputForgotten(Conflict):
-    """The job ran, but its output, or all of it, was dropped to make room."""
+    """The job ran, but its output or its whole record was dropped to make room."""
 
     reason = "output_forgotten"
 
@@ -56,8 +56,6 @@ class Verdict(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class TrackedJob:
-    """One command. Times are epoch seconds."""
-
     job_id: str
     sandbox_id: str
     command: str | list[str]
@@ -68,26 +66,26 @@ class TrackedJob:
     started_at: float | None = None
     completed_at: float | None = None
     verdict: Verdict | None = None
-    """Known once its process has ended, which may be before all that it printed has come."""
+    """Known once the process has ended, which may be before all its output has come."""
     output_open: bool = False
-    """Others could still write to its output when the job was ended."""
+    """Whether other processes could still write to its output when the job ended."""
     oom_killed: bool = False
-    """The kernel killed a process of the sandbox for memory while the job ran."""
+    """Whether the kernel killed a process of the sandbox for memory while the job ran."""
     oom_kills_before: int = 0
     key: str | None = None
     request_digest: bytes = b""
-    """What a repetition under the same key must ask for."""
+    """Digest of the request; a retry under the same key must have the same."""
     forgotten: bool = False
     readers: int = 0
-    """Requests that are about to report it: until then nothing is forgotten."""
+    """Requests that are about to report the job; its output is not dropped meanwhile."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_for: Ending | None = None
-    """Why we killed it, when we did."""
+    """Why the agent killed it, if it did."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, when it printed something or ended."""
+    """Set, and replaced, when there is new output or the job ended."""
 
     def printing(self, output: BoundedOutput) -> Callable[[bytes], None]:
-        """Takes what it prints into `output`, one of its two."""
+        """Return a consumer that adds to `output`, one of the job's two, and notifies followers."""
 
         def printed(data: bytes) -> None:
             output.add(data)
@@ -96,24 +94,24 @@ class TrackedJob:
         return printed
 
     def tell(self) -> None:
-        """Wake who follows it."""
+        """Notify followers that there is news."""
         news, self.news = self.news, asyncio.Event()
         news.set()
 
     @property
     def held(self) -> int:
-        """Bytes that grow with what was asked for and printed."""
+        """Bytes of its command and kept output."""
         words = [self.command] if isinstance(self.command, str) else self.command
         return self.out.kept + self.err.kept + sum(map(len, words))
 
     def cut_off(self) -> None:
-        """The sandbox ended before its output had: what it did by itself is not known to be all."""
+        """Discard a normal exit: the sandbox ended before the output did, so the output may be incomplete."""
         if self.verdict is not None and self.verdict.ending is Ending.EXITED:
             self.verdict = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Around a request that will report the job."""
+        """Keep the job's output while a request reads it. A context manager."""
         self.readers += 1
         try:
             yield
@@ -121,13 +119,13 @@ class TrackedJob:
             self.readers -= 1
 
     def document(self) -> dict[str, Any]:
-        """The record of the HTTP contract."""
+        """Return the job record of the HTTP contract."""
         if self.forgotten:
             raise OutputForgotten(f"the output of job {self.job_id} was dropped to make room for newer ones")
         return {**self.summary(), "stdout": self.out.text(), "stderr": self.err.text()}
 
     def summary(self) -> dict[str, Any]:
-        """The same without what it printed."""
+        """The job record without output."""
         return {
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
@@ -139,7 +137,7 @@ class TrackedJob:
         }
 
     def outcome(self) -> dict[str, Any]:
-        """Of the record, how it ended."""
+        """Fields of the job record that say how it ended."""
         known = self.verdict if self.done.is_set() else None
         return {
             "status": self.status,
@@ -155,13 +153,11 @@ class TrackedJob:
 
 
 class Jobs:
-    """The jobs of one sandbox."""
-
     def __init__(self, sandbox_id: str, spawner: Spawner, machine: Machine) -> None:
         self._sandbox_id = sandbox_id
         self._spawner = spawner
         self.machine = machine
-        """Where the next command runs."""
+        """The sandbox that the next command enters."""
         self._jobs: dict[str, TrackedJob] = {}
         self._keys: dict[str, TrackedJob] = {}
         self._spent_keys: dict[bytes, None] = {}
@@ -171,7 +167,7 @@ class Jobs:
         self._held = 0
 
     def get(self, job_id: str) -> TrackedJob:
-        """Raises NotFound."""
+        """Raise NotFound for an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound(
@@ -181,19 +177,18 @@ class Jobs:
         return job
 
     def summaries(self) -> list[dict[str, Any]]:
-        """All that are kept, oldest first, without what they printed."""
+        """Records of all kept jobs, oldest first, without output."""
         return [job.summary() for job in self._jobs.values()]
 
     @property
     def running(self) -> bool:
-        """Whether any job has not ended."""
         return any(not job.done.is_set() for job in self._jobs.values())
 
     async def start(self, request: Mapping[str, Any], key: str | None) -> TrackedJob:
-        """Start the command of an exec request; with the `key` of an earlier start, return that job.
+        """Start the command of an exec request; return the existing job for a `key` that was used before.
 
-        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept,
-        and RequestInvalid for a user that there is not.
+        Raises Conflict when the key was used for another request, OutputForgotten when its job is no longer
+        kept, and RequestInvalid for an unknown user.
         """
         asked = b"" if key is None else _digest(json.dumps(request, sort_keys=True))
         if key is not None:
@@ -225,19 +220,19 @@ class Jobs:
         return job
 
     def cancel(self, job_id: str) -> TrackedJob:
-        """Kill the job's process group; nothing when it has ended."""
+        """Kill the job's process group; does nothing once it has ended."""
         job = self.get(job_id)
         self._stop(job, Ending.CANCELLED)
         return job
 
     def abandon(self, why: Ending) -> None:
-        """End all jobs: the sandbox is gone or going."""
+        """Record why unfinished jobs end: the sandbox is gone or about to go."""
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.stopped_for = job.stopped_for or why
 
     def settle(self, why: Ending) -> None:
-        """After the sandbox is gone: whoever still waits is told, nothing stays open."""
+        """Complete all unfinished jobs and close their pipes, after the sandbox is gone."""
         for task in self._draining:
             task.cancel()
         for job in self._jobs.values():
@@ -302,7 +297,7 @@ class Jobs:
         return report
 
     async def _drain(self, job: TrackedJob, readers: list[PipeReader]) -> None:
-        """End the job when its output has: what passes through others comes after its own end."""
+        """End the job when its output has ended: filters may print after the command's own exit."""
         machine = self.machine
         try:
             await drained(readers, machine.entrance, lambda: job.out.total + job.err.total)
@@ -321,7 +316,7 @@ class Jobs:
         # Else the sandbox is ending: `settle` tells the caller, once the sandbox itself says that it failed.
 
     def _judged(self, job: TrackedJob, status: int, failure: Failure | None) -> Verdict | None:
-        """How its process ended; None: with the sandbox, of which more is known later."""
+        """Return how its process ended; None: it ended with the sandbox, which will say more later."""
         if failure is not None:
             return Verdict(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
         code = os.waitstatus_to_exitcode(status)
@@ -344,7 +339,7 @@ class Jobs:
         self._make_room(job)
 
     def _make_room(self, newest: TrackedJob) -> None:
-        """Forget the oldest finished jobs, not those that somebody is about to report."""
+        """Drop the oldest finished jobs, except those that a request is about to report."""
         surplus = len(self._finished) - RETAINED_JOBS
         if surplus <= 0 and self._held <= RETAINED_OUTPUT:
             return
@@ -389,7 +384,7 @@ def _of_failure(failure: Failure) -> Ending:
 
 
 def _by_itself(job: TrackedJob, code: int) -> Verdict:
-    """Of a command that nothing stopped; of one of its own that was killed, a shell says 128 + 9."""
+    """Judge a command that ended by itself; 128 + 9 is a shell's exit code for a child killed by SIGKILL."""
     if job.oom_killed and code == 128 + signal.SIGKILL:
         return Verdict(Ending.OUT_OF_MEMORY, code, SENTENCES[Ending.OUT_OF_MEMORY])
     if code == NOT_FOUND_EXIT_CODE and isinstance(job.command, str):

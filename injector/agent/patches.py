@@ -1,4 +1,4 @@
-"""Applying a patch: data on the standard input of a program of the image, never part of a shell line."""
+"""Applies a patch: data on the standard input of a program of the image, never part of a shell line."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _PATCH = ["patch", "-p1", "-N"]
 
 
 async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Apply `patch` in `cwd`, by git where the image has it, else by patch. Returns the contract's record."""
+    """Apply `patch` in `cwd`, by git if the image has it, else by patch. Returns the contract's record."""
     job, ended = await _run(jobs, request, _GIT, _GIT_ENVIRONMENT, key)
     if ended.ending in (Ending.NOT_FOUND, Ending.NOT_PERMITTED):
         job, ended = await _run(jobs, request, _PATCH, {}, None if key is None else f"{key} patch")

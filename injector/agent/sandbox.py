@@ -1,4 +1,4 @@
-"""One sandbox of an agent: its state, what it may be asked for in it, and its record."""
+"""One sandbox of an agent: its state and its record."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from orchard.injector.agent.snapshots import Snapshots
 
 NAMESPACE = "local"
 MOST_WATCHES = 8
-"""Of files, of one sandbox at once."""
+"""Concurrent file watches of one sandbox."""
 
 
 class Sandbox:
@@ -27,9 +27,9 @@ class Sandbox:
         self.status_message = ""
         self.reason = ""
         self.settled = asyncio.Event()
-        """No longer pending."""
+        """Set when it is no longer pending."""
         self.ended = asyncio.Event()
-        """It failed, or is being deleted."""
+        """Set when it failed, is being deleted or restored."""
         self.machine: Machine | None = None
         self.jobs: Jobs | None = None
         self.touched = time.monotonic()
@@ -42,11 +42,11 @@ class Sandbox:
         self._pausing = asyncio.Lock()
         self.snapshots = Snapshots()
         self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[str]]]] = {}
-        """By idempotency key: what was asked for, and the ids of the sandboxes made of it."""
+        """Requests by idempotency key, with the ids of the sandboxes made from them."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around one watch of files. Raises Conflict for one too many."""
+        """Count a file watch. A context manager; raises Conflict for one too many."""
         if self.watches >= MOST_WATCHES:
             raise Conflict(
                 f"sandbox {self.spec.sandbox_id} has {MOST_WATCHES} watches of files: end one, or watch a "
@@ -67,14 +67,14 @@ class Sandbox:
             self.ended.set()
 
     def begin_again(self) -> None:
-        """Turn from `ready` to `pending`: whoever holds on to what it was is told that it ended."""
+        """Turn from `ready` to `pending`, for a restore, and notify whoever uses the old state."""
         self.status = "pending"
         self.settled.clear()
         self.ended.set()
         self.ended = asyncio.Event()
 
     def document(self) -> dict[str, Any]:
-        """The record of the HTTP contract."""
+        """Return the sandbox record of the HTTP contract."""
         return {
             "sandbox_id": self.spec.sandbox_id,
             "namespace": NAMESPACE,
@@ -93,7 +93,7 @@ class Sandbox:
         }
 
     def ready(self) -> tuple[Machine, Jobs]:
-        """Its machine and jobs. Raises SandboxGone when it failed, Conflict while it is pending."""
+        """Return its machine and jobs. Raises SandboxGone when it failed, Conflict while it is pending."""
         if self.status == "failed":
             raise SandboxGone(
                 f"sandbox {self.spec.sandbox_id} failed: {self.status_message}", reason=self.reason
@@ -103,7 +103,7 @@ class Sandbox:
         return self.machine, self.jobs
 
     async def pausing(self, machine: Machine, frozen: bool) -> None:
-        """Freeze the processes of `machine`, its own, or let them go on."""
+        """Freeze or resume the processes of `machine`."""
         async with self._pausing:
             if frozen:
                 self.paused = True  # before anything is waited for: no command starts any more
@@ -117,7 +117,7 @@ class Sandbox:
                     self.paused = frozen
 
     def running(self) -> tuple[Machine, Jobs]:
-        """The same for commands. Raises Conflict (`paused`), too."""
+        """Return the same as `ready`, for commands. Raises Conflict (`paused`) too."""
         if self.paused:
             raise Conflict(f"sandbox {self.spec.sandbox_id} is paused: resume it first", reason="paused")
         return self.ready()

@@ -1,4 +1,4 @@
-"""The sandboxes an agent holds: their states, who waits for them, when they expire."""
+"""Registry of an agent's sandboxes: creates, restores, expires and deletes them."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from orchard.injector.agent.spawning import Spawner
 
 RECORD = "record.json"
 REMEMBERED_FORKS = 1000
-"""Requests to fork one sandbox whose repetition returns what the first one made."""
+"""Fork requests of one sandbox that are remembered, so that a retry returns the first result."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class Sandboxes:
     """All sandboxes of an agent.
 
-    Records lie in `directory`, so that the next agent can answer for them; None: there will be no next one.
+    Records are kept in `directory`, so that the next agent can report them; None: there will be no next one.
     """
 
     def __init__(self, directory: Path | None, host: Host, spawner: Spawner) -> None:
@@ -51,7 +51,7 @@ class Sandboxes:
         return iter(list(self._sandboxes.values()))
 
     def recover(self) -> None:
-        """Answer `failed` for the sandboxes of an agent that died: they died with it."""
+        """Report the sandboxes of an agent that died as `failed`: they died with it."""
         for path in [] if self._directory is None else sorted(self._directory.glob(f"*/{RECORD}")):
             record = json.loads(path.read_text())
             sandbox = Sandbox(SandboxSpec(**record["spec"]), record["key"], record["created_at"])
@@ -60,18 +60,18 @@ class Sandboxes:
             self._arm(sandbox)
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """Raises NotFound."""
+        """Raise NotFound for an unknown id."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             raise NotFound(f"there is no sandbox {sandbox_id}")
         return sandbox
 
     def of_job(self, job_id: str) -> Sandbox:
-        """The sandbox a job belongs to, which is the first part of the job's id. Raises NotFound."""
+        """Return the sandbox of a job, whose id begins with the sandbox's. Raises NotFound."""
         return self.get(job_id.partition(".")[0])
 
     def create(self, spec: SandboxSpec, key: str | None) -> Sandbox:
-        """Begin to start a sandbox; an id of its own is made when `spec` has none.
+        """Start a sandbox; generates an id if `spec` has none.
 
         The same `key` again returns the first sandbox. Raises Conflict when the id is taken, or the key was
         used for another request.
@@ -87,10 +87,10 @@ class Sandboxes:
         return sandbox
 
     async def fork(self, origin: Sandbox, request: Mapping[str, Any], key: str | None) -> list[Sandbox]:
-        """Sandboxes that start from the file system of `origin` as it is before this returns.
+        """Make sandboxes from the file system that `origin` has before this returns.
 
         `request` has `count` and, where the new ones differ, fields of SandboxSpec and `sandbox_ids`. The
-        same `key` again returns the first ones, as long as `origin` is there. Raises RequestInvalid, Conflict
+        same `key` again returns the first ones, as long as `origin` exists. Raises RequestInvalid, Conflict
         for ids that are taken, and what `Machine.template` raises; then there are no new sandboxes.
         """
         if key is not None and key in origin.forks:
@@ -128,9 +128,9 @@ class Sandboxes:
         return [fork.spec.sandbox_id for fork in forks]
 
     async def restore(self, sandbox: Sandbox, name: str) -> None:
-        """Let it start again from its snapshot of this name; returns when it did, or failed.
+        """Restart the sandbox from its snapshot of this name; returns when it is ready or failed.
 
-        Its jobs end, watches and tunnels too. Raises NotFound, Conflict while it is being restored, and what
+        Its jobs, watches and tunnels end. Raises NotFound, Conflict while it is being restored, and what
         `Sandbox.ready` raises.
         """
         sandbox.ready()
@@ -151,7 +151,6 @@ class Sandboxes:
             await self._start(sandbox, template.create)
 
     def _add(self, spec: SandboxSpec, key: str | None) -> Sandbox:
-        """A new sandbox, pending."""
         self._check_free(spec)
         if not spec.sandbox_id:
             spec = replace(spec, sandbox_id=self._new_id())
@@ -166,7 +165,7 @@ class Sandboxes:
             raise Conflict(f"there is a sandbox {spec.sandbox_id} already", reason="exists")
 
     async def wait(self, sandbox_id: str, timeout: float) -> Sandbox:
-        """The sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
+        """Return the sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
         sandbox = self.get(sandbox_id)
         try:
             async with asyncio.timeout(timeout):
@@ -176,7 +175,7 @@ class Sandboxes:
         return sandbox
 
     async def delete(self, sandbox_id: str) -> None:
-        """Kill and remove the sandbox; nothing when there is none. Returns when it is gone."""
+        """Kill and remove the sandbox; does nothing when there is none. Returns when it is gone."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             return
@@ -185,12 +184,12 @@ class Sandboxes:
         await asyncio.shield(sandbox.deleting)
 
     async def close(self) -> None:
-        """Delete all sandboxes: the agent is going, in order."""
+        """Delete all sandboxes, because the agent ends."""
         await asyncio.gather(*(self.delete(sandbox.spec.sandbox_id) for sandbox in self))
 
     @contextmanager
     def active(self, sandbox: Sandbox) -> Iterator[None]:
-        """Around a request: a sandbox with somebody at the other end of the line does not expire."""
+        """Keep the sandbox from expiring while a request is open. A context manager."""
         sandbox.in_flight += 1
         try:
             yield
@@ -300,7 +299,7 @@ class Sandboxes:
 
 
 def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[SandboxSpec]:
-    """What the forks are to be: as `origin` where `request` says nothing. Raises RequestInvalid."""
+    """Specifications of the forks: those of `origin` where `request` says nothing. Raises RequestInvalid."""
     count = int(request.get("count") or 1)
     ids = request.get("sandbox_ids") or [""] * count
     if len(ids) != count or len(set(ids) - {""}) not in (0, count):
@@ -314,7 +313,7 @@ def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[Sandbox
 
 
 def matching(sandboxes: Iterable[Sandbox], labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Documents of the sandboxes that carry all `labels`."""
+    """Records of the sandboxes that carry all `labels`."""
     return [
         sandbox.document()
         for sandbox in sandboxes

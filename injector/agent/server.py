@@ -1,4 +1,4 @@
-"""The agent's HTTP face: the sandbox contract for whoever may open its socket, an orchestrator."""
+"""The agent's HTTP interface, which an orchestrator calls: handlers of the sandbox contract."""
 
 import asyncio
 import json
@@ -36,9 +36,9 @@ WORKSPACE = "/workspace"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one frame of a terminal session."""
 FAREWELL = 1.0
-"""Seconds that the other end of a tunnel has to close the line too."""
+"""Seconds that the other end of a tunnel has to close its connection."""
 EXEC_WAIT_MARGIN = 30.0
-"""Seconds a waiting exec is held beyond the command's own timeout."""
+"""Seconds that a waiting exec is held beyond the command's own timeout."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,12 +50,12 @@ def _json(document: Any) -> web.Response:
 
 
 def _exact(document: Any) -> web.Response:
-    """Of paths and names: bytes that are not UTF-8 are lone surrogates, escaped."""
+    """Respond with paths and names, in which bytes that are not UTF-8 are escaped lone surrogates."""
     return web.Response(body=json.dumps(document).encode(), content_type="application/json")
 
 
 class AgentServer:
-    """Handlers; every one on a sandbox counts as a sign of life for it."""
+    """Handlers; every request on a sandbox resets its expiry."""
 
     def __init__(self, sandboxes: Sandboxes, host: Host) -> None:
         self._sandboxes = sandboxes
@@ -63,7 +63,7 @@ class AgentServer:
         self._tunnels = Tunnels()
 
     def application(self, *middlewares: Middleware) -> web.Application:
-        """The aiohttp application; `middlewares` come before every handler."""
+        """Build the aiohttp application; `middlewares` run before every handler."""
         app = web.Application(middlewares=[_errors, *middlewares], client_max_size=1 << 40)
         held = self._held
         app.add_routes(
@@ -103,7 +103,7 @@ class AgentServer:
         return app
 
     def _held(self, work: Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]) -> Handler:
-        """A handler on a sandbox, which does not expire meanwhile."""
+        """Wrap a handler on a sandbox, which does not expire meanwhile."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             sandbox = self._sandboxes.get(request.match_info["id"])
@@ -336,7 +336,7 @@ def _error(error: AgentError) -> web.Response:
 
 
 async def _finished(job: TrackedJob, timeout: float) -> web.Response:
-    """The job when it has ended, or in whatever state it is after `timeout` seconds."""
+    """Respond with the job once it has ended, or in its state after `timeout` seconds."""
     with job.kept():
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -345,7 +345,7 @@ async def _finished(job: TrackedJob, timeout: float) -> web.Response:
 
 
 async def _job_reply(job: TrackedJob) -> web.Response:
-    """Large outputs are decoded and encoded in a thread, so that other sandboxes are not held up."""
+    """Respond with the job; encodes large outputs in a thread, so that other sandboxes are not delayed."""
     if job.out.kept + job.err.kept < files.CHUNK:
         return _json(job.document())
     return await asyncio.to_thread(lambda: _json(job.document()))
@@ -356,7 +356,7 @@ def _seconds(request: web.Request) -> float:
 
 
 def _path(request: web.Request, machine: Machine, default: str | None = None) -> str:
-    """Absolute; a relative one starts where the image says that its commands do."""
+    """The query's path, absolute; a relative one starts in the image's working directory."""
     path = query(request).get("path", default)
     if path is None:
         raise RequestInvalid("the query needs `path`")
@@ -378,7 +378,7 @@ def _mode(request: web.Request) -> int | None:
 
 @contextmanager
 def _root(machine: Machine) -> Iterator[int]:
-    """The root for one operation: the machine's own number may be another's before a thread uses it."""
+    """A duplicate of the root's descriptor, because the machine may close its own before a thread uses it."""
     if machine.root < 0:
         raise SandboxGone("the sandbox is gone", reason="deleted")
     root = os.dup(machine.root)
@@ -389,14 +389,14 @@ def _root(machine: Machine) -> Iterator[int]:
 
 
 async def _first(source: IO[bytes], size: int) -> AsyncIterator[bytes]:
-    """Of a file as much as it had. What is added meanwhile is not waited for: a task could do so for ever."""
+    """Yield `size` bytes; what is added meanwhile is ignored, since a task could add for ever."""
     while size > 0 and (piece := await asyncio.to_thread(source.read, min(size, files.CHUNK))):
         size -= len(piece)
         yield piece
 
 
 async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:
-    """Look at a file without holding up other sandboxes."""
+    """Work on a file in a thread, without delaying other sandboxes."""
 
     with ExitStack() as kept:
         root = kept.enter_context(_root(machine))

@@ -1,4 +1,4 @@
-"""The agent's HTTP face for what happens to a sandbox as a whole: pauses, and snapshots by name."""
+"""HTTP handlers: pause, resume, snapshot, restore."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,18 +12,15 @@ from orchard.injector.agent.sandbox import Sandbox
 from orchard.injector.agent.sandboxes import Sandboxes
 
 Held = Callable[[Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]], Handler]
-"""Makes a handler of work on a sandbox."""
+"""Wraps a function on a sandbox as a handler."""
 
 
 class StateRequests:
-    """Handlers."""
-
     def __init__(self, sandboxes: Sandboxes, held: Held) -> None:
         self._sandboxes = sandboxes
         self._held = held
 
     def routes(self) -> list[web.RouteDef]:
-        """For the agent's application."""
         held, snapshots = self._held, "/sandboxes/{id}/snapshots"
         return [
             web.post("/sandboxes/{id}/pause", held(self._pause)),
@@ -41,7 +38,7 @@ class StateRequests:
         return await self._frozen(sandbox, False)
 
     async def _frozen(self, sandbox: Sandbox, frozen: bool) -> web.Response:
-        """To its end, though whoever asks may be gone."""
+        """Finishes even if the client disconnects."""
         machine, _ = sandbox.ready()
         await asyncio.shield(asyncio.ensure_future(sandbox.pausing(machine, frozen)))
         said = "paused" if frozen else "resumed"

@@ -1,7 +1,7 @@
-"""Signs of life: when a sandbox was last asked for anything, written on its Pod now and then.
+"""Records on its Pod when a sandbox was last used.
 
-A sandbox that lives only `ttl_seconds` after its last request has that time written at most every quarter of
-it, so what is written may be a quarter too old; `DUE` allows for that.
+For a sandbox with `ttl_seconds` the time is written at most every quarter of that, so it may be a quarter too
+old, which `DUE` allows for.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
-"""Of its time to live: how late the written time may be."""
+"""Fraction of the time to live by which the written time may be late."""
 DUE = 1 + SHARE
-"""Times to live after the written time, a sandbox has expired."""
+"""Multiple of the time to live after the written time, when a sandbox has expired."""
 TICK = 1.0
-"""Seconds between looks at the requests that are under way."""
+"""Seconds between checks of open requests."""
 
 log = logging.getLogger(__name__)
 
 
 class Activity(Going):
-    """What is going on with the sandboxes of one orchestrator."""
+    """Tracks the use of one orchestrator's sandboxes."""
 
     def __init__(self, api: ClusterApi, cache: PodCache) -> None:
         self._api = api
@@ -38,12 +38,12 @@ class Activity(Going):
         self._under_way: dict[str, tuple[Pod, int]] = {}
         self._lines: list[tuple[Pod, aiohttp.ClientWebSocketResponse]] = []
         self._written: dict[str, float] = {}
-        """When we wrote last, by the Pod's uid; the Pod itself may show it later."""
+        """Time of the last write by the Pod's uid; the cached Pod may show it later."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         cache.listen(self._changed)
 
     async def close(self) -> None:
-        """Stop; what is being written gets a moment."""
+        """Stop; unfinished writes get a moment."""
         await super().close()
         writing = list(self._writing.values())
         if writing:
@@ -54,7 +54,7 @@ class Activity(Going):
 
     @contextmanager
     def request(self, pod: Pod) -> Iterator[None]:
-        """Around a request: its beginning, its end and the time between are signs of life."""
+        """Track a request: its beginning, its end and the time between count as use. A context manager."""
         if marks.birth(pod).request.ttl_seconds is None:
             yield
             return
@@ -72,7 +72,7 @@ class Activity(Going):
             self._touch(pod)
 
     def hold(self, pod: Pod, line: aiohttp.ClientWebSocketResponse) -> None:
-        """An open line is a sign of life."""
+        """Count an open WebSocket as use."""
         self._lines.append((pod, line))
 
     async def _go(self) -> None:

@@ -1,4 +1,4 @@
-"""Lines to the agents in the Pods, and what it means when one of them does not answer."""
+"""Connections to the agents in the Pods, and the diagnosis when one does not respond."""
 
 import asyncio
 import time
@@ -29,17 +29,18 @@ from orchard.injector.kubernetes.status import Verdict, judge
 from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 
 VERDICT_GRACE = 5.0
-"""Seconds that a silent agent's Pod gets to say why: the kubelet reports a container's end that late."""
+"""Seconds that the Pod of a silent agent gets to say why: the kubelet reports a container's end that late."""
 RETRY_PAUSE = 0.2
-"""Seconds before an agent that could not be reached is tried again."""
+"""Seconds before an unreachable agent is tried again."""
 
 T = TypeVar("T")
 Work = Callable[[AgentConnection, str], Awaitable[T]]
-"""What to ask an agent; the text is the id that it was started with."""
+"""Sends a request to an agent; the text is the id that the agent was started with."""
 
 
 class Agents:
-    """One line for each Pod, all over one connector; an agent's key is derived anew by every orchestrator."""
+    """One connection for each Pod, all over one connector; every orchestrator derives the agents' keys
+    itself."""
 
     def __init__(
         self,
@@ -55,21 +56,20 @@ class Agents:
         self._settings = settings
         self._secret = secret
         self.fingerprint = marks.fingerprint(secret)
-        """Of the secret."""
+        """Fingerprint of the secret."""
         self._connector = aiohttp.TCPConnector(limit=0)
         self._lines: dict[tuple[str, str], AgentConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         cache.listen(self._changed)
 
     async def close(self) -> None:
-        """Close all lines."""
         for line in self._lines.values():
             await line.close()
         await asyncio.gather(*self._closing)
         await self._connector.close()
 
     def line(self, pod: Pod) -> AgentConnection:
-        """The line to a Pod's agent; nothing is sent yet."""
+        """Return the connection to a Pod's agent, without sending anything."""
         place = (pod.uid, pod.address)
         if place not in self._lines:
             host = f"[{pod.address}]" if ":" in pod.address else pod.address
@@ -79,11 +79,11 @@ class Agents:
         return self._lines[place]
 
     async def ask(self, sandbox_id: str, work: Work[T]) -> tuple[T, Pod]:
-        """Do `work` with the sandbox's agent; the Pod tells where it was done.
+        """Run `work` with the sandbox's agent; returns its result and the Pod.
 
-        Raises what `work` raises, and what is behind an agent's silence: SandboxNotFound, SandboxFailed
-        with the reason, SandboxConflict while the sandbox is pending; SandboxUnavailable when the agent
-        cannot be reached and its Pod does not say why. Work that was sent is never sent again here.
+        Raises what `work` raises, or the cause of an agent's silence: SandboxNotFound, SandboxFailed with the
+        reason, SandboxConflict while the sandbox is pending; SandboxUnavailable when the agent cannot be
+        reached and its Pod does not say why. A request that was sent is never sent again here.
         """
         pod = await self.usable(sandbox_id)
         deadline = asyncio.get_running_loop().time() + VERDICT_GRACE
@@ -96,7 +96,7 @@ class Agents:
                 pod = await self._after(error, pod, sandbox_id, deadline)
 
     async def _after(self, error: SandboxError, pod: Pod, sandbox_id: str, deadline: float) -> Pod:
-        """The Pod to ask again, after an error from before anything was sent; else raises what it means."""
+        """Return the Pod to ask again, if nothing was sent; else raise the cause of the error."""
         match error:
             case AgentUnreachable():
                 pod = await self._still_usable(pod, sandbox_id)
@@ -114,7 +114,8 @@ class Agents:
         raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
-        """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
+        """Return the Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict
+        (`pending`)."""
         await self._cache.synced(VERDICT_GRACE)
         pod = self._cache.sandbox(sandbox_id)
         if pod is None or not judge(pod, self._settings, time.time()).ready:
@@ -123,11 +124,11 @@ class Agents:
         return await self._insist(pod, sandbox_id)
 
     async def fail(self, pod: Pod, failure: marks.Failure) -> None:
-        """Make it known for good that a sandbox has failed; its processes are ended."""
+        """Mark a sandbox as failed for good, which ends its processes."""
         await mark_failed(self._api, self._cache, pod, failure)
 
     async def settled(self, pod: Pod, verdict: Verdict) -> Verdict:
-        """The verdict; a failure that the Pod could unsay is marked before anybody hears of it."""
+        """Return the verdict; a failure that the Pod may later not show is marked first."""
         if verdict.failed and not verdict.settled:
             await self.fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
         return verdict
@@ -150,11 +151,11 @@ class Agents:
         return pod
 
     async def _still_usable(self, pod: Pod, sandbox_id: str) -> Pod:
-        """The Pod as the API server knows it now. The same errors."""
+        """Fetch the Pod from the API server. Raises the same errors as `usable`."""
         return await self._insist(await self._cache.refresh(pod.name), sandbox_id)
 
     async def _explain(self, pod: Pod, sandbox_id: str, deadline: float) -> None:
-        """Raise why an agent went away, if its Pod comes to say so."""
+        """Raise the cause of an agent's silence, if its Pod comes to show it."""
         loop = asyncio.get_running_loop()
         deadline = max(deadline, loop.time() + VERDICT_GRACE)
         await self._still_usable(pod, sandbox_id)
@@ -163,7 +164,7 @@ class Agents:
             await self._insist(self._cache.named(pod.name), sandbox_id)
 
     async def _unless_failed(self, pod: Pod, work: Awaitable[T]) -> T:
-        """What `work` gives; given up once the Pod has failed or gone, which a lost node cannot tell."""
+        """Await `work`, but give up once the Pod has failed or gone: a lost node never answers."""
         working = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._end_of(pod))
         try:
@@ -177,7 +178,7 @@ class Agents:
             await asyncio.wait({working, ending})
 
     async def _end_of(self, pod: Pod) -> SandboxError:
-        """Returns, as an error, that and why the Pod has ended."""
+        """Wait until the Pod has ended; returns the cause as an error."""
         sandbox_id = pod.labels[marks.SANDBOX]
         while True:
             now = self._cache.named(pod.name)
@@ -198,13 +199,12 @@ class Agents:
 
 
 class PodAgent(NamedTuple):
-    """See Agent: the agent of one sandbox, in whatever Pod it is when it is asked."""
+    """The agent of one sandbox, in whatever Pod that is when asked; implements `Agent`."""
 
     agents: Agents
     sandbox_id: str
 
     async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        """See Agent."""
         reply, _ = await self.agents.ask(
             self.sandbox_id,
             lambda line, name: line.call(kind, method, path.replace("{id}", name), **options),
@@ -213,7 +213,6 @@ class PodAgent(NamedTuple):
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Agent."""
         async with AsyncExitStack() as stack:
             pieces, pod = await self.agents.ask(
                 self.sandbox_id,
@@ -223,7 +222,6 @@ class PodAgent(NamedTuple):
                 yield pieces
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """See Agent."""
         line, pod = await self.agents.ask(
             self.sandbox_id, lambda line, name: line.line(path.replace("{id}", name))
         )
@@ -231,7 +229,7 @@ class PodAgent(NamedTuple):
         return line
 
     def _of_the_sandbox(self, reply: T) -> T:
-        """The agent in a warm Pod was started, and has its own name, before it was whose it is."""
+        """Replace the agent's own id: in a warm Pod it was started before the sandbox's id was known."""
         changed: dict[str, str] = {}
         if isinstance(reply, Job | JobQueued):
             changed["job_id"] = f"{self.sandbox_id}.{reply.job_id.partition('.')[2]}"

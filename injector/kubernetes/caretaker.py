@@ -1,4 +1,4 @@
-"""The leader's rounds: expired sandboxes, failures, warm pools, what was left behind."""
+"""The leader's maintenance: expired sandboxes, failures, warm pools, orphaned objects."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
-"""Seconds between searches for what was left behind."""
+"""Seconds between searches for orphaned objects."""
 PAUSE = 0.05
-"""Seconds between rounds that events ask for."""
+"""Seconds between rounds that events trigger."""
 
 log = logging.getLogger(__name__)
 
 
 class Caretaker(Going):
-    """Makes rounds while it leads."""
+    """Runs maintenance rounds while this orchestrator leads."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Caretaker(Going):
         cache.listen(self._changed)
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
-        """A warm Pod was claimed or has gone: another is wanted. All else can wait for the next round."""
+        """Trigger a round when a warm Pod was claimed or has gone; all else can wait for the next one."""
         if was is not None and marks.WARM in was.labels and (now is None or marks.WARM not in now.labels):
             self._asked.set()
 
@@ -103,7 +103,7 @@ class Caretaker(Going):
                     self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
-        """Policies and reservations without a sandbox."""
+        """Delete policies and reservations without a sandbox."""
         namespace, now = self._settings.namespace, time.time()
         ours = {"labelSelector": selector({**marks.APP, **marks.MANAGED_BY})}
         made = await self._api.get(NamedList, policies.path(namespace), ours)
@@ -115,7 +115,7 @@ class Caretaker(Going):
             await self._delete(f"{leases(namespace)}/{lease.metadata.name}", lease.metadata)
 
     async def _delete(self, path: str, seen: Metadata) -> None:
-        """Only if it is still as we saw it."""
+        """Delete an object only if it has not changed since it was read."""
         preconditions = {"uid": seen.uid, "resourceVersion": seen.resource_version}
         with passing_over(409):
             await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": preconditions})

@@ -1,8 +1,8 @@
-"""Makes sandboxes' Pods, each once, however often and wherever it is asked for.
+"""Creates each sandbox's Pod once, however often and wherever it is requested.
 
-The name of a Pod is that of its sandbox, so the API server itself refuses a second one. A request that names
-no sandbox but has an idempotency key gets an id that follows from the key: repeated at another orchestrator,
-it comes to the same Pod. Where there are warm pools, ids are reserved first, and a warm Pod is taken if one
+The name of a Pod is derived from its sandbox's id, so the API server itself refuses a second one. A request
+without an id but with an idempotency key gets an id derived from the key: repeated at another orchestrator,
+it finds the same Pod. Where there are warm pools, ids are reserved first, and a warm Pod is claimed if one
 fits.
 """
 
@@ -23,19 +23,19 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 
 IDS = 16
-"""Ids that are tried for a request that names none."""
+"""Ids that are tried for a request without one."""
 LEAVING = 30.0
-"""Seconds that a Pod of the same name, which is being deleted, gets to be gone."""
+"""Seconds to wait for a Pod of the same name that is being deleted."""
 PAUSE = 0.2
-"""Seconds before a Pod is sent again that was refused for one that is not there."""
+"""Seconds before a creation is retried that conflicted with a Pod which is gone."""
 
 
 class _KeyReused(SandboxConflict):
-    """The key came with another request before."""
+    """The key was used for another request."""
 
 
 class Creation:
-    """Of the sandboxes of one cluster."""
+    """Creates the sandboxes of one cluster."""
 
     def __init__(
         self,
@@ -57,9 +57,11 @@ class Creation:
         self._under_way = 0
 
     async def create(self, request: CreateSandbox, key: str | None) -> Pod:
-        """A new Pod, or the one that the same `key` made. Raises SandboxConflict when the id is taken,
-        SandboxRefused where a policy does not admit it, and SandboxUnavailable, also for as long as the
-        registry of its image rests."""
+        """Return a new Pod, or the one that the same `key` made.
+
+        Raises SandboxConflict when the id is taken, SandboxRefused when a policy rejects it, and
+        SandboxUnavailable, also while the registry of its image fails.
+        """
         self._under_way += 1
         try:
             # Only a herd is spread: one that comes alone is let through at once.
@@ -107,7 +109,7 @@ class Creation:
             raise
 
     async def _new(self, sandbox_id: str, born: marks.Birth) -> Pod:
-        """A Pod of its own."""
+        """Create a Pod for this sandbox."""
         request = born.request
         body = pods.manifest(
             marks.pod_name(sandbox_id),
@@ -145,7 +147,7 @@ class Creation:
 
 
 def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:
-    """The Pod that is there, if it is ours or our key's. Raises SandboxConflict."""
+    """Return the existing Pod if it is from this attempt or this key. Raises SandboxConflict."""
     if marks.claimed(present):
         there = marks.birth(present)
         if there.attempt == born.attempt or (born.key and there.key == born.key):

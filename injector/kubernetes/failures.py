@@ -1,4 +1,4 @@
-"""Writes on a Pod that its sandbox has failed, so that it stays failed whatever becomes of the Pod."""
+"""Marks a sandbox as failed on its Pod, so that it stays failed whatever becomes of the Pod."""
 
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
@@ -6,11 +6,12 @@ from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
 
 PROMPTLY = 1
-"""Seconds that a failed Pod may still run: the least that Kubernetes knows."""
+"""Seconds that a failed Pod may still run: the least that Kubernetes accepts."""
 
 
 async def mark_failed(api: ClusterApi, cache: PodCache, pod: Pod, failure: marks.Failure) -> None:
-    """Mark it, and end what runs in it; the Pod stays, so that it can be asked about. First mark wins."""
+    """Mark the Pod, and end what runs in it; the Pod stays, so that it can be queried. The first mark
+    wins."""
     if marks.failure(pod) is not None:
         return
     body = {

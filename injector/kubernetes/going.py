@@ -1,4 +1,4 @@
-"""What goes on in the background while a backend is open."""
+"""A background task with start() and close()."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -6,16 +6,14 @@ from contextlib import suppress
 
 
 class Going(ABC):
-    """Does its work from `start` to `close`."""
+    """Runs `_go` from `start` to `close`."""
 
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._go())
 
     async def close(self) -> None:
-        """Stop where it is."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -23,4 +21,4 @@ class Going(ABC):
 
     @abstractmethod
     async def _go(self) -> None:
-        """The work; it does not end by itself."""
+        """Do the work; it must not return."""

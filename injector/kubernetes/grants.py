@@ -1,8 +1,8 @@
-"""What a request asks for beyond an image and limits, as parts of its Pod: layers, places, GPUs, volumes.
+"""Adds to a Pod what a request asks for beyond image and limits: layers, egress, GPUs, volumes.
 
-A NetworkPolicy knows addresses and ports, no names. So names are resolved when the Pod is made: /etc/hosts
-has what they were then, the policy lets through those addresses, and the Pod asks no name server, because
-whoever may ask one can send anything to anybody.
+A NetworkPolicy has addresses and ports, no names. So names are resolved when the Pod is made: /etc/hosts has
+the result, the policy permits those addresses, and the Pod uses no name server, because DNS queries can carry
+data to anybody.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ KEPT = (INSTALLED, PLACE, "/dev", "/etc", "/proc", "/sys")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a rule lets through."""
+    """A destination that an egress rule permits."""
 
     network: str
     excepted: list[str]
     port: int
     host: str = ""
-    """The name that stands for it."""
+    """The name that it was resolved from, or empty."""
 
 
 async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) -> None:
@@ -62,7 +62,7 @@ async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettin
 
 
 def egress(pod: Pod) -> list[Manifest]:
-    """The rules of the policy of a Pod that was given places to reach."""
+    """Egress rules of the policy of a Pod with permitted destinations."""
     places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[Place])
     return [
         {

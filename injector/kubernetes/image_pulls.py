@@ -1,7 +1,7 @@
-"""What a kubelet says of an image that it cannot pull: which kind of trouble it is, by whose words.
+"""Classifies a kubelet's messages about images that it cannot pull.
 
-Only words that are known to mean "no such name or tag" mean it. What is not known is tried again, as is all
-that a registry, the way to it or a node may be able to do later.
+Only phrases that are known to mean "no such name or tag" are taken as such. Unknown ones are retried, as is
+everything that may be temporary at a registry, a node or between them.
 """
 
 import re
@@ -17,9 +17,9 @@ from orchard.injector.kubernetes.objects import ContainerStatus, Pod
 
 INVALID_NAME = "InvalidImageName"
 NEVER_PULLED = "ErrImageNeverPull"
-"""The policy forbids to pull it, and its node does not have it. The kubelet looks again at each round."""
+"""The policy forbids pulling, and the node lacks the image. The kubelet checks again in each round."""
 BACKING_OFF = "ImagePullBackOff"
-"""Between two looks. Since Kubernetes 1.32 with the words of the last one."""
+"""State between two pull attempts. Since Kubernetes 1.32 it has the message of the last one."""
 REASONS = frozenset(
     {
         BACKING_OFF,
@@ -30,30 +30,30 @@ REASONS = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""Why a container waits while its image cannot be had. Kubernetes goes on trying."""
+"""Reasons of a container that waits while its image cannot be pulled. Kubernetes keeps trying."""
 
 
 class Trouble(StrEnum):
-    """Whose it is."""
+    """Cause of a failed pull."""
 
     MISSING = "missing"
     """The registry has no such name or tag."""
     DENIED = "denied"
-    """The registry does not give it to these credentials, or does not tell whether there is one."""
+    """The registry refuses these credentials, or does not say whether the image exists."""
     REGISTRY = "registry"
-    """The registry, or the way to it: the next image from there will not come either."""
+    """The registry or the network fails: the next image from there will fail too."""
     NODE = "node"
-    """The node: its disk, its container runtime, its own limit of pulls."""
+    """The node fails: its disk, its container runtime, its own limit of pulls."""
     UNKNOWN = "unknown"
 
     @classmethod
     def _missing_(cls, _: object) -> "Trouble":
-        """What an orchestrator of another version has written."""
+        """Accept what an orchestrator of another version has written."""
         return cls.UNKNOWN
 
 
 _FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY}
-"""Reasons that say it themselves."""
+"""Causes that follow from the reason alone."""
 
 
 _WORDS = {
@@ -86,19 +86,20 @@ _WORDS = {
     ),
 }
 _TABLE = {trouble: re.compile(words, re.IGNORECASE | re.DOTALL) for trouble, words in _WORDS.items()}
-"""In this order: what may pass counts before the rest, which may follow from it or be a mirror's."""
+"""Checked in this order: temporary causes come first, because the others may follow from them or from a
+mirror."""
 _RUNTIME = re.compile(r"dial unix|\.sock\b")
 _NAMES = re.compile(
     r'reading manifest \S+ in|"[^"]*"|`[^`]*`|(?<!\S)(?!i/o |input/output )\S*/\S*|\S+:[\w.-]+'
 )
-"""References, tags, URLs and paths: words in them say nothing."""
+"""References, tags, URLs and paths, whose words are ignored."""
 _MIRRORS = re.compile(r"\(Mirrors also failed: .*\]\):", re.DOTALL)
-"""What CRI-O says of mirrors, before what it says of the registry itself."""
+"""CRI-O's report on mirrors, before its report on the registry itself."""
 _DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 
 
 def trouble_of(message: str, image: str = "") -> Trouble:
-    """Of the message of a container that waits for its `image`."""
+    """Classify the message of a container that waits for its `image`."""
     if _RUNTIME.search(message):
         return Trouble.NODE
     trouble = _by_words(message)
@@ -113,14 +114,16 @@ def _by_words(message: str) -> Trouble:
 
 
 def _of_the_name(message: str, image: str) -> bool:
-    """Whether the registry itself has no such name: not a mirror alone, and not for a part of an image whose
-    name it knows. A proxy that cannot ask the registry behind it just now says so of parts, too."""
+    """Whether the registry itself lacks the name: neither only a mirror, nor only a part of a known image.
+
+    A proxy that cannot reach the registry behind it reports missing parts, too.
+    """
     own = _MIRRORS.sub("", message)
     return _by_words(own) is Trouble.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
 
 
 def registry_of(image: str) -> str:
-    """The registry that an image's name leads to."""
+    """Registry of an image's name."""
     try:
         return parse(image).registry
     except RequestInvalid:
@@ -128,7 +131,7 @@ def registry_of(image: str) -> str:
 
 
 def image_of(pod: Pod, container: ContainerStatus) -> str:
-    """As it was asked for: a container runtime calls an image that is there by other names."""
+    """Image as it was requested; a container runtime reports an image that it has by other names."""
     asked = (
         one.image for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == container.name
     )
@@ -136,19 +139,19 @@ def image_of(pod: Pod, container: ContainerStatus) -> str:
 
 
 class Wait(NamedTuple):
-    """What a Pod says of an image that it waits for."""
+    """An image that a Pod waits for."""
 
     container: str
     image: str
     installing: bool
-    """It is an image of ours, from which something is copied into the sandbox first."""
+    """Whether it is an image from which files are copied into the sandbox first."""
     reason: str
     trouble: Trouble
     words: str
 
 
 def waiting(pod: Pod) -> Wait | None:
-    """For which image it waits, if that could not be had so far: by its words now, or by its last ones."""
+    """Return the image that could not be pulled so far, by the current message or else by the last one."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         said = container.state.waiting
         if said is not None and said.reason in REASONS:
@@ -164,9 +167,9 @@ def waiting(pod: Pod) -> Wait | None:
 
 
 def noticed(pod: Pod, now: float) -> marks.Look | None:
-    """What is to be written on a Pod of its looks for the image; None where it is there already.
+    """Return the pull attempt to record on a Pod; None if it is recorded already.
 
-    An answer of another kind begins anew. That the kubelet has waited since tells the next look from it.
+    Another cause begins a new record. `waited` separates this attempt from the next.
     """
     wait = waiting(pod)
     if wait is None:
@@ -181,7 +184,7 @@ def noticed(pod: Pod, now: float) -> marks.Look | None:
 
 
 def settled(pod: Pod, now: float, after: float) -> bool:
-    """Whether two looks, `after` seconds apart at least, found that the name is missing or denied."""
+    """Whether two attempts, at least `after` seconds apart, found the name missing or denied."""
     wait = waiting(pod)
     if wait is None or wait.trouble not in (Trouble.MISSING, Trouble.DENIED):
         return False
@@ -193,6 +196,6 @@ def settled(pod: Pod, now: float, after: float) -> bool:
 
 
 def _known(pod: Pod, image: str) -> marks.Look | None:
-    """Its last look for this image: it has several, each of which may be waited for."""
+    """The Pod's last recorded attempt for this image; a Pod may wait for several."""
     look = marks.look(pod)
     return look if look is not None and look.image == image else None

@@ -1,7 +1,7 @@
-"""Who of several orchestrators cleans up: the holder of a lease, which others take when it is dead.
+"""Leader election by a lease: its holder does the maintenance, and others take it over when it is dead.
 
-Clocks of different machines are not compared: a holder is dead when its lease has not changed, as seen from
-here, for as long as a lease lasts. It stops by itself before that.
+Clocks of different machines are not compared: a holder is dead when its lease has not changed, as observed
+here, for the lease's duration. A holder stops by itself before that.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from orchard.injector.kubernetes.refusals import ApiRefused
 
 NAME = "orchard-orchestrator"
 RENEWALS = 3
-"""In the time that a lease lasts."""
+"""Renewals within the lease's duration."""
 TRUST = 2 / 3
-"""Of that time, after its last renewal, a holder acts."""
+"""Fraction of the duration after its last renewal for which a holder acts."""
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Step(StrEnum):
 
 
 def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: float) -> Step:
-    """What to do about a lease that was seen to be as it is for `unchanged` s and lasts `seconds` s."""
+    """Decide about a lease that has not changed for `unchanged` seconds and lasts `seconds`."""
     if lease is None:
         return Step.MAKE
     holder = lease.spec.holder_identity
@@ -44,7 +44,7 @@ def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: flo
 
 
 class Leadership(Going):
-    """This process's part in it."""
+    """This process's participation in the election."""
 
     def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
         self._api = api
@@ -53,13 +53,13 @@ class Leadership(Going):
         self._seconds = seconds
         self._path = leases(namespace)
         self._seen: tuple[str, float] = ("", 0.0)
-        """The version that was seen last, and since when, in the event loop's time."""
+        """The version seen last, and since when by the event loop's clock."""
         self._until = 0.0
         self._lease: Lease | None = None
 
     @property
     def leading(self) -> bool:
-        """Whether nobody else can be the leader now."""
+        """Whether no other process can be the leader now."""
         return asyncio.get_running_loop().time() < self._until
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Labels and annotations of a Pod: all that an orchestrator needs to know about a sandbox."""
+"""Labels and annotations of a Pod, which hold all that an orchestrator needs to know about a sandbox."""
 
 import hashlib
 import hmac
@@ -13,33 +13,36 @@ from orchard.schemas.sandboxes import CreateSandbox
 
 APP = {"app": "sandbox"}
 SANDBOX = "sandbox-id"
-"""Label: whose it is. A warm Pod gets it when it is claimed."""
+"""Label with the sandbox's id. A warm Pod gets it when it is claimed."""
 AGENT = "orchard/agent"
-"""Label: the id that the agent was started with; a claimed warm Pod's is not its sandbox's."""
+"""Label with the id that the agent was started with; in a claimed warm Pod it differs from the sandbox's."""
 WARM = "orchard/warm"
-"""Label of a Pod that nobody has claimed: which pool it is for."""
+"""Label of an unclaimed warm Pod: its pool."""
 USER_LABELS = "labels.orchard/"
-"""Prefix of labels: those of the request that Kubernetes can have, for people and their selectors."""
+"""Prefix of the request's labels that Kubernetes accepts, for people and their selectors."""
 
 REQUEST = "orchard/request"
-"""The request, its key and when it came (`Birth`)."""
+"""Annotation with the request, its key and its time (`Birth`)."""
 TOUCHED = "orchard/touched"
-"""When somebody last asked for anything, in epoch seconds; a quarter of its time to live late at most."""
+"""Annotation with the time of last use, in epoch seconds; at most a quarter of its time to live late."""
 INTRODUCING = "orchard/introducing"
-"""When an orchestrator last set out to give the agent its key."""
+"""Annotation with the time at which an orchestrator last set out to give the agent its key."""
 INTRODUCED = "orchard/introduced"
-"""When the agent had its key, and a fingerprint of what its key was made from. Commands run only after it."""
+"""Annotation with the time since which the agent has its key, and a fingerprint of the secret. Commands
+run only after it."""
 FAILED = "orchard/failed"
-"""Why it failed, when the Pod itself does not say so or will not go on saying so (`Failure`)."""
+"""Annotation with the cause of a failure that the Pod itself does not show, or not for ever (`Failure`)."""
 LOOK = "orchard/image"
-"""What its last look for an image found, while that could not be had (`Look`)."""
+"""Annotation with the last failed pull of an image (`Look`)."""
 
 EGRESS = "orchard/egress"
-"""What it may reach, as it was when the Pod was made (`grants.Place`s)."""
+"""Annotation with the permitted destinations, resolved when the Pod was made (`grants.Place`)."""
 
 KEPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-"""Annotations of a sandbox: who tidies up nodes leaves it where it is. It lives no longer than
-`max_lifetime`; a warm Pod that nobody has claimed may go."""
+"""Annotations of a sandbox that keep it from being evicted when nodes are consolidated.
+
+It lives no longer than `max_lifetime`; an unclaimed warm Pod may be evicted.
+"""
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "orchard"}
 
@@ -48,17 +51,16 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sandbox came to be."""
+    """How a sandbox was created."""
 
     request: CreateSandbox
     key: str = ""
     """Digest of the idempotency key, or empty."""
     attempt: str
-    """Made by who sent it: tells a create that was sent twice from another's."""
+    """Unique id of the creation, which tells a repeated request from another's."""
     at: float
-    """Epoch seconds."""
     reserved: bool = False
-    """Whether its id is held by a reservation, too."""
+    """Whether a reservation holds its id, too."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,35 +71,35 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that a Pod could not have."""
+    """A failed pull of an image."""
 
     image: str
     trouble: str
-    """An `image_pulls.Trouble`."""
+    """A value of `image_pulls.Trouble`."""
     since: float
-    """When it was first found, in epoch seconds; looks that found something else are before that."""
+    """When this cause was first found, in epoch seconds."""
     words: str
     waited: bool = False
-    """The kubelet has waited since: what it finds now is another look."""
+    """Whether the kubelet has waited since: the next message is of another attempt."""
 
 
 def pod_name(sandbox_id: str) -> str:
-    """Of a sandbox whose Pod was made for it."""
+    """Name of a Pod that was made for a sandbox."""
     return f"sandbox-{sandbox_id}"
 
 
 def key_digest(key: str | None) -> str:
-    """What is written of an idempotency key: others who can read the Pod need not know it."""
+    """Hash an idempotency key, which readers of the Pod need not know."""
     return "" if key is None else hashlib.sha256(key.encode()).hexdigest()
 
 
 def sandbox_id_for(key: str, attempt: int) -> str:
-    """The id of a sandbox whose request names none: the same on every replica, for the same key."""
+    """Derive the id of a sandbox whose request has none: the same on every replica for the same key."""
     return hashlib.sha256(f"{attempt} {key}".encode()).hexdigest()[:8]
 
 
 def birth(pod: Pod) -> Birth:
-    """Of a claimed Pod. Raises KeyError for another."""
+    """Return how a claimed Pod was created. Raises KeyError for another."""
     found = _birth(pod.annotations[REQUEST])
     if found is None:
         raise KeyError(REQUEST)
@@ -105,13 +107,11 @@ def birth(pod: Pod) -> Birth:
 
 
 def failure(pod: Pod) -> Failure | None:
-    """What it was marked with, if it was."""
     text = pod.annotations.get(FAILED)
     return None if text is None else msgspec.json.decode(text, type=Failure)
 
 
 def look(pod: Pod) -> Look | None:
-    """What its last look for an image found, if it could not have one."""
     text = pod.annotations.get(LOOK)
     return None if text is None else _look(text)
 
@@ -125,12 +125,12 @@ def _look(text: str) -> Look | None:
 
 
 def sandbox_id(pod: Pod) -> str | None:
-    """None for a warm Pod that nobody has claimed."""
+    """Return the sandbox's id; None for an unclaimed warm Pod."""
     return pod.labels.get(SANDBOX)
 
 
 def claimed(pod: Pod) -> bool:
-    """Whether it is somebody's sandbox; one whose request was tampered with is nobody's."""
+    """Whether the Pod is a sandbox; one whose request annotation is damaged is not."""
     return (
         SANDBOX in pod.labels and AGENT in pod.labels and _birth(pod.annotations.get(REQUEST, "")) is not None
     )
@@ -145,24 +145,25 @@ def _birth(text: str) -> Birth | None:
 
 
 def moment(pod: Pod, annotation: str) -> float | None:
-    """An annotation that holds a time; None without."""
+    """Parse an annotation with a time; None without it."""
     text = pod.annotations.get(annotation)
     return None if text is None else float(text)
 
 
 def fingerprint(secret: bytes) -> str:
-    """Tells orchestrators' secrets apart and gives nothing of them away."""
+    """Return a fingerprint that distinguishes secrets and reveals nothing of them."""
     return hmac.digest(secret, b"orchard fingerprint", "sha256").hex()[:16]
 
 
 def introduced_by(pod: Pod) -> str | None:
-    """The fingerprint of the secret that its agent's key was made from; None before it had one."""
+    """Return the fingerprint of the secret that its agent's key was derived from; None before it had a
+    key."""
     text = pod.annotations.get(INTRODUCED)
     return None if text is None else text.partition(" ")[2]
 
 
 def user_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Those of a request that Kubernetes can have as labels; all of them are in the annotation."""
+    """Those labels of a request that Kubernetes accepts; the annotation has all of them."""
     return {
         f"{USER_LABELS}{name}": value
         for name, value in labels.items()
@@ -171,7 +172,7 @@ def user_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def claim_marks(sandbox: str, birth: Birth) -> Manifest:
-    """The metadata that make a Pod a sandbox."""
+    """Metadata that make a Pod a sandbox."""
     return {
         "labels": {SANDBOX: sandbox, **user_labels(birth.request.labels)},
         "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at), **KEPT},
@@ -179,10 +180,10 @@ def claim_marks(sandbox: str, birth: Birth) -> Manifest:
 
 
 def encoded(record: Any) -> str:
-    """As an annotation."""
+    """Encode a record as an annotation."""
     return msgspec.json.encode(record).decode()
 
 
 def stamp(epoch: float) -> str:
-    """A time as an annotation."""
+    """Format a time as an annotation."""
     return f"{epoch:.3f}"

@@ -1,4 +1,4 @@
-"""The parts of the API server's objects that are read here; decoding skips everything else."""
+"""The fields of the API server's objects that are read here; decoding skips all others."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -107,12 +107,12 @@ class Pod(_Read, frozen=True):
 
     @property
     def version(self) -> int:
-        """Versions of one cluster can be compared: a greater one is newer."""
+        """Resource version, comparable within a cluster: a greater one is newer."""
         return int(self.metadata.resource_version)
 
     @property
     def address(self) -> str:
-        """Its IP address, or empty."""
+        """IP address, or empty."""
         return self.status.pod_i_p
 
     @property
@@ -180,7 +180,7 @@ class NodeList(_Read, frozen=True):
 
 
 class Status(_Read, frozen=True):
-    """The API server's answer to what it could not do."""
+    """The API server's error response."""
 
     code: int = 0
     reason: str = ""
@@ -188,14 +188,14 @@ class Status(_Read, frozen=True):
 
 
 class WatchEvent(_Read, frozen=True):
-    """`object` is decoded by `type`: a Pod, a Bookmark's metadata or a Status."""
+    """An event; `type` determines what `object` is: a Pod, a bookmark's metadata or a Status."""
 
     type: str
     object: msgspec.Raw = msgspec.Raw()
 
 
 def microtime(epoch: float) -> str:
-    """As leases want their times written."""
+    """Format a time as leases require."""
     return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

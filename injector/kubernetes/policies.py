@@ -1,4 +1,5 @@
-"""Network policies: the sandboxes' namespace denies everything (infra/), here is what single ones may do."""
+"""Network policies: the sandboxes' namespace denies everything (infra/); these permit more to single
+sandboxes."""
 
 import ipaddress
 
@@ -11,12 +12,13 @@ DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
 def path(namespace: str) -> str:
-    """Of the namespace's policies."""
+    """Path of the namespace's policies."""
     return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
 
 
 def allowance(pod: Pod, settings: KubernetesSettings) -> Manifest:
-    """A policy that lets one sandbox reach the world outside, or its places there, and goes with its Pod."""
+    """Return a policy that lets one sandbox reach the internet, or its permitted destinations; it is
+    deleted with its Pod."""
     if pod.annotations.get(marks.EGRESS):
         return _policy(pod, settings, grants.egress(pod))
     networks = [ipaddress.ip_network(network) for network in settings.closed_networks]
@@ -52,7 +54,7 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
 
 
 async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> None:
-    """Make the allowance that a sandbox asked for, if it did; nothing when it is there."""
+    """Create the policy that a sandbox asked for, if any; does nothing when it exists."""
     request = marks.birth(pod).request
     if request.block_network and not request.egress:
         return

@@ -1,7 +1,7 @@
-"""What has to be done about the Pods there are, as a pure function of them, the settings and the time.
+"""Decides what maintenance is due, as a pure function of the Pods, the settings and the time.
 
-The leader does it, and each deed is refused by the API server when the Pod has changed meanwhile, so that a
-leader which only believes to be one does no harm.
+The leader does it, and the API server refuses each action when the Pod has changed meanwhile, so that a
+process which wrongly believes to lead does no harm.
 """
 
 import math
@@ -17,15 +17,15 @@ from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
 from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
 
 RETENTION = 3600.0
-"""Seconds that a sandbox which reached its greatest age can still be asked why it ended."""
+"""Seconds for which a sandbox that reached its greatest age can still be queried."""
 WARM_RETRY = 60.0
-"""Seconds before a warm Pod that failed makes room for another try."""
+"""Seconds before a failed warm Pod is replaced."""
 POLICY_AGE = 60.0
-"""Seconds that the Pod of a policy may be unknown to us."""
+"""Seconds for which the Pod of a policy may be missing from the cache."""
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """`why` is for the log."""
+    """Deletes a Pod; `why` is for the log."""
 
     pod: Pod
     why: str
@@ -51,7 +51,7 @@ Action = Delete | Fail | MakeWarm | Note
 
 
 def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
-    """All that is due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
+    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
@@ -87,7 +87,7 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
 
 
 def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
-    """End those that would ask a registry which fails beside enough others. Their callers ask again."""
+    """Fail Pods that would ask a failing registry, beyond a few. Their callers retry."""
     crowded = (one for one in registries.crowd(pods) if marks.claimed(one[0]) and one[0].name not in over)
     why = "the image {} cannot be had now, and enough other sandboxes ask its registry: {}"
     return [
@@ -99,7 +99,7 @@ def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
 def _for_pools(
     pods: list[Pod], wanted: dict[str, tuple[str, WarmPool]], settings: KubernetesSettings, now: float
 ) -> list[Action]:
-    """`wanted` are the pools by the marks of their members."""
+    """Return what the warm pools need; `wanted` has the pools by the label of their members."""
     done: list[Action] = []
     members: dict[str, list[Pod]] = {mark: [] for mark in wanted}
     for pod in sorted(pods, key=lambda pod: pod.created_at):
@@ -128,7 +128,7 @@ def next_due(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> f
 
 
 def orphaned_policies(policies: Iterable[Named], pods: Iterable[Pod], now: float) -> list[Named]:
-    """Policies whose Pod has gone; the cluster's garbage collector takes them too, where it works."""
+    """Policies whose Pod has gone; the cluster's garbage collector removes them too, where it works."""
     living = {pod.uid for pod in pods}
     return [
         policy

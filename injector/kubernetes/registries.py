@@ -1,7 +1,7 @@
-"""A brake for each registry of images: while one fails, few Pods ask it, and others wait without one.
+"""Limits the Pods that ask a failing registry: a few ask it, further creations are refused.
 
-All replicas see the same Pods and so come to the same brake: nothing has to be agreed on. Images that a Pod
-has already are not held, as its node at least need not ask for them.
+All replicas see the same Pods and so reach the same decision without coordination. Images that a node already
+has are not limited, as that node at least need not pull them.
 """
 
 from collections import defaultdict
@@ -15,28 +15,28 @@ from orchard.injector.kubernetes.image_pulls import Trouble, Wait, image_of, reg
 from orchard.injector.kubernetes.objects import Pod
 
 PLACES = 4
-"""Pods that ask a registry which fails, at once."""
+"""Pods that may ask a failing registry at a time."""
 PROBE_SECONDS = 15.0
-"""A further one is made after so long, in place of the oldest: a kubelet waits longer each time, and would
-find out minutes late that the registry has come back."""
+"""Seconds after which one more is created: a kubelet backs off, and would notice minutes late that the
+registry works again."""
 LOOK_SECONDS = 1.0
-"""Between two looks through all Pods."""
+"""Seconds between two passes over all Pods."""
 
 
 class Rest(msgspec.Struct, kw_only=True):
-    """Of a registry that fails."""
+    """The state of a failing registry."""
 
     words: str
     asking: int = 0
-    """Pods that wait for an image of it, made after the last one that brought a new image to a node."""
+    """Pods that wait for one of its images, created after the last one that got a new image."""
     last: float = 0.0
-    """When the last of them was made, in epoch seconds."""
+    """When the last of them was created, in epoch seconds."""
     had: set[str]
-    """Its images that are on a node."""
+    """Its images that some node has."""
 
 
 def troubled(pods: Iterable[Pod]) -> dict[str, list[tuple[Pod, Wait]]]:
-    """The Pods that wait for a registry which fails, by registry, oldest first."""
+    """Pods that wait for a failing registry, by registry, oldest first."""
     found: dict[str, list[tuple[Pod, Wait]]] = defaultdict(list)
     for pod in pods:
         wait = waiting(pod)
@@ -48,7 +48,7 @@ def troubled(pods: Iterable[Pod]) -> dict[str, list[tuple[Pod, Wait]]]:
 
 
 def rests(pods: Iterable[Pod]) -> dict[str, Rest]:
-    """The registries that fail now: while a single Pod has trouble with one, it is asked with care."""
+    """Return the failing registries: one Pod whose pull fails for that cause suffices."""
     every = list(pods)
     resting = {name: Rest(words=ones[-1][1].words, had=set()) for name, ones in troubled(every).items()}
     if not resting:
@@ -69,22 +69,22 @@ def rests(pods: Iterable[Pod]) -> dict[str, Rest]:
 
 
 def crowd(pods: Iterable[Pod]) -> list[tuple[Pod, Wait]]:
-    """Those that wait for a registry which fails, but for the few newest, which ask it soonest."""
+    """Return all Pods that wait for a failing registry except the few newest, which ask it soonest."""
     return [one for ones in troubled(pods).values() for one in ones[:-PLACES]]
 
 
 class Brake:
-    """Of one orchestrator."""
+    """Refuses creations for failing registries, in one orchestrator."""
 
     def __init__(self, pods: Iterable[Pod], clock: Callable[[], float]) -> None:
-        """`clock` gives epoch seconds."""
+        """`clock` returns epoch seconds."""
         self._pods = pods
         self._clock = clock
         self._looked = float("-inf")
         self._rests: dict[str, Rest] = {}
 
     def check(self, image: str) -> None:
-        """Raises SandboxUnavailable (`registry_resting`) where no Pod of the image is to be made now."""
+        """Raise SandboxUnavailable (`registry_resting`) if no Pod with this image should be created now."""
         now = self._clock()
         if not 0 <= now - self._looked < LOOK_SECONDS:
             self._looked, self._rests = now, rests(self._pods)
@@ -104,5 +104,5 @@ class Brake:
 
 
 def _made(pod: Pod) -> float:
-    """Epoch seconds; a claimed Pod's finer than Kubernetes has them."""
+    """Creation time in epoch seconds; a claimed Pod's is finer than Kubernetes's own."""
     return marks.birth(pod).at if marks.claimed(pod) else pod.created_at

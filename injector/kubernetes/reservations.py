@@ -1,8 +1,8 @@
-"""Sandbox ids that are taken although no Pod has their name.
+"""Reserves sandbox ids, including those of claimed warm Pods.
 
 The API server refuses a second Pod of a name, but a claimed warm Pod has another name than its sandbox. So
-where there are warm pools every create first makes a lease of the sandbox's name. Who finds it there waits
-for the sandbox to come up, and takes the lease over when its holder must have died.
+where there are warm pools every creation first makes a lease named after the sandbox. Whoever finds the lease
+there waits for the sandbox to come up, and takes the lease over when its holder must have died.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from orchard.injector.kubernetes.objects import Lease, Manifest, Pod, microtime
 RESERVED = {"orchard/reserved": "true"}
 """Label of these leases."""
 LASTS = 90.0
-"""Seconds after which a reservation without a sandbox is nobody's; longer than a create is tried."""
+"""Seconds after which a reservation without a sandbox is void; longer than a creation is retried."""
 PATIENCE = 20.0
-"""Seconds that a create waits for another of the same id."""
+"""Seconds that a creation waits for another of the same id."""
 LOOK = 1.0
-"""Seconds between looks, should no event come."""
+"""Seconds between checks if no event comes."""
 
 
 class Reservations:
-    """Of one namespace."""
+    """The reservations of one namespace."""
 
     def __init__(self, api: ClusterApi, cache: PodCache, namespace: str) -> None:
         self._api = api
@@ -35,9 +35,9 @@ class Reservations:
         self.path = leases(namespace)
 
     async def take(self, sandbox_id: str, holder: str) -> Pod | None:
-        """Reserve the id; None: it is ours. Else the Pod of the sandbox that has it.
+        """Reserve the id; None: it is reserved. Else return the Pod of the sandbox that has it.
 
-        Raises SandboxUnavailable when another create of it is under way and does not come to an end.
+        Raises SandboxUnavailable when another creation of it is running and does not end.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
@@ -62,7 +62,7 @@ class Reservations:
             await self._cache.changed(sandbox_id, LOOK)
 
     async def give_up(self, sandbox_id: str) -> None:
-        """Its sandbox has gone."""
+        """Release the id of a sandbox that is gone."""
         await self._api.delete(f"{self.path}/{marks.pod_name(sandbox_id)}", {})
 
     async def _take_over(self, lease: Lease, sandbox_id: str, holder: str) -> bool:
@@ -96,6 +96,6 @@ class Reservations:
 
 
 def is_stale(lease: Lease, now: float) -> bool:
-    """Whether its holder can have no create under way any more; `now` in epoch seconds."""
+    """Whether no creation of its holder can be running any more; `now` in epoch seconds."""
     renewed = lease.spec.renew_time
     return renewed is None or now - renewed.timestamp() > LASTS

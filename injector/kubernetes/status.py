@@ -1,4 +1,4 @@
-"""What state a sandbox is in, and why: a pure function of its Pod and the time."""
+"""Determines a sandbox's state and its cause, as a pure function of its Pod and the time."""
 
 import msgspec
 
@@ -11,14 +11,14 @@ START_REASONS = frozenset(
     {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 IMAGE_UNAVAILABLE = "image_unavailable"
-"""Reason of what waits for its image, and of what has waited too long."""
+"""Reason of a sandbox that waits for its image, and of one that waited too long."""
 _NEVER_RAN = ("start_failed", "it could not be started: {}")
 _ENDS = {
     "OOMKilled": ("out_of_memory", "it used more memory than its limit"),
     "ContainerCannotRun": _NEVER_RAN,
     "StartError": _NEVER_RAN,
 }
-"""Our reason, and a sentence, for the cluster's word for why a container ended."""
+"""Reason and sentence for the cluster's reason why a container ended."""
 EVICTIONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"})
 EVICTING_CONDITION = "DisruptionTarget"
 NODE_LOST = "NodeLost"
@@ -26,14 +26,15 @@ DEADLINE = "DeadlineExceeded"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`settled`: the Pod says so and cannot unsay it; else what is failed has yet to be marked so."""
+    """State of a sandbox. `settled`: the Pod shows it for good; a failure that is not must be marked on
+    the Pod."""
 
     status: SandboxStatus
     reason: str = ""
     message: str = ""
     settled: bool = False
     startable: bool = False
-    """Its agent answers and was not given its key yet."""
+    """Whether its agent responds and has no key yet."""
     until: float | None = None
     """When the verdict changes although the Pod does not, in epoch seconds."""
 
@@ -47,7 +48,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
-    """The state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
+    """Determine the state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
     marked = marks.failure(pod)
     if marked is not None:
         return _failed(marked.reason, marked.message, settled=True)
@@ -91,7 +92,7 @@ def _failed(reason: str, message: str, *, settled: bool = False) -> Verdict:
 
 
 def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float]:
-    """When it began to start, and how many seconds it may take."""
+    """Return when it began to start, and how many seconds it may take."""
     if not marks.claimed(pod):
         return pod.created_at, settings.pending_timeout
     born = marks.birth(pod)
@@ -104,7 +105,7 @@ def _agent_started(pod: Pod) -> bool:
 
 
 def _ended(pod: Pod) -> Verdict | None:
-    """Why it will not run again, if so."""
+    """Return why it will not run again, if so."""
     status, word = pod.status, pod.status.reason
     if word == NODE_LOST or status.phase == "Unknown":
         return _failed("node_lost", f"its node is lost: {status.message or 'it does not answer'}")
@@ -123,7 +124,7 @@ def _ended(pod: Pod) -> Verdict | None:
 
 
 def _container_ended(status: PodStatus) -> tuple[str, str]:
-    """Of the first container that tells of an end: the reason and a sentence."""
+    """Return reason and sentence of the first container that ended."""
     for container in status.init_container_statuses:
         over = container.state.terminated
         if over is not None and over.exit_code != 0:
@@ -150,7 +151,7 @@ def _ending(over: Terminated) -> str:
 
 
 def _hopeless(pod: Pod) -> Verdict | None:
-    """Why it will hardly ever start, if so."""
+    """Return why it will hardly ever start, if so."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting is None:
@@ -164,7 +165,7 @@ def _hopeless(pod: Pod) -> Verdict | None:
 
 
 def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict | None:
-    """Why its image will not come, if its registry has said so twice."""
+    """Return why its image will not come, if its registry has said so twice."""
     wait = image_pulls.waiting(pod)
     if wait is None or not image_pulls.settled(pod, now, settings.missing_after):
         return None
@@ -175,7 +176,7 @@ def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdic
 
 
 def _last_word(pod: Pod) -> str:
-    """What it was waiting for at the end."""
+    """Describe what it waited for last."""
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f": {condition.message or condition.reason}"

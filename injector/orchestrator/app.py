@@ -1,6 +1,6 @@
-"""The operations of the sandbox service in front of a Backend.
+"""Handlers of the sandbox service's operations, in front of a Backend.
 
-What concerns a sandbox's life is the backend's; all else is passed on to the sandbox's agent and back.
+The backend handles the life cycle of sandboxes; everything else is forwarded to the sandbox's agent.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -55,14 +55,14 @@ from orchard.schemas.sandboxes import (
 )
 
 WAIT_DEFAULT = 300.0
-"""Seconds of a wait that names no timeout."""
+"""Default timeout of a wait in seconds."""
 SERVICE = "orchard-sandbox"
 _FILES = "/sandboxes/{id}/files"
-"""Where an agent has files."""
+"""The agent's path for files."""
 
 
 class Orchestrator:
-    """Handlers without a memory of their own. `drain` is for whoever ends the process."""
+    """Stateless handlers; whoever ends the process uses `drain`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Orchestrator:
         self.drain = Drain()
 
     def application(self) -> web.Application:
-        """The aiohttp application; it opens and closes the backend."""
+        """Build the aiohttp application, which opens and closes the backend."""
         around = middleware(self._door, self._metrics, self.drain)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
         app[deadlines.GRACE] = self._body_grace
@@ -107,7 +107,7 @@ class Orchestrator:
         return app
 
     def metrics_application(self) -> web.Application:
-        """Only `/metrics`, for a port that the world does not see."""
+        """Build an application with only `/metrics`, for a port that is not public."""
         app = web.Application()
         app.router.add_get("/metrics", self._serve_metrics)
         return app
@@ -206,7 +206,7 @@ class Orchestrator:
         return await self._relayed(request, f"{operations.TUNNEL.path}?{urlencode(asked)}")
 
     async def _relayed(self, request: web.Request, path: str) -> web.WebSocketResponse:
-        """A WebSocket, and the agent's at `path`."""
+        """Relay a WebSocket to the agent's at `path`."""
         offered = offered_protocols(request)
         line = web.WebSocketResponse(protocols=offered, max_msg_size=FRAME_LIMIT, compress=False)
         if not line.can_prepare(request).ok:
@@ -258,7 +258,7 @@ class Orchestrator:
             return json_reply(await self._asked(request, operations.FORK, wanted))
 
     def _passing_on(self, operation: Operation) -> Handler:
-        """The handler of an operation that only the agent has to do with."""
+        """Make the handler of an operation that is forwarded to the agent."""
         kind = PassedJob if operation.reply is Job else operation.reply
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -277,7 +277,7 @@ class Orchestrator:
     async def _asked(
         self, request: web.Request, operation: Operation, body: Any = None, kind: Any = None
     ) -> Any:
-        """What the sandbox's agent answers, as `kind`; None: as the operation's record."""
+        """Forward to the sandbox's agent; decodes the response as `kind`, or as the operation's record."""
         sandbox_id, path = _at(request, operation)
         return await self._backend.agent(sandbox_id).call(
             kind or operation.reply,
@@ -290,7 +290,7 @@ class Orchestrator:
 
 
 def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
-    """Of the sandbox that it is about: its id, and the agent's path. Raises SandboxNotFound."""
+    """Return the id of the request's sandbox, and the agent's path. Raises SandboxNotFound."""
     job_id = request.match_info.get("job")
     if job_id is None:
         return request.match_info.get("id", ""), operation.path
@@ -301,7 +301,7 @@ def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
 
 
 def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
-    """What the query says, as the agent shall have it. Raises Invalid."""
+    """Validate the query and return the agent's parameters. Raises Invalid."""
     found: dict[str, str] = {}
     said = query(request)
     for one in operation.parameters:

@@ -1,4 +1,4 @@
-"""The operations on images: passed on to the agent that keeps them, with whose they are."""
+"""Handlers of the image operations, which add the owner and forward to the agent that stores images."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ OPERATIONS = (
 
 
 def handler(backend: Backend, keys: Keys, operation: Operation) -> Handler:
-    """Of one of OPERATIONS. A key that is kept to its own is the `owner` of what it brings."""
+    """Make the handler of one of OPERATIONS. A key that sees only its own is the `owner` of its images."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         agent = backend.images()

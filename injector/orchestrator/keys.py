@@ -1,4 +1,5 @@
-"""Who may ask: keys by header, or in two other places for WebSockets, which browsers open without headers."""
+"""Authenticates requests by key: a header, or for WebSockets, which browsers open without headers, two
+other places."""
 
 import hmac
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,13 @@ from orchard.injector.orchestrator.limits import OPEN, name_of
 KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
 KEY_PROTOCOL = "api_key."
-"""A subprotocol of this followed by the key; the answer repeats it."""
+"""Prefix of a subprotocol that carries the key; the response repeats it."""
 
 
 class Keys:
-    """The accepted keys by name, and which of them may see and do everything.
+    """The accepted keys by name, and which of them are administrators'.
 
-    With a single key, or none, there is nobody to be kept apart.
+    With a single key, or none, sandboxes need not be separated.
     """
 
     def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
@@ -30,19 +31,19 @@ class Keys:
         return len(self.accepted) > 1 and name not in self._admins
 
     def figures(self) -> dict[str, str]:
-        """How each is called in figures, which are open: digests of keys could be guessed at."""
+        """Names of the keys in public metrics, where digests could be used to guess keys."""
         return {OPEN: OPEN} | {name: f"key-{number}" for number, name in enumerate(self.accepted, start=1)}
 
 
 class Refusal(NamedTuple):
-    """Why not: an HTTP status and a sentence."""
+    """An HTTP status and a sentence."""
 
     status: int
     detail: str
 
 
 def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal:
-    """The name of the key that the request has, of the `accepted` ones by name; OPEN where there are none."""
+    """Return the name of the request's key among the `accepted` ones by name; OPEN if there are none."""
     if not accepted:
         return OPEN
     given = _given(request)
@@ -55,7 +56,7 @@ def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal
 
 
 def offered_protocols(request: web.Request) -> list[str]:
-    """The subprotocols that carry a key."""
+    """Return the subprotocols that carry a key."""
     offered = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
     names = [name.strip() for line in offered for name in line.split(",")]
     return [name for name in names if name.startswith(KEY_PROTOCOL)]

@@ -1,4 +1,4 @@
-"""Requests that are refused before the backend hears of them."""
+"""Errors of requests that are refused before the backend is called."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ class Invalid(Exception):
 
 
 class OverLimit(Exception):
-    """A request that its key may not make now."""
+    """A request that exceeds a limit of its key."""
 
     def __init__(self, excess: Excess) -> None:
         super().__init__(excess.detail)

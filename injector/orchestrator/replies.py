@@ -1,4 +1,4 @@
-"""What every answer of the orchestrator has: compact JSON, a request id, errors as `{"detail": ...}`."""
+"""Middleware and helpers for all responses: compact JSON, a request id, errors as `{"detail": ...}`."""
 
 import base64
 import logging
@@ -26,22 +26,22 @@ from orchard.injector.orchestrator.refusals import Invalid, OverLimit
 from orchard.injector.orchestrator.turns import Turns
 
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
-"""Answered without a key."""
+"""Paths that need no key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
-"""Asked every few seconds: logged only for debugging."""
+"""Routes requested every few seconds, which are logged only for debugging."""
 KEPT_ALIVE = frozenset((one.method, one.path) for one in OPERATIONS if one.unlimited)
 CREATIONS = frozenset((one.method, one.path) for one in (operations.CREATE, operations.FORK))
 METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
-"""As a status in logs and figures: nobody was left to be answered."""
+"""Status in logs and metrics for a client that disconnected before the response."""
 RETRY_AFTER = 1.0
-"""Seconds, where the error has none."""
+"""Default of the header Retry-After, in seconds."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Of a sandbox or a job: no part of a path that means something else."""
+"""Valid name of a sandbox or job, which cannot mean another path."""
 
 KEY_NAME = web.RequestKey("key_name", str)
-"""Of a request: the name of its key."""
+"""Request key with the name of the API key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 
 
 def json_reply(document: Any, status: int = 200) -> web.Response:
-    """A compact JSON answer."""
+    """Make a compact JSON response."""
     return web.Response(status=status, body=wire.encode(document), content_type="application/json")
 
 
 async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:
-    """The pieces as they come. Once begun, only a broken line can say that the rest will not follow."""
+    """Stream the pieces; on an error after the beginning, only an aborted connection can show it."""
     reply = web.StreamResponse(headers={"Content-Type": media})
     await reply.prepare(request)
     try:
@@ -70,7 +70,7 @@ async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: st
 
 
 async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The record `FileContent` as JSON, in pieces: a file is never in memory whole."""
+    """Yield the record `FileContent` as JSON, without holding the file in memory."""
     yield b'{"path":' + wire.encode(path) + b',"content":"'
     size, left = 0, b""
     async for piece in pieces:
@@ -83,19 +83,20 @@ async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator
 
 
 class Door(NamedTuple):
-    """What decides whether a request comes in. Without `keys` all is open."""
+    """What decides whether a request is admitted. Without `keys` every one is."""
 
     keys: Keys
     admission: Admission
     ownership: Ownership
     loopback: bool
-    """The service listens there only."""
+    """Whether the service listens on loopback only."""
     hosts: Collection[str] = ()
-    """Names that it is asked by, besides (see `origins`)."""
+    """Other names of the service (see `origins`)."""
 
 
 def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
-    """Request id, origin, key, limits, owner, errors, figures and log around every handler."""
+    """Make the middleware: request id, origin, key, limits, owner, errors, metrics and log for every
+    handler."""
     turns = Turns(door.admission)
 
     @web.middleware
@@ -127,7 +128,7 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         return OPEN if request.path in OPEN_PATHS else caller(request, door.keys.accepted)
 
     async def owned(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every route that names a sandbox or a job is of one sandbox."""
+        """Check the owner of the sandbox that a route names, directly or by a job."""
         name = request.match_info.get("id", request.match_info.get("job"))
         if name is not None:
             if not _NAME.fullmatch(name):
@@ -186,7 +187,7 @@ def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -
 
 
 async def add_request_id(_request: web.Request, reply: web.StreamResponse) -> None:
-    """A signal handler of the application, so that streams and WebSockets have it too."""
+    """Add the request id, as a signal handler of the application, which covers streams and WebSockets too."""
     reply.headers[REQUEST_ID_HEADER] = REQUEST_ID.get() or uuid.uuid4().hex
 
 

@@ -9,7 +9,6 @@ from orchard.injector.payload.errors import PayloadError
 
 
 def main() -> int:
-    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchard.injector.payload", description=__doc__)
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("build", help="build it from this Python, for machines of this kind")

@@ -1,4 +1,4 @@
-"""Why a payload cannot be built here."""
+"""The error of the payload's build."""
 
 
 class PayloadError(Exception):

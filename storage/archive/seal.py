@@ -1,4 +1,4 @@
-"""Sealing: a campaign's events from the stream into segments, and the manifest that names them."""
+"""Seals a campaign's events from the stream into segments, and writes the manifest that names them."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ from orchard.streams.replay import arrivals, events_at
 
 
 class Sealing:
-    """One part of one campaign on its way into the archive."""
+    """One part of one campaign, while it is written to the archive."""
 
     def __init__(self, shelf: Shelf, campaign: str, listing: Listing) -> None:
         self._shelf, self._campaign, self._listing = shelf, campaign, listing
@@ -27,7 +27,7 @@ class Sealing:
         self._removed = self._bytes = 0
 
     async def copy(self, connection: Connection) -> AsyncIterator[int]:
-        """Copy what is listed; yields how many events are in segments.
+        """Copy the listed events; yields how many are in segments.
 
         Raises EventsLost, and nothing is archived, when the stream does not hold what the tables list.
         """
@@ -83,7 +83,7 @@ class Sealing:
 async def _messages(
     connection: Connection, campaign: str, listing: Listing
 ) -> AsyncGenerator[list[Arrived], None]:
-    """The campaign's own messages and its fences, in the order of the stream."""
+    """Yield the campaign's own messages and its fences, in the order of the stream."""
     fences = listing.fences
     own = arrivals(connection, listing.after + 1, until=listing.through, subjects=campaign_subjects(campaign))
     taken = 0

@@ -1,7 +1,7 @@
-"""Segments: stream messages as Parquet, byte for byte, and the hash of what they say. Pure functions.
+"""Segments: stream messages as Parquet, byte for byte, and the hash of their contents. Pure functions.
 
-A row has all that the stream says of a message. The payload is bytes, as in the stream, and not text as in
-the table `events`: what is no event survives unchanged.
+A row has all that the stream has of a message. The payload is bytes, as in the stream, and not text as in the
+table `events`: what is no event survives unchanged.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
     ]
 )
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Of payloads, at which a segment ends. A reader holds one file for each part that it merges."""
+"""Payload bytes at which a segment ends. A reader holds one file for each part that it merges."""
 _GROUP_BYTES = 4 * 1024 * 1024
 _GROUP_ROWS = 2000
 _PAGE_ROWS = 64
@@ -43,7 +43,6 @@ class Content:
         self._sha256 = hashlib.sha256()
 
     def take(self, message: Arrived) -> None:
-        """Add the next message."""
         texts = [part.encode() for pair in sorted(message.headers.items()) for part in pair]
         parts = [message.subject.encode(), *texts, message.data]
         numbers = [message.sequence, message.time, len(texts), *map(len, parts)]
@@ -52,7 +51,6 @@ class Content:
             self._sha256.update(part)
 
     def hexdigest(self) -> str:
-        """64 hexadecimal digits."""
         return self._sha256.hexdigest()
 
 
@@ -78,7 +76,6 @@ class SegmentWriter:
         self.bytes = 0
 
     def take(self, message: Arrived) -> None:
-        """Add the next message."""
         self._first = self._first or message.sequence
         self._last = message.sequence
         self._content.take(message)
@@ -95,7 +92,7 @@ class SegmentWriter:
         return self.bytes >= SEGMENT_BYTES
 
     def finish(self) -> tuple[Segment, bytes]:
-        """The file and what is to be known of it."""
+        """Return the file and its description."""
         if self._waiting:
             self._write_group()
         self._writer.close()
@@ -125,7 +122,8 @@ class SegmentWriter:
 
 
 def read_segment(data: bytes, after: int = 0) -> Iterator[list[Arrived]]:
-    """The messages at sequences over `after`, in order, a few megabytes at a time. Raises ArchiveCorrupt."""
+    """Yield the messages at sequences over `after`, in order, a few megabytes at a time. Raises
+    ArchiveCorrupt."""
     try:
         file = pq.ParquetFile(BytesIO(data))
         for group in range(file.num_row_groups):
@@ -151,7 +149,7 @@ def _messages(rows: pa.Table) -> Iterator[Arrived]:
 
 
 def counted_subject(subject: str) -> str:
-    """The subject with `*` for a shard or an id: what a manifest counts by."""
+    """Return the subject with `*` for a shard or an id, by which a manifest counts."""
     head, *rest = subject.removeprefix(f"{EVENTS_PREFIX}.").split(".")
     if head in FENCES:
         rest = [*rest[:-1], "*"]

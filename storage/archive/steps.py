@@ -1,6 +1,6 @@
-"""Archiving one campaign, step by step. Killed after any step, the next run goes on from what it finds.
+"""Archives one campaign in steps. After a kill at any step, the next run resumes from what it finds.
 
-Segments, manifest, verification, event, purge: the manifest is what makes a part, and nothing leaves the
+Segments, manifest, verification, event, purge: a part exists once it has a manifest, and nothing leaves the
 stream that no verified manifest names.
 """
 
@@ -26,7 +26,7 @@ SOURCE = "orchard/archive"
 
 @dataclass(frozen=True)
 class Step:
-    """What is being done: `sealing`, `verifying`, `purging`, in this order, with the part's events so far."""
+    """Progress: `sealing`, `verifying`, `purging`, in this order, with the part's events so far."""
 
     doing: str
     events: int
@@ -36,10 +36,10 @@ class Step:
 async def archive_events(
     connection: Connection, store_url: str, shelf: Shelf, campaign: str
 ) -> AsyncIterator[Step]:
-    """Move every event of a campaign that the tables have into the archive, save its fences.
+    """Move every event of a campaign that the tables have into the archive, except its fences.
 
-    Whether the campaign may be archived is for the caller to know. Raises StorageError or StreamsError; each
-    event is still in the stream then, or in a verified part of the archive, or in both.
+    The caller decides whether the campaign may be archived. Raises StorageError or StreamsError; each event
+    is then still in the stream, or in a verified part of the archive, or in both.
     """
     known = await asyncio.to_thread(shelf.parts, campaign)
     noted = set(await asyncio.to_thread(recorded, store_url)) if known else set()
@@ -62,7 +62,7 @@ async def archive_events(
 async def _leave(
     connection: Connection, store_url: str, shelf: Shelf, part: Part, noted: bool
 ) -> AsyncIterator[Step]:
-    """Verify a part that is still in the stream, record it unless it is noted there, and purge it."""
+    """Verify a part that is still in the stream, record it unless it is already `noted`, and purge it."""
     own = campaign_subjects(part.campaign)
     first = await next_message(connection, names.EVENTS, 1, own)
     gone = first is None or first.sequence > part.through

@@ -1,10 +1,9 @@
 """`store restore-stream`: puts back into the stream of events what only the tables have.
 
-Where the stream lost its end alone, the lost events are published again in their order, which gives them the
-same sequences. Where it lost events in the middle, or has given lost sequences to new events, a whole new
-stream is made on a server beside: the tables' events under their sequences, then what else the damaged
-stream holds (`storage.merge`). It then takes the place of the damaged one. Killed anywhere, the next run
-goes on or begins again.
+If the stream only lost its end, the lost events are published again in their order, which gives them the same
+sequences. If it lost events in the middle, or has given lost sequences to new events, a whole new stream is
+made on a second server: the tables' events under their sequences, then what else the damaged stream holds
+(`storage.merge`). It then replaces the damaged one. Killed anywhere, the next run resumes or begins again.
 """
 
 import secrets
@@ -51,25 +50,25 @@ _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore did."""
+    """Result of a restore."""
 
     put_back: int = 0
     """Events that only the tables had."""
     moved: int = 0
     """Events of the damaged stream that have other sequences now."""
     lost: int = 0
-    """Sequences whose events are nowhere any more; an `event.lost` stands for each."""
+    """Sequences whose events no longer exist; an `event.lost` replaces each."""
     last: int = 0
     """Sequence of the stream's last event."""
 
 
 class _Damage(msgspec.Struct, kw_only=True):
-    """What the comparison of stream and tables has found."""
+    """Result of comparing stream and tables."""
 
     watermark: int
     held: Bounds
     missing: list[int] = []
-    """Sequences that the tables have and the stream has not."""
+    """Sequences that the tables have and the stream lacks."""
     diverged: int | None = None
     """First sequence at which the stream has another event than the tables."""
     replaced: int = 0
@@ -84,7 +83,7 @@ class _Damage(msgspec.Struct, kw_only=True):
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Which stream and tables a stream beside was made from, so that another run can go on with it."""
+    """Identifies the stream and tables that a new stream is made from, so that another run can resume it."""
 
     watermark: int
     last: int
@@ -94,7 +93,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 Tell = Callable[[str, int, int], None]
-"""Progress: what is done just now, events done, events in all."""
+"""Called with progress: the current phase, events done, events in all."""
 
 
 async def restore_stream(
@@ -106,10 +105,10 @@ async def restore_stream(
     archive: ArchiveSettings | None = None,
     tell: Tell = lambda *_: None,
 ) -> Restored:
-    """Makes the stream hold whatever it or the tables hold; nothing else may publish meanwhile.
+    """Make the stream hold everything that it or the tables hold; nothing else may publish meanwhile.
 
-    `work` is a directory on this machine for the stream beside, as large as the stream. What is in the
-    archive has left the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
+    `work` is a local directory for the new stream, as large as the stream. What is in the archive has left
+    the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
     """
     location = Location.parse(store_url)
     archived = {part.campaign: part.through for part in Shelf(archive_url(store_url, archive)).parts()}
@@ -130,7 +129,7 @@ async def restore_stream(
 
 
 async def _unfinished(connection: Connection, watermark: int, work: Path) -> Restored | None:
-    """The result of an earlier run that was ended before the new stream was in its place."""
+    """Return the result of an earlier run that was killed before the new stream was in place."""
     plan = _read_plan(work)
     if plan is None or plan.result is None:
         return None
@@ -177,7 +176,7 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
 
 
 def _sealed(sequence: int, campaign: str | None, subject: str, archived: dict[str, int]) -> bool:
-    """Whether archiving took the event out of the stream: `archived` says up to where, by campaign."""
+    """Whether archiving removed the event from the stream; `archived` has the last sequence by campaign."""
     return sequence <= archived.get(campaign or "", 0) and not is_fence(subject)
 
 
@@ -210,7 +209,7 @@ async def _build(
     archived: dict[str, int],
     tell: Tell,
 ) -> Restored:
-    """Make the whole stream on a server beside, from where an earlier run was ended."""
+    """Make the whole stream on a second server, resuming where an earlier run was killed."""
     plan = _Plan(damage.watermark, damage.held.last, damage.held.messages)
     if _read_plan(work) != plan:
         shutil.rmtree(work, ignore_errors=True)
@@ -252,7 +251,7 @@ async def _whole(
     damage: _Damage,
     archived: dict[str, int],
 ) -> AsyncGenerator[Story, None]:
-    """Every message of the restored stream, in order."""
+    """Yield every message of the restored stream, in order."""
     parting = damage.diverged
     async with aclosing(_stream(connection, damage.held.last)) as batches:
         async for piece in side_by_side(batches, location, files):
@@ -273,7 +272,7 @@ async def _whole(
 
 
 def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[Story]:
-    """The messages of a piece; of a stream that diverged, up to where the tables end."""
+    """Yield the messages of a piece; of a stream that diverged, up to where the tables end."""
     parting = damage.diverged
     last = piece.last if parting is None else min(piece.last, damage.watermark)
     held = {message.sequence: message for message in piece.stream}
@@ -295,7 +294,7 @@ def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterato
 
 
 def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
-    """The newest event on each rollout's `done` subject, as the tables have it."""
+    """Return the newest event on each rollout's `done` subject according to the tables."""
     found: dict[str, Outcome] = {}
     for rows in read_events(location, files, 0):
         for row in rows.select(["sequence", "subject", "type", "rollout_id", "attempt"]).to_pylist():
@@ -305,10 +304,10 @@ def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
 
 
 async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell: Tell) -> None:
-    """Put the stream beside in the place of the damaged one.
+    """Replace the damaged stream by the new one.
 
-    It keeps the mark of the damaged one until all of it is there: the server shows it while it grows, and a
-    guard that took what it sees then for a loss after the restore would hold for ever.
+    It keeps the mark of the damaged one until it is complete: the server shows it while it grows, and a guard
+    that took what it sees then for a loss after the restore would hold for ever.
     """
     plan = _read_plan(work)
     assert plan is not None and plan.result is not None
@@ -326,7 +325,7 @@ async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell
 
 
 async def _mark(connection: Connection) -> None:
-    """Tell every guard that what its process saw confirmed counts no more."""
+    """Tell every guard that what its process saw confirmed no longer counts."""
     config = (await connection.jetstream.stream_info(names.EVENTS)).config
     metadata = (config.metadata or {}) | {names.RESTORED: secrets.token_hex(8)}
     await connection.jetstream.update_stream(config.evolve(metadata=metadata))

@@ -1,10 +1,10 @@
 """The writer: follows the event stream and commits it to the tables, each event exactly once.
 
-Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived
-tables. A batch's rows and its last sequence are one commit, so a writer killed anywhere starts again right
-after what it committed. Derived tables follow `events` as `events` follows the stream, with positions of
-their own: from the batch that was committed last, or from the files of `events` where they are behind. Where
-the stream is ahead, the log goes first, for a bounded time (docs/decisions/0015-the-log-first.md).
+Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived tables.
+A batch's rows and its last sequence are one commit, so a writer killed anywhere resumes right after what it
+committed. Derived tables follow `events` as `events` follows the stream, with positions of their own: from
+the batch that was committed last, or from the files of `events` if they are behind. If the stream is ahead,
+the log goes first, for a bounded time (docs/decisions/0015-the-log-first.md).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _LEFTOVER_SECONDS = 3600.0
-"""Between looks for files that killed processes left."""
+"""Seconds between searches for files that killed processes left."""
 
 
 class Writer:
@@ -67,16 +67,16 @@ class Writer:
         self._behind_since: float | None = None
         """When the first event was committed that the derived tables do not have."""
         self._news = asyncio.Event()
-        """A batch was committed, or the last one was."""
+        """Set when a batch, or the last one, was committed."""
         self._in_step = asyncio.Event()
-        """The derived tables have what `events` has."""
+        """Set when the derived tables have what `events` has."""
         self._ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Writes until `stop` is set, then commits what the stream holds and returns.
+        """Write until `stop` is set, then commit what the stream holds and return.
 
-        Raises StoreBusy, StoreFull, StoreUnreachable, EventsLost or OtherStream; the tables are whole then,
-        and another run goes on where this one ended.
+        Raises StoreBusy, StoreFull, StoreUnreachable, EventsLost or OtherStream; the tables are then
+        consistent, and another run resumes where this one ended.
         """
         with writer_lock(self._location):
             try:
@@ -188,7 +188,7 @@ class Writer:
         return time.monotonic() - self._ahead_at < self._settings.commit_seconds
 
     async def _maintain(self) -> None:
-        """Compacts when the writer keeps up with the stream; when it does not, that is more urgent."""
+        """Compact while the writer keeps up with the stream; if it does not, that is more urgent."""
         vacuums = {name: Vacuum(self._location, name) for name in TABLES}
         leftovers_at = float("-inf")
         while True:
@@ -201,7 +201,7 @@ class Writer:
                 leftovers_at = time.monotonic()
 
     def _keep(self, table: str, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
-        """Compacts a table, and deletes files that nobody needs."""
+        """Compact a table, and delete files that nobody needs."""
         try:
             merged = compact(self._location, table, above=above, cancelled=self._stopping.is_set)
         except CompactionCancelled:
@@ -229,7 +229,7 @@ def _commit_batch(events: Table, batch: list[StoredEvent]) -> Committed:
 
 
 async def _together(*stages: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:
-    """Runs the stages until all end; the first error of any of them, or of `beside`, ends the others."""
+    """Run the stages until all end; the first error of any of them, or of `beside`, ends the others."""
     waiting = {asyncio.create_task(stage) for stage in stages}
     watched = asyncio.create_task(beside)
     everything = [*waiting, watched]

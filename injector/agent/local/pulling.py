@@ -1,6 +1,6 @@
-"""Pulling an image from a registry: its blobs become an OCI image layout, which is imported as any other.
+"""Pulls an image from a registry: its blobs become an OCI image layout, which is then imported.
 
-Nothing is kept of a pull that fails. Layers that the store has are not asked for.
+Nothing is kept of a pull that fails. Layers that the store has are not downloaded.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from orchard.injector.agent.local.registry import (
 )
 
 AT_ONCE = 3
-"""Blobs that come at the same time."""
+"""Blobs downloaded at the same time."""
 PULL_SECONDS = 3600.0
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -36,18 +36,17 @@ _INDEXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """What to pull, and how."""
+    """Parameters of a pull."""
 
     reference: str
     name: str | None = None
-    """What it is called here; None: as the reference."""
+    """Name of the image here; None: the reference."""
     credentials: Credentials | None = None
     plain_http: bool = False
-    """Ask a registry of another machine without TLS."""
     public_only: bool = False
-    """Ask no registry at a private address."""
+    """Permit no registry at a private address."""
     owner: str | None = None
-    """Whose the image will be; None: for all."""
+    """Owner of the image; None: it is for all."""
     limit: int = IMAGE_LIMIT
     """Bytes that its new layers may take, compressed and then unpacked."""
     seconds: float = PULL_SECONDS
@@ -66,9 +65,9 @@ def pull(
     *,
     run: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
 ) -> Image:
-    """Pull an image into the store of `state`; `run` executes what is awaited. Blocks.
+    """Pull an image into the store of `state`; `run` executes the download's coroutine. Blocks.
 
-    Raises what `Registry` and `import_image` raise, and RegistryUnavailable when time is up.
+    Raises what `Registry` and `import_image` raise, and RegistryUnavailable on timeout.
     """
     reference = parse(wanted.reference)
     name = wanted.name or wanted.reference
@@ -84,7 +83,7 @@ def pull(
 
 
 def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Image | None:
-    """The image, if it is here already as the registry has it."""
+    """Return the image if it is here already, equal to the registry's."""
     try:
         image = store.find(name, owner)
     except NotFound:
@@ -96,7 +95,7 @@ def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Imag
 async def _download(
     store: ImageStore, work: Path, reference: Reference, wanted: Pull, patience: Patience | None
 ) -> str:
-    """Fill `work` with an OCI image layout, less the layers that are here. Returns the image's digest."""
+    """Fill `work` with an OCI image layout, less the layers that exist here. Returns the image's digest."""
     registry = Registry(
         reference,
         wanted.credentials,
@@ -117,7 +116,7 @@ class _Download:
     def __init__(
         self, registry: Registry, here: set[str], work: Path, reference: Reference, limit: int
     ) -> None:
-        """`here`: names of layers that are not asked for."""
+        """`here`: names of layers that are not downloaded."""
         self._registry = registry
         self._here = here
         self._work = work
@@ -164,7 +163,7 @@ class _Download:
         return digest
 
     def _missing(self, layers: list[_Descriptor], config: Mapping[str, Any]) -> dict[str, int]:
-        """Size by digest of the layers that are not here; they are known here by what they are unpacked."""
+        """Digests and sizes of the layers that are not here, which are known by the digest of their tar."""
         diff_ids = (config.get("rootfs") or {}).get("diff_ids")
         if not isinstance(diff_ids, list) or len(diff_ids) != len(layers):
             raise self._refused("has a configuration that does not match its layers")

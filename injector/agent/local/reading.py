@@ -1,11 +1,11 @@
-"""What a process of the host says through a pipe."""
+"""Reads a host process's output from a pipe."""
 
 import asyncio
 import os
 
 
 class Reading:
-    """What comes through a pipe: the first piece, and everything until its writers closed it, as futures."""
+    """A pipe whose first piece, and all its data once its writers have closed it, are futures."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Removing what a sandbox made, however it made it."""
+"""Deletes a sandbox's files, whatever their modes and owners."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from orchard.injector.agent.files import remove_at
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all below it, or a file; nothing when there is none. Blocks.
+    """Remove a directory recursively, or a file; does nothing when there is none. Blocks.
 
     Raises AgentError (`remove_failed`).
     """

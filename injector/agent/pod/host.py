@@ -1,7 +1,7 @@
-"""The container that the agent is in, as the one sandbox of its agent.
+"""Presents the agent's container as the one sandbox of its agent.
 
-Nothing is isolated from here: that is what the container is for. Commands run as the agent's own user, in the
-agent's own root; what keeps them from the agent is `protection`, and the seal on every request and answer.
+Nothing is isolated here: that is what the container is for. Commands run as the agent's own user, in the
+agent's own root; `protection` and the seal on every request and response keep them from the agent.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for
 
 
 class PodHost:
-    """Has one machine to give, once."""
+    """A backend with one sandbox, its container."""
 
     def __init__(
         self, environment: Mapping[str, str], working_directory: str, ended: Callable[[], None]
@@ -31,11 +31,10 @@ class PodHost:
         self._taken = False
 
     def capabilities(self) -> dict[str, Any]:
-        """Says what is here."""
         return {"isolation": "container", "memory_kills_told": MemoryKills().told}
 
     async def create(self, spec: SandboxSpec, died: Died) -> "PodMachine":  # noqa: ARG002
-        """This container. Raises Conflict when it is a sandbox already."""
+        """Return this container. Raises Conflict when it already is a sandbox."""
         if self._taken:
             raise Conflict("a Pod is one sandbox: create another", reason="exists")
         self._taken = True
@@ -48,8 +47,6 @@ class PodHost:
 
 @dataclass(kw_only=True)
 class PodMachine(PlainMachine):
-    """This container."""
-
     no_copy: str = (
         "a Pod's root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
         " and put it into another sandbox with PUT /sandboxes/ID/archive"
@@ -58,7 +55,7 @@ class PodMachine(PlainMachine):
     kills: MemoryKills = field(default_factory=MemoryKills)
 
     def prepare(self) -> None:
-        """Make the directory that commands start in by default, where possible; `note` what is not."""
+        """Make the directory that commands start in by default, if possible; `note` says what is missing."""
         notes = [] if self.kills.told else [KILLS_NOT_TOLD]
         try:
             files.make_directory(self.root, WORKSPACE)
@@ -67,10 +64,10 @@ class PodMachine(PlainMachine):
         self.note = "; ".join(notes)
 
     def oom_kills(self) -> int:
-        """Of the container; 0 where it cannot know."""
+        """Kills in the container; 0 if it cannot know."""
         return self.kills.count()
 
     async def destroy(self) -> None:
-        """Let the agent end: with the first process of a container all others end."""
+        """Let the agent end: all processes of a container end with the first."""
         await super().destroy()
         self.ended()

@@ -1,15 +1,15 @@
-"""How often the kernel killed for memory in the control group that this container is in."""
+"""Counts the processes that the kernel killed for memory in this container's control group."""
 
 from pathlib import Path
 
 from orchard.injector.agent.local.cgroups import oom_kills
 
 FILES = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
-"""As containers see their own group: version 2, then 1."""
+"""Paths of a container's own group: version 2, then 1."""
 
 
 class MemoryKills:
-    """The count, from whichever file can be read."""
+    """Reads the counter from whichever file is readable."""
 
     def __init__(self) -> None:
         self._file = next((file for file in FILES if _readable(file)), None)
@@ -20,7 +20,7 @@ class MemoryKills:
         return self._file is not None
 
     def count(self) -> int:
-        """Processes killed since the container started; 0 where it cannot know."""
+        """Processes killed since the container started; 0 if it cannot know."""
         return 0 if self._file is None else oom_kills(self._file.read_text())
 
 

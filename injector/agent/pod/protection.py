@@ -1,4 +1,4 @@
-"""What keeps the commands of a container out of the agent that runs as the same user beside them."""
+"""Protects the agent of a container from the commands that run as the same user."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +10,16 @@ THREADS = 4
 
 
 def protect() -> None:
-    """Let no process without CAP_SYS_PTRACE look into this one: no ptrace, no /proc/PID/mem, no core file.
+    """Deny processes without CAP_SYS_PTRACE all access to this one: ptrace, /proc/PID/mem, core files.
 
-    Call it before there is anything to be seen.
+    Call it before there is anything to protect.
     """
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def started_threads() -> ThreadPoolExecutor:
-    """Threads that are there already when commands have used up all processes of the container."""
+    """Return threads that exist already when commands have used up all processes of the container."""
     executor = ThreadPoolExecutor(THREADS, "agent")
     barrier = Barrier(THREADS + 1)
     for _ in range(THREADS):

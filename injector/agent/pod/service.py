@@ -1,4 +1,4 @@
-"""Puts the agent of a container together and runs it until a signal, or the loss of its spawner."""
+"""Runs the agent of a container until a signal, or until it loses its spawner."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from orchard.injector.agent.server import AgentServer
 from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
-"""Seconds; nothing is waited for but the making of a directory."""
+"""Seconds; nothing takes time but the making of a directory."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ async def serve(
 ) -> int:
     """Serve the sandbox `sandbox_id` at `address`, printing the port. Returns the exit status.
 
-    `channel` is what `spawner.start` returned, `environment` what commands start from.
+    `channel` is what `spawner.start` returned, `environment` the default of commands.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
@@ -75,13 +75,13 @@ async def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Not by a name: images may lack what looks names up. `::` takes IPv4 as well."""
+    """Listen at an address, not a name: images may lack what resolves names. `::` accepts IPv4 as well."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=1024)
 
 
 def _reap() -> None:
-    """Take in what has ended: the first process of a container inherits whatever lost its parent."""
+    """Reap children: the first process of a container inherits all orphans."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
