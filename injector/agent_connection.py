@@ -72,7 +72,6 @@ class AgentConnection:
         )
 
     async def close(self) -> None:
-        """Close all connections, except those of a shared connector."""
         if self._exchange is not None:
             self._exchange.close()
         await self._session.close()
@@ -186,7 +185,6 @@ class AgentConnection:
         return wire.url(str(self._address.join(URL(path))), params)
 
     def _sealed(self, method: str, url: URL, headers: dict[str, str], body: Any) -> SealedRequest | None:
-        """Seal a request by adding to its headers."""
         if self._seal is None:
             return None
         content = body or b"" if isinstance(body, bytes | None) else None
@@ -204,8 +202,6 @@ def _traced() -> dict[str, str]:
 
 
 class _NotSealed(SandboxFailed):
-    """The response was not made by the agent with the key."""
-
     default_reason = AGENT_REPLACED
 
     def __init__(self, why: str) -> None:
@@ -213,8 +209,6 @@ class _NotSealed(SandboxFailed):
 
 
 class _Line(aiohttp.ClientWebSocketResponse):
-    """A WebSocket that keeps the headers of the handshake's response."""
-
     @property
     def handshake(self) -> Mapping[str, str]:
         return self._response.headers
@@ -281,7 +275,6 @@ async def _asked(
 
 
 def _refused(reply: Reply, method: str, path: str, data: bytes) -> None:
-    """Raise the error that an unsuccessful response stands for."""
     if reply.status < 400:
         return
     if _unknown_there(reply):

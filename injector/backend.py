@@ -37,8 +37,7 @@ class Agent(Protocol):
 
     def stream(
         self, path: str, params: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Yield the response of a GET in pieces."""
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket for one terminal session, with the contract's frames; the caller closes it."""
@@ -73,8 +72,7 @@ class Backend(Protocol):
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
         """Return the sandbox once it is ready or failed. Raises SandboxWaitTimeout."""
 
-    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """List the sandboxes that carry all `labels`."""
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]: ...
 
     async def delete(self, sandbox_id: str) -> None:
         """Delete a sandbox and wait until it is gone; ignores unknown ids."""

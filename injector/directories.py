@@ -17,7 +17,6 @@ IN_MEMORY = 8 * 1024 * 1024
 
 
 def temporary() -> IO[bytes]:
-    """A temporary file for an archive, removed when closed."""
     return tempfile.SpooledTemporaryFile(IN_MEMORY)
 
 
@@ -134,7 +133,6 @@ def _make_directories(directory: Path, parts: list[str]) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Remove a file or link that is in the way."""
     if _is(place, stat.S_ISDIR):
         raise SandboxRequestInvalid(f"{place} is a directory, and in the way of a file")
     place.unlink(missing_ok=True)

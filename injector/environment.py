@@ -51,7 +51,6 @@ def report(plain: str, login: str) -> dict[str, Any]:
 
 
 def summary(sandbox_id: str, found: dict[str, Any]) -> str:
-    """Format the report for people, one finding a line."""
     shown = {name: value for name, value in found.items() if name != "bashrc_content"}
     return "\n".join([f"sandbox {sandbox_id}", *(f"  {name}: {value}" for name, value in shown.items())])
 

@@ -88,8 +88,6 @@ class SandboxUnsupported(SandboxRequestInvalid):
 
 
 class SandboxWaitTimeout(SandboxError):
-    """A wait timed out."""
-
     default_status = 408
     default_reason = "wait_timeout"
 
@@ -122,7 +120,6 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
 
 
 def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
-    """Return the error that an HTTP response stands for."""
     if reason == SandboxFileMissing.default_reason:
         return SandboxFileMissing(detail)
     if reason == SandboxFileTooLarge.default_reason:
@@ -134,7 +131,6 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
 
 
 def detail_of(data: bytes) -> str:
-    """Return the sentence in the body of an error response."""
     try:
         detail = msgspec.json.decode(data)["detail"]
     except (msgspec.DecodeError, KeyError, TypeError):

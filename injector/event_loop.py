@@ -36,8 +36,6 @@ class EventLoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on the loop's thread."""
-
         async def there() -> T:
             return function()
 

@@ -26,8 +26,6 @@ class Answer(NamedTuple):
 
 
 class Sized:
-    """Pieces of bytes with their total size."""
-
     def __init__(self, pieces: AsyncIterator[bytes], size: int) -> None:
         self._pieces = pieces
         self.size = size
@@ -37,8 +35,6 @@ class Sized:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request after the other."""
-
     def __init__(self, free: "dict[Connection, float]") -> None:
         """After a response it adds itself to `free`, with the time, until it is taken or closed."""
         self._free = free
@@ -163,7 +159,6 @@ class Connection(asyncio.Protocol):
 
 
 def _goes_on(answer: "asyncio.Future[Answer]") -> bool:
-    """Whether the server now waits for a body."""
     return answer.exception() is None and answer.result().status == GO_AHEAD
 
 
@@ -172,8 +167,6 @@ def _parted(line: str) -> tuple[str, str, str]:
 
 
 class Exchange:
-    """A pool of connections to the socket at `path`."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._free: dict[Connection, float] = {}

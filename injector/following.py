@@ -12,7 +12,6 @@ from orchard.injector.transport import FIRST_PAUSE, Transport
 from orchard.schemas.sandboxes import JobEnding, JobStatus
 
 LONGEST_EVENT = 1024 * 1024
-"""Bytes."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,6 @@ class Ledger:
         self._made.pop(sandbox_id, None)
 
     def ids(self) -> list[str]:
-        """Remaining ids, oldest first."""
         return list(self._made)
 
     def close(self) -> None:

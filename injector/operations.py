@@ -72,8 +72,6 @@ class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parameter(NamedTuple):
-    """A parameter in the query or the headers."""
-
     name: str
     summary: str
     kind: Any = str
@@ -92,10 +90,8 @@ class Operation(NamedTuple):
     reply: Any = None
     """Record of a 200 response in JSON; None if there is none."""
     request: Any = None
-    """Record of the body."""
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
-    """Errors in addition to those of every operation."""
     other_reply: Any = None
     """Alternative record of a 200 response."""
     reply_media: str | None = None
@@ -427,4 +423,3 @@ DELETE_IMAGE = Operation(
 )
 
 OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))
-"""All operations above, in this order."""

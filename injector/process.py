@@ -17,12 +17,9 @@ from orchard.injector.event_loop import Blocking, blocking
 BUFFER_LIMIT = 64 * 1024 * 1024
 """Bytes of output kept for a caller that does not read; then the command has to wait."""
 PIECE = 32 * 1024
-"""Bytes of stdin in one frame."""
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A frame from the service: `ready`, `stdout`, `exit` or `error`."""
-
     type: str
     pid: int | None = None
     data: str = ""

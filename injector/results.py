@@ -47,8 +47,6 @@ class HealthResult(Health, _Subscriptable, frozen=True, kw_only=True):
 
 
 class JobResult(Job, frozen=True, kw_only=True):
-    """A job with convenience properties."""
-
     @property
     def is_complete(self) -> bool:
         """Whether it has ended, in whatever way."""
@@ -56,7 +54,6 @@ class JobResult(Job, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ran and exited with 0."""
         return self.status is JobStatus.SUCCEEDED
 
     @property

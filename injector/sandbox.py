@@ -32,7 +32,6 @@ from orchard.schemas.sandboxes import (
 )
 
 WAIT_STEP = 60.0
-"""Longest wait of one request for a job, in seconds."""
 DEFAULT_TIMEOUT = 300.0
 CHECK_TIMEOUT = 60.0
 """Default timeouts in seconds of a command, and of either probe of `check_env`."""

@@ -35,7 +35,6 @@ OVERLOAD = "overload"
 EVENTS_SILENCE = 60.0
 """Seconds without a byte after which an event stream is lost: the service sends something every 15."""
 PIECE = 1024 * 1024
-"""Bytes written to a file at a time."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 """Seconds between attempts: doubled each time, with jitter."""
@@ -58,9 +57,7 @@ class Transport:
         self._url = url
         self._tls = tls
         self.headers = {} if api_key is None else {API_KEY_HEADER: api_key}
-        """Headers of every request."""
         self.tunnels: set[AsyncTunnel] = set()
-        """All open tunnels."""
         self._timeout = timeout
         self.retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -238,7 +235,6 @@ class Transport:
             raise aiohttp.InvalidURL(self._url) from error
 
     def _opened(self) -> aiohttp.ClientSession:
-        """The session of the running loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)

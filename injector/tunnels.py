@@ -45,7 +45,7 @@ class _First(msgspec.Struct, frozen=True):
 
 
 class _Lost(SandboxUnavailable):
-    """The connection broke before it was ready."""
+    pass
 
 
 class AsyncTunnel:
@@ -209,7 +209,6 @@ class AsyncTunnel:
         return line
 
     async def _connect(self) -> socket.socket:
-        """Connect to the target. Raises OSError."""
         host, port = self._here
         loop = asyncio.get_running_loop()
         failure = OSError(f"{host} has no address")
@@ -262,7 +261,6 @@ class Tunnel(Blocking[AsyncTunnel]):
 
     @property
     def url(self) -> str:
-        """URL of a web server behind it."""
         return self._awaited.url
 
     @property

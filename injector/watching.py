@@ -14,8 +14,6 @@ from orchard.injector.transport import Transport
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one path."""
-
     kind: str
     """Either `created`, `changed`, `removed` or `lost`: more happened than was kept, so list the directory
     again."""

@@ -25,7 +25,6 @@ class BlobStore:
 
     @property
     def url(self) -> str:
-        """URL of the store."""
         return self._location.url
 
     def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:

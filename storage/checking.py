@@ -32,8 +32,6 @@ _PIECE = 1024 * 1024
 
 @dataclass
 class Checked:
-    """Result of a check."""
-
     findings: list[str] = field(default_factory=list)
     """Problems, a sentence each."""
     unknown: Counter[str] = field(default_factory=Counter)
@@ -41,7 +39,6 @@ class Checked:
 
 
 def check(store_url: str, *, read: bool = False) -> list[str]:
-    """Return the findings of `examine`."""
     return examine(store_url, read=read).findings
 
 

@@ -59,7 +59,6 @@ class Digesting:
 
 
 def named(stem: str, sha256: str) -> str:
-    """Name of a Parquet file with its SHA-256."""
     return f"{stem}-{sha256}.parquet"
 
 

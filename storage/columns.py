@@ -68,7 +68,6 @@ def _is_message(kind: inspect.Type) -> bool:
 
 
 def _present(kind: inspect.Type) -> inspect.Type:
-    """The type of a field without None."""
     if not isinstance(kind, inspect.UnionType):
         return kind
     (present,) = (one for one in kind.types if not isinstance(one, inspect.NoneType))

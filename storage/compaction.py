@@ -193,7 +193,6 @@ def _key(table: str, file: str) -> str:
 
 
 def regroup(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Regroup rows into pieces of the size of a row group."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for part in parts:

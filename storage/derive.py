@@ -46,7 +46,6 @@ def unreadable(fact: Fact, reason: str) -> tuple[str, Row]:
 
 
 def derive_tables(facts: Iterable[Fact]) -> dict[str, pa.Table]:
-    """Return the rows of every table that the facts give rows for, in their order."""
     found: dict[str, list[tuple[Fact, Row]]] = {}
     for fact in facts:
         if derived := derive(fact):

@@ -48,13 +48,11 @@ class Appender:
 
     @property
     def full(self) -> bool:
-        """Whether the rows are worth a commit by their number or bytes."""
         rows, size = self._limits
         return self._rows >= rows or self._size >= size
 
     @property
     def waiting(self) -> bool:
-        """Whether there are rows to commit."""
         return self._rows > 0
 
     def commit(self) -> Callable[[], None]:
@@ -178,7 +176,6 @@ class DerivedTables:
 
 
 def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
-    """Split the facts into runs of about _SLICE_BYTES."""
     start = size = 0
     for end, fact in enumerate(found, start=1):
         size += len(memoryview(fact.event.data))

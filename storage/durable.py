@@ -6,7 +6,6 @@ from pathlib import Path
 
 
 def sync(path: os.PathLike[str] | str) -> None:
-    """Call fsync for a file's bytes, or a directory's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

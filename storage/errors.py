@@ -37,7 +37,7 @@ class OtherStream(StorageError):
 
 
 class BlobMissing(StorageError):
-    """There is no blob of that name."""
+    pass
 
 
 class BlobCorrupt(StorageError):

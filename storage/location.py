@@ -100,7 +100,6 @@ class Location:
         return Path(self.url)
 
     def table_url(self, table: str) -> str:
-        """URL of a table for Delta."""
         return f"{self.url}/tables/{table}"
 
     def key(self, *parts: str) -> str:

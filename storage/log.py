@@ -63,7 +63,6 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
 
 
 FACT_COLUMNS = tuple(name for name in _SCHEMA.names if name not in ("stream_time", "raw"))
-"""Columns of `events` that `facts` needs."""
 
 
 def facts(rows: pa.Table) -> Iterator[Fact]:

@@ -39,7 +39,6 @@ GRACE = 60.0
 PULSE = 60.0
 DEAD_AFTER = 600.0
 _READERS, _WRITERS = "readers", "writers"
-"""Folders below the store's root."""
 _END_SECONDS = 10.0
 """Seconds that the end of a process waits for its pins to be deleted."""
 _MARKED = re.compile(r"-([0-9a-f]{16})\.[0-9]+[-.]")

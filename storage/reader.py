@@ -114,8 +114,6 @@ def existing(store_url: str) -> Location:
 
 @dataclass(frozen=True)
 class Stored:
-    """One version of a table."""
-
     files: list[DataFile] = field(default_factory=list)
     evolved: bool = False
     """Whether its files differ in their columns."""
@@ -136,7 +134,6 @@ class Snapshot:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of all files, below the store's root."""
         return [f"tables/{table}/{file.path}" for table, one in self.tables.items() for file in one.files]
 
 
@@ -302,8 +299,6 @@ _NO_END = 2**63 - 1
 
 @dataclass(frozen=True)
 class _Shown:
-    """What a connection shows."""
-
     snapshot: Snapshot
     ends: dict[str, int]
     """Last sequence that is shown of each table."""

@@ -22,11 +22,9 @@ _UNFINISHED = "#"
 _SERVICE = "Generic S3 error"
 """Delta's message for a service that did not respond, but may respond to the next request."""
 _REASON = 200
-"""Characters quoted of Delta's message."""
 
 
 def mending(table: str) -> str:
-    """The command that makes a table anew."""
     command = "orchard store rebuild --from-stream" if table == EVENTS else "orchard store rebuild"
     return f"stop `orchard up` and run `{command}`"
 

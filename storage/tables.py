@@ -49,8 +49,6 @@ _Payloads = dict[type[msgspec.Struct], dict[str, str]]
 
 
 class _Derived(NamedTuple):
-    """A derived table."""
-
     payloads: _Payloads
     """Types of the events that have rows in it, with the text columns that each fills with a constant."""
     order: str = "*"
@@ -94,7 +92,6 @@ _ENVELOPE = {
     "rollout_id": TEXT,
     "attempt": INT,
 }
-"""The first columns of every derived table."""
 
 _IMAGE = pa.struct(
     [

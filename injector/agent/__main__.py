@@ -23,7 +23,6 @@ STOP_TIMEOUT = 60.0
 
 
 def main() -> int:
-    """Run, stop or inspect the agent, or import an image. Returns the exit status."""
     options = _options()
     os.umask(0o022)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -14,8 +14,6 @@ _MOST_GROUPS = 1000
 
 
 class Account(NamedTuple):
-    """A user; `groups` are the supplementary ones."""
-
     uid: int
     gid: int
     groups: tuple[int, ...]
@@ -52,7 +50,6 @@ def account(root: int, name: str) -> Account:
 
 
 def others() -> bool:
-    """Whether this user namespace has users other than root."""
     return sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()) > 1
 
 

@@ -19,7 +19,6 @@ def pieces(request: web.Request) -> AsyncIterator[bytes]:
 
 
 def stream(request: web.Request, content_type: str) -> web.StreamResponse:
-    """Return a streamed response, not prepared yet."""
     make = request.get(OUTGOING)
     reply = web.StreamResponse() if make is None else make()
     reply.content_type = content_type

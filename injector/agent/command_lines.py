@@ -51,7 +51,6 @@ def command_line(command: str | Sequence[str], login: bool) -> Iterator[CommandL
 
 
 def shell_words(shell: str, line: str, words: Sequence[str], login: bool) -> list[str]:
-    """Return the argument list of the shell named `shell`."""
     if not login:
         return [shell, "-c", line]  # words are a login shell's only
     if shell != "bash":

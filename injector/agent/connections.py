@@ -94,7 +94,6 @@ class Connections:
             self._leave_place()
 
     async def _spliced(self, splice: Splice, connection: socket.socket) -> None:
-        """Return when both directions have ended."""
         self._splices.add(splice)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: splice, connection)

@@ -241,7 +241,6 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, directory: i
 
 
 def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, directory: int, parent: int, name: str) -> int:
-    """Create one entry that is no directory; returns the bytes written."""
     if entry.isdev() and not entry.isfifo():
         raise RequestInvalid(f"entry `{entry.name}`: devices cannot be unpacked")
     if entry.isreg() and entry.sparse is not None:

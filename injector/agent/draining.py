@@ -45,13 +45,10 @@ Pipe = tuple[int, int]
 
 
 class Process(NamedTuple):
-    """A process and the pipes it has open."""
-
     pid: int
     running: bool
     """It is on a processor, waits for one, or waits for a disk."""
     source: Pipe | None = None
-    """The pipe that is its standard input."""
     reads: frozenset[Pipe] = frozenset()
     writes: frozenset[Pipe] = frozenset()
     forked: bool = False
@@ -59,22 +56,16 @@ class Process(NamedTuple):
     exiting: bool = False
     """It is closing its descriptors, which can no longer be listed."""
     ticks: int = 0
-    """Processor time used, in ticks of 10 ms."""
     known: bool = True
-    """Whether its descriptors could be listed."""
 
 
 class Standing(Enum):
-    """What the processes that can still write to an output are doing."""
-
     FINISHING = "some end by themselves"
     LINGERING = "none does that is known of, but they are doing something"
     RESTING = "they wait for something else"
 
 
 class Look(NamedTuple):
-    """Result of one look at the processes."""
-
     standing: Standing
     active: bool
     """Whether any of them, or of the processes that feed them, is active."""
@@ -118,7 +109,6 @@ def _input(process: Process) -> Pipe | None:
 def _upstream(
     holders: Mapping[int, Process], writers: Mapping[Pipe, Iterable[Process]]
 ) -> dict[int, Process]:
-    """Return `holders` and all processes whose output reaches them through pipes."""
     found = dict(holders)
     waiting = list(holders.values())
     while waiting:
@@ -150,7 +140,6 @@ class Patience:
         """`printed` is the number of bytes that had come when the command ended."""
         self._before = self._printed = printed
         self._idle_since: float | None = None
-        """Time of the first of consecutive idle looks; much may happen between two looks."""
         self._rested = False
 
     def ends(self, look: Look, now: float, printed: int) -> bool:
@@ -248,7 +237,6 @@ def _process(pid: int) -> Process | None:
 
 
 def _fields(place: str) -> list[str]:
-    """Fields of a process's or thread's stat file, from the state on."""
     return Path(place, "stat").read_text().rpartition(")")[2].split()
 
 

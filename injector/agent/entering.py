@@ -47,13 +47,9 @@ _ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE, _ACCOUNT = range(5)
 
 
 class Privileges(NamedTuple):
-    """What every command of an agent gives up."""
-
     dropped: tuple[int, ...]
     filter: bytes
-    """The seccomp filter, from `seccomp.program`."""
     limits: tuple[tuple[int, tuple[int, int]], ...]
-    """RLIMIT_* to (soft, hard)."""
 
 
 def privileges(descriptors: tuple[int, int]) -> Privileges:
@@ -142,7 +138,6 @@ def _common(
 
 
 def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
-    """Describe why the command never ran: errno `number` at `step`."""
     what = {
         _ENTER: "could not enter the sandbox",
         _DIRECTORY: f"the working directory {request['cwd']} cannot be entered",

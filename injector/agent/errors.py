@@ -55,8 +55,6 @@ class SandboxGone(AgentError):
 
 
 class TimeIsUp(AgentError):
-    """A wait timed out."""
-
     status = 408
     reason = "wait_timeout"
 

@@ -47,7 +47,6 @@ def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[Bi
 
 
 def make_directory(root: int, path: str, owner: Account | None = None) -> None:
-    """Make the directory at `path` and its missing parents."""
     with explained(path):
         make_directories(root, path, owner)
 
@@ -59,7 +58,6 @@ def remove(root: int, path: str) -> None:
 
 
 def remove_at(parent: int, name: str) -> None:
-    """Remove `name` in an open directory, recursively. Raises OSError."""
     if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         _remove_directory(parent, name)
     else:
@@ -97,7 +95,6 @@ def _remove_directory(parent: int, name: str) -> None:
 
 
 def _emptied(directory: int) -> list[str]:
-    """Remove everything but directories from one; returns the names of its directories."""
     below = []
     for name in os.listdir(directory):
         with suppress(FileNotFoundError):
@@ -109,7 +106,6 @@ def _emptied(directory: int) -> list[str]:
 
 
 def _replaced(directory: int, path: str) -> int:
-    """Open `path` relative to `directory`, then close that."""
     opened = os.open(path, _DIRECTORY, dir_fd=directory)
     os.close(directory)
     return opened
@@ -210,7 +206,6 @@ def _kind(mode: int) -> str:
 
 
 def check_regular(fd: int, path: str) -> None:
-    """Raise RequestInvalid for a directory, device, socket, pipe, or kernel interface."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISDIR(mode):
         raise RequestInvalid(f"{path} is a directory")
@@ -243,8 +238,6 @@ def make_directories(root: int, path: str, owner: Account | None = None) -> None
 
 
 class explained:
-    """Translates OSErrors about a path into agent errors."""
-
     def __init__(self, path: str) -> None:
         self._path = path
 

@@ -13,7 +13,6 @@ from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.jobs import TrackedJob
 
 PIECE = 64 * 1024
-"""Largest number of bytes in one event."""
 QUIET = 15.0
 """Seconds without output after which a comment is sent, so that both ends notice a broken connection."""
 _COMMENT = b":\n\n"

@@ -15,19 +15,16 @@ from orchard.injector.agent.sandboxes import Sandboxes
 class Images(Protocol):
     """The images of a machine. `owner` is who owns them or asks; None may do everything."""
 
-    def all(self, owner: str | None) -> list[dict[str, Any]]:
-        """List the images that `owner` may use."""
+    def all(self, owner: str | None) -> list[dict[str, Any]]: ...
 
-    def check_deletable(self, name: str, owner: str | None) -> None:
-        """Raise NotFound or Forbidden if `owner` may not delete it."""
+    def check_deletable(self, name: str, owner: str | None) -> None: ...
 
     async def delete(self, name: str) -> None: ...
 
     def pull(self, wanted: Mapping[str, Any], owner: str | None) -> Coroutine[Any, Any, dict[str, Any]]:
         """Pull an image; `wanted` has the fields of PullImage."""
 
-    async def add(self, archive: web.Request, name: str, owner: str | None) -> dict[str, Any]:
-        """Import the archive in the request's body."""
+    async def add(self, archive: web.Request, name: str, owner: str | None) -> dict[str, Any]: ...
 
 
 class ImageRequests:

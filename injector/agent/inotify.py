@@ -37,7 +37,6 @@ def add(inotify: int, directory: int) -> int:
 
 
 def drop(inotify: int, watch: int) -> None:
-    """Stop watching; does nothing if the directory is gone."""
     _libc.inotify_rm_watch(inotify, watch)
 
 

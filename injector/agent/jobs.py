@@ -80,7 +80,6 @@ class TrackedJob:
     """Requests that are about to report the job; its output is not dropped meanwhile."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     stopped_for: Ending | None = None
-    """Why the agent killed it, if it did."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, when there is new output or the job ended."""
 
@@ -100,7 +99,6 @@ class TrackedJob:
 
     @property
     def held(self) -> int:
-        """Bytes of its command and kept output."""
         words = [self.command] if isinstance(self.command, str) else self.command
         return self.out.kept + self.err.kept + sum(map(len, words))
 
@@ -119,13 +117,11 @@ class TrackedJob:
             self.readers -= 1
 
     def document(self) -> dict[str, Any]:
-        """Return the job record of the HTTP contract."""
         if self.forgotten:
             raise OutputForgotten(f"the output of job {self.job_id} was dropped to make room for newer ones")
         return {**self.summary(), "stdout": self.out.text(), "stderr": self.err.text()}
 
     def summary(self) -> dict[str, Any]:
-        """The job record without output."""
         return {
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
@@ -137,7 +133,6 @@ class TrackedJob:
         }
 
     def outcome(self) -> dict[str, Any]:
-        """Fields of the job record that say how it ended."""
         known = self.verdict if self.done.is_set() else None
         return {
             "status": self.status,
@@ -167,7 +162,6 @@ class Jobs:
         self._held = 0
 
     def get(self, job_id: str) -> TrackedJob:
-        """Raise NotFound for an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound(
@@ -220,7 +214,6 @@ class Jobs:
         return job
 
     def cancel(self, job_id: str) -> TrackedJob:
-        """Kill the job's process group; does nothing once it has ended."""
         job = self.get(job_id)
         self._stop(job, Ending.CANCELLED)
         return job

@@ -29,7 +29,6 @@ MS_SLAVE = 1 << 19
 MNT_DETACH = 2
 
 PROC, SYSFS, CGROUP, CGROUP2 = 0x9FA0, 0x62656572, 0x27E0EB, 0x63677270
-"""Magic numbers of file systems that are kernel interfaces."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -135,7 +134,6 @@ def trim_memory() -> None:
 
 
 def last_capability() -> int:
-    """The highest capability number that this kernel knows."""
     return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
 
 
@@ -150,7 +148,6 @@ def clear_inheritable_capabilities() -> None:
 
 
 def may_mount() -> bool:
-    """Whether this process is root with CAP_SYS_ADMIN."""
     if os.geteuid() != 0:
         return False
     status = Path("/proc/self/status").read_text()
@@ -189,7 +186,6 @@ def open_at(directory: int, path: str, flags: int, resolve: int, mode: int = 0) 
 
 
 def filesystem_type(fd: int) -> int:
-    """The magic number of the file system that a file is on (statfs(2))."""
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.fstatfs(fd, buffer), "fstatfs")
     return ctypes.c_long.from_buffer(buffer).value

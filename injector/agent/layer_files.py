@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 PLACE = "/opt/orchard/harness"
-"""Where sandboxes have the files."""
 NAME = re.compile(r"orchard-harness/([^:]+):(.+)-([0-9a-f]{64})")
 """Name of a layer at the sandbox service: program, version, digest."""
 _PIECE = 1 << 20
 
 
 class LayerDiffers(Exception):
-    """The files are not those that the digest names."""
+    pass
 
 
 def pack(files: Path, write: Callable[[bytes], object]) -> str:

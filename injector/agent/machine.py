@@ -174,7 +174,6 @@ class PlainMachine:
         )
 
     async def destroy(self) -> None:
-        """Close the root descriptor."""
         if self.root >= 0:
             os.close(self.root)
             self.root = -1
@@ -197,5 +196,4 @@ class Host(Protocol):
     async def create(self, spec: SandboxSpec, died: Died) -> Machine:
         """Start a sandbox. Raises AgentError with a reason (`image_missing`, `start_failed`)."""
 
-    def capabilities(self) -> dict[str, Any]:
-        """Describe what this machine can and cannot do, for people."""
+    def capabilities(self) -> dict[str, Any]: ...

@@ -30,11 +30,8 @@ CREDIT_SIZE = struct.Struct("!I")
 OPEN, DATA, CREDIT, END, RESET = range(5)
 
 WINDOW = 256 * 1024
-"""Largest number of unread bytes of a stream that one end keeps."""
 PIECE = 64 * 1024
-"""Largest number of bytes in a DATA frame."""
 STREAMS = 1024
-"""Concurrent streams of a line."""
 CONGESTED = 512 * 1024
 """Bytes waiting to be sent over the line, from which on no stream should add to them."""
 MOST_WAITING = 16 * STREAMS
@@ -47,12 +44,10 @@ Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol."""
+    pass
 
 
 class Receiver(Protocol):
-    """Consumer of a stream."""
-
     def received(self, data: memoryview) -> None:
         """Take bytes; call `Stream.consumed` once they are out of memory."""
 
@@ -73,7 +68,6 @@ class Stream:
         self.receiver: Receiver | None = None
         """Set by whoever opened it, or was told of it, before anything else happens."""
         self.moved = 0
-        """Bytes in both directions together."""
         self.over = False
         self._credit = WINDOW
         self._unread = 0
@@ -91,13 +85,11 @@ class Stream:
         return self.allowed > 0 and not self._line.congested
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send up to `allowed` bytes."""
         self._credit -= len(data)
         self.moved += len(data)
         self._line.put(HEADER.pack(DATA, self.number) + data)
 
     def end(self) -> None:
-        """End the sending direction."""
         if not (self._sent_end or self.over):
             self._sent_end = True
             self._line.put(HEADER.pack(END, self.number))
@@ -118,7 +110,6 @@ class Stream:
             self._consumed = 0
 
     def take(self, kind: int, payload: memoryview) -> None:
-        """Handle a frame from the other end. Raises ProtocolError."""
         if kind == DATA:
             self._unread += len(payload)
             self.moved += len(payload)
@@ -152,8 +143,6 @@ class Stream:
 
 
 class Multiplexer:
-    """One end of a line of streams."""
-
     def __init__(self, line: Line, opened: Callable[[Stream], None] | None = None) -> None:
         """`opened` is called with each stream that the other end opens; None: the other end may open none."""
         self._line = line
@@ -196,19 +185,16 @@ class Multiplexer:
         return stream
 
     def put(self, frame: bytes) -> None:
-        """Queue a frame for sending."""
         if not self._closed:
             self._waiting.append(frame)
             self._bytes += len(frame) + _OVERHEAD
             self._something.set()
 
     def forget(self, stream: Stream) -> None:
-        """Remove a stream that is over."""
         stream.over = True
         self._streams.pop(stream.number, None)
 
     def take(self, message: bytes) -> None:
-        """Handle a message from the other end. Raises ProtocolError."""
         if not HEADER.size <= len(message) <= HEADER.size + PIECE:
             raise ProtocolError("a frame has no head, or too much behind it")
         if len(self._waiting) > MOST_WAITING:

@@ -60,7 +60,6 @@ class BoundedOutput:
 
     @property
     def kept(self) -> int:
-        """Bytes held in memory."""
         return len(self._head) + self._tail_size
 
     def text(self) -> str:
@@ -113,7 +112,6 @@ class PipeReader:
         return self._fd >= 0
 
     def close_writer(self) -> None:
-        """Close this process's copy of the writing end, once the command has its own."""
         os.close(self.writer)
 
     def pipe(self) -> tuple[int, int] | None:

@@ -7,6 +7,5 @@ from aiohttp import web
 
 
 def query(request: web.Request) -> Mapping[str, str]:
-    """Return the first value of each name."""
     pairs = parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape")
     return dict(reversed(pairs))

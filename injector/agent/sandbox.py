@@ -13,7 +13,6 @@ from orchard.injector.agent.snapshots import Snapshots
 
 NAMESPACE = "local"
 MOST_WATCHES = 8
-"""Concurrent file watches of one sandbox."""
 
 
 class Sandbox:
@@ -27,7 +26,6 @@ class Sandbox:
         self.status_message = ""
         self.reason = ""
         self.settled = asyncio.Event()
-        """Set when it is no longer pending."""
         self.ended = asyncio.Event()
         """Set when it failed, is being deleted or restored."""
         self.machine: Machine | None = None
@@ -60,7 +58,6 @@ class Sandbox:
             self.watches -= 1
 
     def fail(self, reason: str, message: str) -> None:
-        """Turn to `failed`, once."""
         if self.status != "failed":
             self.status, self.reason, self.status_message = "failed", reason, message
             self.settled.set()
@@ -74,7 +71,6 @@ class Sandbox:
         self.ended = asyncio.Event()
 
     def document(self) -> dict[str, Any]:
-        """Return the sandbox record of the HTTP contract."""
         return {
             "sandbox_id": self.spec.sandbox_id,
             "namespace": NAMESPACE,
@@ -103,7 +99,6 @@ class Sandbox:
         return self.machine, self.jobs
 
     async def pausing(self, machine: Machine, frozen: bool) -> None:
-        """Freeze or resume the processes of `machine`."""
         async with self._pausing:
             if frozen:
                 self.paused = True  # before anything is waited for: no command starts any more

@@ -60,7 +60,6 @@ class Sandboxes:
             self._arm(sandbox)
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """Raise NotFound for an unknown id."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             raise NotFound(f"there is no sandbox {sandbox_id}")
@@ -184,7 +183,6 @@ class Sandboxes:
         await asyncio.shield(sandbox.deleting)
 
     async def close(self) -> None:
-        """Delete all sandboxes, because the agent ends."""
         await asyncio.gather(*(self.delete(sandbox.spec.sandbox_id) for sandbox in self))
 
     @contextmanager
@@ -313,7 +311,6 @@ def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[Sandbox
 
 
 def matching(sandboxes: Iterable[Sandbox], labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Records of the sandboxes that carry all `labels`."""
     return [
         sandbox.document()
         for sandbox in sandboxes

@@ -45,7 +45,6 @@ _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 # fmt: on
 _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}
-"""Numbers of socket and socketpair."""
 _FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6, netlink.
 

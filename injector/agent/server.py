@@ -63,7 +63,6 @@ class AgentServer:
         self._tunnels = Tunnels()
 
     def application(self, *middlewares: Middleware) -> web.Application:
-        """Build the aiohttp application; `middlewares` run before every handler."""
         app = web.Application(middlewares=[_errors, *middlewares], client_max_size=1 << 40)
         held = self._held
         app.add_routes(
@@ -103,8 +102,6 @@ class AgentServer:
         return app
 
     def _held(self, work: Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]) -> Handler:
-        """Wrap a handler on a sandbox, which does not expire meanwhile."""
-
         async def handle(request: web.Request) -> web.StreamResponse:
             sandbox = self._sandboxes.get(request.match_info["id"])
             with self._sandboxes.active(sandbox):
@@ -345,7 +342,6 @@ async def _finished(job: TrackedJob, timeout: float) -> web.Response:
 
 
 async def _job_reply(job: TrackedJob) -> web.Response:
-    """Respond with the job; encodes large outputs in a thread, so that other sandboxes are not delayed."""
     if job.out.kept + job.err.kept < files.CHUNK:
         return _json(job.document())
     return await asyncio.to_thread(lambda: _json(job.document()))

@@ -106,7 +106,6 @@ async def serve(
 
 
 def _reap_the_rest() -> None:
-    """Reap the children inherited from the spawner that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -128,7 +127,6 @@ def _listen(state: Path) -> socket.socket:
 
 
 def _watch(pid: int, ended: Callable[[], None]) -> None:
-    """Call `ended` when the process `pid` is gone."""
     loop = asyncio.get_running_loop()
     try:
         pidfd = os.pidfd_open(pid)

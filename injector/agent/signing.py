@@ -28,7 +28,6 @@ KEY_HEADER = "Idempotency-Key"
 REASON_HEADER = "X-Error-Reason"
 
 KEY_SIZE = 32
-"""Bytes of a sandbox's key."""
 WINDOW = 60.0
 """Seconds that the clocks of both ends may differ, transmission included."""
 REMEMBERED = 8192
@@ -70,7 +69,6 @@ class Seal:
     """The caller's end: seals requests, checks responses."""
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns epoch seconds."""
         self.key = key
         self._clock = clock
 
@@ -90,16 +88,12 @@ class Seal:
 
 
 class SealedRequest:
-    """A sealed request, which checks its response."""
-
     def __init__(self, key: bytes, nonce: str, headers: dict[str, str]) -> None:
         self._key = key
         self._nonce = nonce
         self.headers = headers
-        """Headers to be sent with it."""
 
     def frames(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """Frame the body of a streamed request."""
         return _framed(_stream_key(self._key, b"request", self._nonce), pieces)
 
     def check(self, status: int, headers: Mapping[str, str]) -> str:
@@ -111,7 +105,6 @@ class SealedRequest:
         return content
 
     def check_whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Check a response that has been read. Raises SealBroken."""
         check_body(self.check(status, headers), body)
 
     def opened(self, source: Source) -> AsyncIterator[bytes]:
@@ -140,8 +133,6 @@ class Guard:
 
 
 class Admitted:
-    """A request whose head was made by a holder of the key; its response is sealed, a refusal too."""
-
     def __init__(self, key: bytes, nonce: str, content: str, refusal: str | None) -> None:
         self._key = key
         self._nonce = nonce
@@ -160,11 +151,9 @@ class Admitted:
             raise SealRefused(self._refusal)
 
     def check_body(self, body: bytes) -> None:
-        """Check a whole body. Raises SealBroken."""
         check_body(self._content, body)
 
     def opened(self, source: Source) -> AsyncIterator[bytes]:
-        """Yield the data of a streamed body. Raises SealBroken if it was changed or cut off."""
         return _opened(_stream_key(self._key, b"request", self._nonce), source)
 
     def answer(self, status: int, content: bytes | str, reason: str = "") -> dict[str, str]:
@@ -181,7 +170,6 @@ class Admitted:
 
 
 def check_body(digest: str, body: bytes) -> None:
-    """Raise SealBroken unless the body has this digest."""
     if not _same(digest, _digest(body)):
         raise SealBroken("the body was changed on the way")
 
@@ -230,7 +218,6 @@ def _answer_mac(key: bytes, nonce: str, status: int, content: str, reason: str) 
 
 
 def _same(one: str, other: str) -> bool:
-    """Compare in constant time."""
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
 
 

@@ -12,7 +12,6 @@ from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid, Sa
 from orchard.injector.agent.machine import Machine, Template
 
 MOST = 16
-"""Snapshots of one sandbox."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -32,11 +31,9 @@ class Snapshots:
         self._closed = False
 
     def all(self) -> list[dict[str, Any]]:
-        """Records of the HTTP contract, oldest first."""
         return [_record(name, kept) for name, kept in self._kept.items()]
 
     def find(self, name: str) -> _Snapshot:
-        """Raise NotFound for an unknown name."""
         if name not in self._kept:
             there = ", ".join(self._kept) or "none"
             raise NotFound(f"there is no snapshot `{name}`; there are: {there}", reason="snapshot_missing")
@@ -70,14 +67,12 @@ class Snapshots:
         return _record(name, made)
 
     async def delete(self, name: str) -> None:
-        """Raises NotFound for an unknown name."""
         async with self._using:
             snapshot = self.find(name)
             del self._kept[name]
             await snapshot.template.release()
 
     async def close(self) -> None:
-        """Delete all and take no more."""
         async with self._using:
             self._closed = True
             while self._kept:

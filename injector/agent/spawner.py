@@ -76,8 +76,6 @@ def start(
 
 
 class _Command(NamedTuple):
-    """A running process; one started by a program of system calls has that and its request."""
-
     name: str
     calls: int = -1
     request: Mapping[str, Any] = {}
@@ -211,7 +209,6 @@ class _Spawner:
             self._report({"id": command.name, "failed": failure})
 
     def _tell(self, told: int) -> None:
-        """Report that a command's terminal is its own, or never will be."""
         name = self._told.pop(told)
         pid = self._pids.get(name)
         if os.read(told, 1) and pid is not None:

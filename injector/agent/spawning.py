@@ -16,8 +16,6 @@ from orchard.injector.agent.spawner import HEADER
 
 
 class Failure(NamedTuple):
-    """Why a process never ran."""
-
     why: str
     errno: int
     executing: bool

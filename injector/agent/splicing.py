@@ -34,7 +34,6 @@ class Splice(asyncio.BufferedProtocol):
 
     @property
     def moved(self) -> int:
-        """Bytes in both directions."""
         return self._stream.moved
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,7 +103,6 @@ class Splice(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def give_up(self) -> None:
-        """Reset the stream and the connection."""
         self._stream.reset()
         self.lost()
 

@@ -12,7 +12,6 @@ from orchard.injector.agent.sandbox import Sandbox
 from orchard.injector.agent.sandboxes import Sandboxes
 
 Held = Callable[[Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]], Handler]
-"""Wraps a function on a sandbox as a handler."""
 
 
 class StateRequests:

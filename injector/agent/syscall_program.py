@@ -133,7 +133,6 @@ class SyscallProgram:
         self._calls += _CALL.pack(self._numbers[name], *words, passed, step)
 
     def append(self, prepared: "SyscallProgram") -> None:
-        """Append all calls of the program that this one began with."""
         self._calls += prepared._calls
 
     def bear(self, *, step: int = 0) -> None:
@@ -151,7 +150,6 @@ class SyscallProgram:
         return [free + number for number in range(len(paths))]
 
     def write(self, descriptor: int, content: bytes, *, step: int = 0) -> None:
-        """Append writing to an open file."""
         self.call("write", descriptor, self.put(content), len(content), step=step)
 
     def write_file(self, path: str, content: bytes, free: int, *, step: int = 0) -> None:

@@ -39,7 +39,6 @@ STDIN_LIMIT = 16 * 1024 * 1024
 CLOSE_GRACE = 5.0
 """Seconds between SIGTERM at the end of a session and SIGKILL."""
 LOOK_AGAIN = 0.02
-"""Seconds between checks whether any process is left."""
 RETRY_WRITE = 0.1
 """Seconds: a full terminal does not always signal that there is room again."""
 DEFAULT_TERM = "xterm-256color"
@@ -183,7 +182,6 @@ class TerminalSession:
         )
 
     async def _receive(self) -> None:
-        """Handle frames until the client sends `close`, or vanishes."""
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 continue
@@ -197,7 +195,6 @@ class TerminalSession:
                 return
 
     def _take(self, frame: dict[str, Any]) -> bool:
-        """Handle a frame; False if it ends the session."""
         kind = frame.get("type")
         if kind == "stdin":
             self._feed(frame)

@@ -37,7 +37,6 @@ def open_pair(root: int) -> tuple[int, int]:
 
 
 def resize(master: int, rows: int, cols: int) -> None:
-    """Set the size; the foreground processes get SIGWINCH."""
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
@@ -76,14 +75,12 @@ class Session:
                 os.killpg(group, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM to all processes, stopped ones too."""
         for number in (signal.SIGTERM, signal.SIGCONT):
             for pid in self._members():
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def runs(self) -> bool:
-        """Whether any process is left."""
         return any(True for _ in self._members())
 
     def kill(self) -> None:

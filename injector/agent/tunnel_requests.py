@@ -23,7 +23,6 @@ class TunnelRequest:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "TunnelRequest":
-        """Parse a request's query. Raises RequestInvalid."""
         direction, name = query.get("direction", FORWARD), query.get("name", "")
         if direction not in (FORWARD, REVERSE):
             raise RequestInvalid(f"`direction` is `{FORWARD}` or `{REVERSE}`")

@@ -30,12 +30,10 @@ from orchard.injector.agent.spawning import Entrance
 from orchard.injector.agent.tunnel_requests import FORWARD, TunnelRequest
 
 TUNNELS = 16
-"""Concurrent tunnels of one sandbox."""
 SHARE = 4
 """Divisor: this fraction of the agent's descriptors may be tunnel connections, and this fraction of those
 may be one sandbox's."""
 BACKLOG = 128
-"""Connections inside that wait to be accepted."""
 _LOOPBACK = (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")
 
 log = logging.getLogger(__name__)
@@ -43,15 +41,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Open:
-    """The tunnels of one sandbox."""
-
     places: asyncio.Semaphore
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class Tunnels:
-    """The tunnels of all sandboxes of an agent."""
-
     def __init__(self) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(descriptors // SHARE, 1)

@@ -41,7 +41,6 @@ class Upload:
         self._lock = threading.Lock()
         self._discarded = False
         self._target = -1
-        """Descriptor of the existing file, writable."""
         self._file = -1
         self._directory = -1
         self._name = ""
@@ -62,7 +61,6 @@ class Upload:
             self._open_file()
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Append a piece. Raises OSError."""
         with self._lock:
             _write_all(self._file, piece)
 

@@ -22,9 +22,7 @@ from orchard.injector.agent.files import KERNEL_INTERFACES, explained
 from orchard.injector.agent.kernel import filesystem_type, open_beneath
 
 MOST_DIRECTORIES = 4096
-"""Directories below a watched one."""
 MOST_CHANGES = 10_000
-"""Changes in one report."""
 QUIET = 15.0
 """Seconds without changes after which a comment is sent, so that both ends notice a broken connection."""
 GATHERING = 0.05
@@ -32,7 +30,6 @@ GATHERING = 0.05
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 Change = tuple[str, str, bool]
-"""The event, the path, and whether it is a directory."""
 LOST: Change = ("lost", "", False)
 
 
@@ -83,7 +80,6 @@ class Watch:
             return _together(self._changes()), self._over
 
     def close(self) -> None:
-        """Stop watching. May be called again."""
         with self._lock:
             if self.fd >= 0:
                 os.close(self.fd)
@@ -158,7 +154,6 @@ class Watch:
             raise _exhausted(error, "fs.inotify.max_user_watches") from error
 
     def _leave(self, path: str) -> None:
-        """Stop watching a directory that was moved or removed."""
         for watch, below in list(self._paths.items()):
             if below == path or below.startswith(f"{path}/"):
                 del self._paths[watch]

@@ -24,7 +24,6 @@ SHARE = 0.25
 DUE = 1 + SHARE
 """Multiple of the time to live after the written time, when a sandbox has expired."""
 TICK = 1.0
-"""Seconds between checks of open requests."""
 
 log = logging.getLogger(__name__)
 

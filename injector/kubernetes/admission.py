@@ -19,14 +19,11 @@ REMEMBERED = 60.0
 
 
 class Admission:
-    """Creates the Pods of one orchestrator at `path`."""
-
     def __init__(self, api: ClusterApi, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._path = path
         self._clock = clock
         self._refused: dict[bytes, tuple[float, str]] = {}
-        """Time and sentence of the rejection, by request."""
 
     async def create(self, request: CreateSandbox, body: Manifest) -> Pod:
         """Create the Pod `body` for `request`. Raises what `ClusterApi.create` raises, and SandboxRefused

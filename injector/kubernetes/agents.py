@@ -31,7 +31,6 @@ from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 VERDICT_GRACE = 5.0
 """Seconds that the Pod of a silent agent gets to say why: the kubelet reports a container's end that late."""
 RETRY_PAUSE = 0.2
-"""Seconds before an unreachable agent is tried again."""
 
 T = TypeVar("T")
 Work = Callable[[AgentConnection, str], Awaitable[T]]
@@ -56,7 +55,6 @@ class Agents:
         self._settings = settings
         self._secret = secret
         self.fingerprint = marks.fingerprint(secret)
-        """Fingerprint of the secret."""
         self._connector = aiohttp.TCPConnector(limit=0)
         self._lines: dict[tuple[str, str], AgentConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()

@@ -28,7 +28,6 @@ from orchard.injector.kubernetes.objects import Manifest, Status
 from orchard.injector.kubernetes.refusals import RETRIED, ApiRefused, error_of
 
 REQUEST_TIMEOUT = 15.0
-"""Timeout of one request in seconds; a watch has its own."""
 PATIENCE = 30.0
 """Seconds over which a request is retried before SandboxUnavailable is raised."""
 WEIGHT = 0.1
@@ -232,7 +231,6 @@ class ClusterApi:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Measure a request's response time. A context manager."""
         now, mark = asyncio.get_running_loop().time, object()
         begun = self._under_way[mark] = now()
         try:
@@ -265,7 +263,6 @@ class ClusterApi:
 
 
 async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield whole lines of any length."""
     rest = bytearray()
     async for piece in reply.content.iter_any():
         rest += piece

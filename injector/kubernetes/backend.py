@@ -88,7 +88,6 @@ class KubernetesBackend:
         caretaker.start()
 
     async def close(self) -> None:
-        """Disconnect; sandboxes stay."""
         self._parts = None
         await self._resources.aclose()
 
@@ -204,8 +203,6 @@ class KubernetesBackend:
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Components that exist while the backend is open."""
-
     api: ClusterApi
     cache: PodCache
     agents: Agents

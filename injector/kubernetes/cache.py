@@ -21,7 +21,6 @@ from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
 
 PAGE = 500
-"""Pods in one response to a LIST."""
 WATCH_SECONDS = 60
 """Seconds after which the server ends a watch, which is then begun again."""
 WATCH_SILENCE = 75.0
@@ -51,13 +50,11 @@ class PodCache(Going):
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._listeners: list[Listener] = []
         self._version = 0
-        """Newest resource version seen."""
         self._lost = True
         """Whether a list is needed before the next watch."""
         self._synced = asyncio.Event()
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` at every change from now on."""
         self._listeners.append(listener)
 
     async def synced(self, timeout: float) -> None:

@@ -19,9 +19,7 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
-"""Seconds between searches for orphaned objects."""
 PAUSE = 0.05
-"""Seconds between rounds that events trigger."""
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +101,6 @@ class Caretaker(Going):
                     self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
-        """Delete policies and reservations without a sandbox."""
         namespace, now = self._settings.namespace, time.time()
         ours = {"labelSelector": selector({**marks.APP, **marks.MANAGED_BY})}
         made = await self._api.get(NamedList, policies.path(namespace), ours)

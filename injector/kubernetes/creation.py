@@ -31,12 +31,10 @@ PAUSE = 0.2
 
 
 class _KeyReused(SandboxConflict):
-    """The key was used for another request."""
+    pass
 
 
 class Creation:
-    """Creates the sandboxes of one cluster."""
-
     def __init__(
         self,
         api: ClusterApi,
@@ -45,7 +43,6 @@ class Creation:
         identity: str,
         fingerprint: str,
     ) -> None:
-        """`identity` is this orchestrator's, `fingerprint` that of its secret."""
         self._api = api
         self._cache = cache
         self._settings = settings
@@ -109,7 +106,6 @@ class Creation:
             raise
 
     async def _new(self, sandbox_id: str, born: marks.Birth) -> Pod:
-        """Create a Pod for this sandbox."""
         request = born.request
         body = pods.manifest(
             marks.pod_name(sandbox_id),

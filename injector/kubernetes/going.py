@@ -20,5 +20,4 @@ class Going(ABC):
                 await self._task
 
     @abstractmethod
-    async def _go(self) -> None:
-        """Do the work; it must not return."""
+    async def _go(self) -> None: ...

@@ -62,7 +62,6 @@ async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettin
 
 
 def egress(pod: Pod) -> list[Manifest]:
-    """Egress rules of the policy of a Pod with permitted destinations."""
     places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[Place])
     return [
         {

@@ -34,8 +34,6 @@ REASONS = frozenset(
 
 
 class Trouble(StrEnum):
-    """Cause of a failed pull."""
-
     MISSING = "missing"
     """The registry has no such name or tag."""
     DENIED = "denied"
@@ -123,7 +121,6 @@ def _of_the_name(message: str, image: str) -> bool:
 
 
 def registry_of(image: str) -> str:
-    """Registry of an image's name."""
     try:
         return parse(image).registry
     except RequestInvalid:
@@ -139,8 +136,6 @@ def image_of(pod: Pod, container: ContainerStatus) -> str:
 
 
 class Wait(NamedTuple):
-    """An image that a Pod waits for."""
-
     container: str
     image: str
     installing: bool

@@ -39,7 +39,6 @@ ANSWERS = 4
 """Response times of the API server that it waits in addition: writing a mark takes that long under load,
 and all other orchestrators would try, each with two more requests."""
 PAUSE = 0.2
-"""Seconds before an agent that does not respond yet is tried again."""
 
 log = logging.getLogger(__name__)
 

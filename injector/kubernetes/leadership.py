@@ -20,7 +20,6 @@ from orchard.injector.kubernetes.refusals import ApiRefused
 
 NAME = "orchard-orchestrator"
 RENEWALS = 3
-"""Renewals within the lease's duration."""
 TRUST = 2 / 3
 """Fraction of the duration after its last renewal for which a holder acts."""
 
@@ -44,8 +43,6 @@ def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: flo
 
 
 class Leadership(Going):
-    """This process's participation in the election."""
-
     def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
         self._api = api
         self._namespace = namespace
@@ -129,5 +126,4 @@ class Leadership(Going):
 
 
 def leases(namespace: str) -> str:
-    """The path of a namespace's leases."""
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

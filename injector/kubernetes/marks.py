@@ -51,8 +51,6 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sandbox was created."""
-
     request: CreateSandbox
     key: str = ""
     """Digest of the idempotency key, or empty."""
@@ -60,7 +58,6 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     """Unique id of the creation, which tells a repeated request from another's."""
     at: float
     reserved: bool = False
-    """Whether a reservation holds its id, too."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +68,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed pull of an image."""
-
     image: str
     trouble: str
     """A value of `image_pulls.Trouble`."""
@@ -84,7 +79,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_name(sandbox_id: str) -> str:
-    """Name of a Pod that was made for a sandbox."""
     return f"sandbox-{sandbox_id}"
 
 
@@ -172,7 +166,6 @@ def user_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def claim_marks(sandbox: str, birth: Birth) -> Manifest:
-    """Metadata that make a Pod a sandbox."""
     return {
         "labels": {SANDBOX: sandbox, **user_labels(birth.request.labels)},
         "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at), **KEPT},

@@ -112,7 +112,6 @@ class Pod(_Read, frozen=True):
 
     @property
     def address(self) -> str:
-        """IP address, or empty."""
         return self.status.pod_i_p
 
     @property
@@ -195,9 +194,7 @@ class WatchEvent(_Read, frozen=True):
 
 
 def microtime(epoch: float) -> str:
-    """Format a time as leases require."""
     return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 Manifest = dict[str, Any]
-"""An object as it is sent."""

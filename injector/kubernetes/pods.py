@@ -169,7 +169,6 @@ def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
 
 
 def info(pod: Pod, namespace: str, verdict: Verdict) -> SandboxInfo:
-    """Return the record of a claimed Pod."""
     born = marks.birth(pod)
     request = born.request
     message = verdict.message

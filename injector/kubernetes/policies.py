@@ -12,7 +12,6 @@ DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
 def path(namespace: str) -> str:
-    """Path of the namespace's policies."""
     return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
 
 

@@ -10,7 +10,6 @@ from orchard.injector.kubernetes.objects import Status
 QUOTA_SECONDS = 5.0
 """Seconds before an exhausted quota is tried again."""
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that are worth a retry."""
 
 _DENIED = re.compile(r"denied (the )?request\b")
 """Phrase of admission webhooks (Kyverno, Gatekeeper and all others) and of ValidatingAdmissionPolicies."""

@@ -15,22 +15,17 @@ from orchard.injector.kubernetes.image_pulls import Trouble, Wait, image_of, reg
 from orchard.injector.kubernetes.objects import Pod
 
 PLACES = 4
-"""Pods that may ask a failing registry at a time."""
 PROBE_SECONDS = 15.0
 """Seconds after which one more is created: a kubelet backs off, and would notice minutes late that the
 registry works again."""
 LOOK_SECONDS = 1.0
-"""Seconds between two passes over all Pods."""
 
 
 class Rest(msgspec.Struct, kw_only=True):
-    """The state of a failing registry."""
-
     words: str
     asking: int = 0
     """Pods that wait for one of its images, created after the last one that got a new image."""
     last: float = 0.0
-    """When the last of them was created, in epoch seconds."""
     had: set[str]
     """Its images that some node has."""
 

@@ -16,18 +16,14 @@ from orchard.injector.kubernetes.leadership import leases
 from orchard.injector.kubernetes.objects import Lease, Manifest, Pod, microtime
 
 RESERVED = {"orchard/reserved": "true"}
-"""Label of these leases."""
 LASTS = 90.0
 """Seconds after which a reservation without a sandbox is void; longer than a creation is retried."""
 PATIENCE = 20.0
 """Seconds that a creation waits for another of the same id."""
 LOOK = 1.0
-"""Seconds between checks if no event comes."""
 
 
 class Reservations:
-    """The reservations of one namespace."""
-
     def __init__(self, api: ClusterApi, cache: PodCache, namespace: str) -> None:
         self._api = api
         self._cache = cache
@@ -62,7 +58,6 @@ class Reservations:
             await self._cache.changed(sandbox_id, LOOK)
 
     async def give_up(self, sandbox_id: str) -> None:
-        """Release the id of a sandbox that is gone."""
         await self._api.delete(f"{self.path}/{marks.pod_name(sandbox_id)}", {})
 
     async def _take_over(self, lease: Lease, sandbox_id: str, holder: str) -> bool:

@@ -176,7 +176,6 @@ def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdic
 
 
 def _last_word(pod: Pod) -> str:
-    """Describe what it waited for last."""
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f": {condition.message or condition.reason}"

@@ -16,7 +16,6 @@ ENVIRONMENT = (
 
 
 def command(state: Path, *, backend: str = "local", parent_pid: int | None = None) -> list[str]:
-    """The command line of an agent; with `parent_pid` it ends in order when that process ends."""
     line = [sys.executable, "-P", "-m", "orchard.injector.agent", "--state", str(state), "--backend", backend]
     return line if parent_pid is None else [*line, "--parent-pid", str(parent_pid)]
 

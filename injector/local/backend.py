@@ -59,7 +59,6 @@ class LocalBackend:
             await self.health()
 
     async def close(self) -> None:
-        """Disconnect; the agent and its sandboxes stay."""
         if self._agent is not None:
             await self._agent.close()
             self._agent = None
@@ -121,7 +120,6 @@ class LocalBackend:
         return await self._connected.call(kind, method, path, **options)
 
     async def _ensure_agent(self) -> None:
-        """Start an agent unless one responds by now."""
         async with self._starting:
             try:
                 await self._connected.call(Health, "GET", "/health")

@@ -33,9 +33,7 @@ ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
 KEY_FILE = "sandbox.key"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
 SECRET_LENGTH = 32
-"""Smallest number of characters."""
 LOCAL = ("local", "unsafe-host")
-"""Backends on this machine."""
 
 
 def main() -> int:
@@ -233,7 +231,6 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loop
 
 
 def _write_port(path: Path, port: int) -> None:
-    """Write by a rename, so that readers see the whole file or none."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{port}\n")
     temporary.rename(path)

@@ -58,7 +58,6 @@ WAIT_DEFAULT = 300.0
 """Default timeout of a wait in seconds."""
 SERVICE = "orchard-sandbox"
 _FILES = "/sandboxes/{id}/files"
-"""The agent's path for files."""
 
 
 class Orchestrator:
@@ -92,7 +91,6 @@ class Orchestrator:
         self.drain = Drain()
 
     def application(self) -> web.Application:
-        """Build the aiohttp application, which opens and closes the backend."""
         around = middleware(self._door, self._metrics, self.drain)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
         app[deadlines.GRACE] = self._body_grace
@@ -107,7 +105,6 @@ class Orchestrator:
         return app
 
     def metrics_application(self) -> web.Application:
-        """Build an application with only `/metrics`, for a port that is not public."""
         app = web.Application()
         app.router.add_get("/metrics", self._serve_metrics)
         return app
@@ -258,7 +255,6 @@ class Orchestrator:
             return json_reply(await self._asked(request, operations.FORK, wanted))
 
     def _passing_on(self, operation: Operation) -> Handler:
-        """Make the handler of an operation that is forwarded to the agent."""
         kind = PassedJob if operation.reply is Job else operation.reply
 
         async def handle(request: web.Request) -> web.StreamResponse:

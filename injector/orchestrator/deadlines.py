@@ -17,7 +17,6 @@ SLOWEST = 16 * 1024
 
 
 def runner(app: web.Application, header_seconds: float = HEADER_SECONDS) -> web.AppRunner:
-    """Make a runner for the application; for `header_seconds` see HEADER_SECONDS."""
     return web.AppRunner(
         app,
         access_log=None,

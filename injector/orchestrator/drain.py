@@ -6,8 +6,6 @@ from contextlib import contextmanager, suppress
 
 
 class Drain:
-    """Counts current requests."""
-
     def __init__(self) -> None:
         self.begun = False
         """Whether connections are closed after their response and `/health` returns 503, so that callers
@@ -18,7 +16,6 @@ class Drain:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Count a request while it is handled. A context manager."""
         self._handled += 1
         self._idle.clear()
         try:

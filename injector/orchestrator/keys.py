@@ -36,8 +36,6 @@ class Keys:
 
 
 class Refusal(NamedTuple):
-    """An HTTP status and a sentence."""
-
     status: int
     detail: str
 
@@ -56,7 +54,6 @@ def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal
 
 
 def offered_protocols(request: web.Request) -> list[str]:
-    """Return the subprotocols that carry a key."""
     offered = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
     names = [name.strip() for line in offered for name in line.split(",")]
     return [name for name in names if name.startswith(KEY_PROTOCOL)]

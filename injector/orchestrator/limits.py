@@ -86,7 +86,6 @@ class Excess(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Value of the header X-Error-Reason."""
         return self.limit if self.limit == OVERLOAD else f"limit_{self.limit}"
 
     @property
@@ -96,13 +95,10 @@ class Excess(NamedTuple):
 
     @property
     def status(self) -> int:
-        """HTTP status: 429 if the key itself is the cause."""
         return 503 if self.limit == OVERLOAD else 429
 
 
 class Bucket:
-    """A token bucket: `rate` tokens a second on average, `burst` at most."""
-
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
         self._burst = burst
@@ -131,7 +127,6 @@ class Admission:
         self._buckets: dict[str, Bucket] = {}
 
     def of(self, name: str) -> KeyLimits:
-        """Limits of the key of this name."""
         return self._limits.keys.get(name, self._limits.default)
 
     def enter(self, name: str, now: float, *, counted: bool = True) -> Excess | None:

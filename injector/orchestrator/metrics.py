@@ -62,7 +62,6 @@ class Metrics:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request while it is handled. A context manager."""
         with self._in_flight.track_inprogress():
             yield
 
@@ -85,7 +84,6 @@ class Metrics:
             yield
 
     def refused(self, key: str, limit: str) -> None:
-        """Record a refused request of the key of this name."""
         self._refused.labels(self._names[key], limit).inc()
 
     def executed(self, job: Job) -> None:

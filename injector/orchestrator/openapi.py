@@ -20,7 +20,6 @@ WITH_A_RECORD = (408, 413, 415, 422)
 
 
 def document() -> dict[str, Any]:
-    """Build the document: all routes with their records, parameters and errors."""
     kinds: dict[str, Any] = {}
     for route in OPERATIONS:
         kinds |= {f"{route.name} {part}": kind for part, kind in _kinds(route).items()}
@@ -90,7 +89,6 @@ def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(route: Operation) -> list[int]:
-    """Error statuses of the route."""
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
     errors |= set() if route.open or route.unlimited else {TOO_MUCH}
     return sorted(errors | (set(WITH_A_RECORD) if route.request is not None else set()))
@@ -114,7 +112,6 @@ def _content(schema: dict[str, Any] | None, other: str | None) -> dict[str, Any]
 
 
 def main() -> int:
-    """Write the document to the file named by the only argument."""
     if len(sys.argv) != 2:
         print("usage: python -m orchard.injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
         return 2

@@ -12,7 +12,6 @@ _STYLE = (
 
 
 def page(document: dict[str, Any]) -> str:
-    """Render all operations with their parameters and responses, and all records."""
     info = document["info"]
     operations = "".join(
         _operation(path, method.upper(), one)
@@ -51,7 +50,6 @@ def _operation(path: str, method: str, one: dict[str, Any]) -> str:
 
 
 def _kinds(content: dict[str, Any]) -> str:
-    """Render the media types, with links to the records."""
     found = []
     for media, described in content.items():
         text = json.dumps(described.get("schema", {}))

@@ -26,7 +26,6 @@ from orchard.injector.orchestrator.refusals import Invalid, OverLimit
 from orchard.injector.orchestrator.turns import Turns
 
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
-"""Paths that need no key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 """Routes requested every few seconds, which are logged only for debugging."""
 KEPT_ALIVE = frozenset((one.method, one.path) for one in OPERATIONS if one.unlimited)
@@ -35,7 +34,6 @@ METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTION
 CLIENT_GONE = 499
 """Status in logs and metrics for a client that disconnected before the response."""
 RETRY_AFTER = 1.0
-"""Default of the header Retry-After, in seconds."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid name of a sandbox or job, which cannot mean another path."""
@@ -49,7 +47,6 @@ log = logging.getLogger(__name__)
 
 
 def json_reply(document: Any, status: int = 200) -> web.Response:
-    """Make a compact JSON response."""
     return web.Response(status=status, body=wire.encode(document), content_type="application/json")
 
 

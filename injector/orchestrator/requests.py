@@ -23,7 +23,6 @@ from orchard.schemas.sandboxes import ApplyPatch, ExecRequest, MoveFile, UploadF
 JSON_BODY_LIMIT = 256 * 1024 * 1024
 """Bytes; raw uploads have no limit."""
 AROUND_CONTENT = 64 * 1024
-"""Bytes of an upload's other fields."""
 _NOTHING = frozenset({b'""', b"0", b"0.0", b"{}"})
 _OR_DEFAULT = frozenset({"sandbox_id", "cpu", "memory", "timeout", "timeout_seconds", "cwd", "env"})
 """Fields that count as left out when they are empty or zero."""
@@ -54,7 +53,6 @@ def check_media(request: web.Request) -> None:
 
 
 def record(body: bytes, kind: type[T]) -> T:
-    """Decode a JSON document as a record. Raises Invalid."""
     try:
         try:
             return _plain(body, kind)
@@ -221,7 +219,6 @@ class _Base64:
         return self._bytes(text[:whole])
 
     def end(self) -> None:
-        """Raise Invalid when the last part is incomplete."""
         if self._left:
             raise Invalid(["body", "content"], "not base64: it is cut off")
 

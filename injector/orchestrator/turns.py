@@ -19,14 +19,12 @@ class Turns:
     """
 
     def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
         self._admission = admission
         self._clock = clock
         self._lines: OrderedDict[str, tuple[dict[_Turn, None], dict[_Turn, None]]] = OrderedDict()
         """Waiting requests by key, creations second; never empty. The key whose turn is next comes first."""
 
     def waiting(self, name: str) -> int:
-        """Number of waiting requests of this key."""
         return sum(map(len, self._lines.get(name, ())))
 
     async def enter(self, name: str, *, counted: bool = True, creates: bool = False) -> Excess | None:

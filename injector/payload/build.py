@@ -62,7 +62,6 @@ def _program() -> Path:
 
 
 def _interpreter(stage: Path) -> Path:
-    """Copy the interpreter and its standard library. Returns the executable's original path."""
     program = _program()
     (stage / "bin").mkdir()
     (stage / "lib").mkdir()
@@ -83,7 +82,6 @@ def _ignored(_directory: str, names: list[str]) -> set[str]:
 
 
 def _agent(target: Path) -> None:
-    """Copy the agent and its packages as a directory that can be executed."""
     target.mkdir()
     source = Path(__file__).parent.parent
     copy = target / "orchard/injector"

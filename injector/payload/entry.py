@@ -17,7 +17,6 @@ from orchard.injector.agent import layer_files
 from orchard.injector.agent.pod import start
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The payload's directory."""
 SET_FOR_THE_LOADER = frozenset({"LD_AUDIT", "LD_PRELOAD"})
 """Variables emptied for the payload (`launch.ENVIRONMENT`), which commands need not see."""
 

@@ -16,7 +16,6 @@ from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 from orchard.streams.replay import arrivals
 
 _BATCH = 500
-"""Messages from the archive in one list."""
 
 
 async def whole_log(

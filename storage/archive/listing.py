@@ -39,7 +39,6 @@ class Listing:
 
     @property
     def fences(self) -> list[int]:
-        """Sequences of the fences, which stay in the stream."""
         pairs = zip(self.sequences, self.subjects, strict=True)
         return [sequence for sequence, subject in pairs if is_fence(subject)]
 
@@ -67,7 +66,6 @@ def listed(store_url: str, campaign: str, after: int, through: int) -> Listing |
 
 
 def relisted(store_url: str, campaign: str, after: int, through: int) -> Listing:
-    """List the events of a part that is in the archive."""
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     return Listing(after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist())

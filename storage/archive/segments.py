@@ -55,8 +55,6 @@ class Content:
 
 
 class SegmentWriter:
-    """Collects messages into the bytes of one file."""
-
     def __init__(self) -> None:
         self._buffer = BytesIO()
         self._writer = pq.ParquetWriter(
@@ -88,11 +86,9 @@ class SegmentWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the file is large enough."""
         return self.bytes >= SEGMENT_BYTES
 
     def finish(self) -> tuple[Segment, bytes]:
-        """Return the file and its description."""
         if self._waiting:
             self._write_group()
         self._writer.close()

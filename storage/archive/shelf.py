@@ -33,11 +33,9 @@ class Part(NamedTuple):
     removed: int
     """Number of events that this part lets leave the stream."""
     sha256: str
-    """SHA-256 of the manifest."""
 
     @property
     def name(self) -> str:
-        """File name of the manifest."""
         return f"manifest-{self.through:020}-{self.removed}-{self.sha256}.json"
 
 

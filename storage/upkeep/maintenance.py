@@ -127,7 +127,6 @@ def _held_events(location: Location) -> tuple[list[DataFile], int]:
 
 
 def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
-    """Describe the first event at which stream and tables differ."""
     ids = dict(
         zip(piece.rows.column("sequence").to_pylist(), piece.rows.column("id").to_pylist(), strict=True)
     )
@@ -157,7 +156,6 @@ class _Files:
             self._write()
 
     def written(self) -> Sequence[DataFile]:
-        """Write the last rows and return all files."""
         if self._waiting:
             self._write()
         return self._written

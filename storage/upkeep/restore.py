@@ -50,8 +50,6 @@ _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a restore."""
-
     put_back: int = 0
     """Events that only the tables had."""
     moved: int = 0
@@ -59,12 +57,9 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     """Sequences whose events no longer exist; an `event.lost` replaces each."""
     last: int = 0
-    """Sequence of the stream's last event."""
 
 
 class _Damage(msgspec.Struct, kw_only=True):
-    """Result of comparing stream and tables."""
-
     watermark: int
     held: Bounds
     missing: list[int] = []

@@ -72,7 +72,6 @@ class _Collecting:
 
     @property
     def age(self) -> float:
-        """Seconds since the first message."""
         return self._clock() - self._since
 
     def take(self, message: StoredEvent) -> Iterator[Batch]:
@@ -88,7 +87,6 @@ class _Collecting:
             yield self.given(full=True)
 
     def given(self, *, full: bool) -> Batch:
-        """Return the batch and begin an empty one."""
         messages, self.messages, self._size = self.messages, [], 0
         return Batch(messages, full)
 

@@ -42,8 +42,6 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class Writer:
-    """The one writer of a store."""
-
     def __init__(
         self,
         store_url: str,
@@ -201,7 +199,6 @@ class Writer:
                 leftovers_at = time.monotonic()
 
     def _keep(self, table: str, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
-        """Compact a table, and delete files that nobody needs."""
         try:
             merged = compact(self._location, table, above=above, cancelled=self._stopping.is_set)
         except CompactionCancelled:

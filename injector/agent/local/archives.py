@@ -45,7 +45,6 @@ class _Layer:
 @dataclass(frozen=True)
 class _Found:
     names: list[str]
-    """Names that the archive gives the image."""
     config: str
     layers: list[_Layer]
     config_digest: str | None = None

@@ -33,8 +33,6 @@ MEMORY = 4 * 1024**3
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Request to import an archive or a layout; see `import_image`."""
-
     path: str
     name: str | None = None
     owner: str | None = None
@@ -104,7 +102,6 @@ def _do(request: Mapping[str, Any]) -> Image:
 
 
 def image_limit() -> int:
-    """Bytes that the new layers of one image may take. Raises RequestInvalid."""
     text = os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)
     try:
         return int(quantity(text))

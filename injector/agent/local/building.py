@@ -59,7 +59,6 @@ STEPS = (
 )
 _NAMESPACES, _ROOT, _SYSTEM, _NETWORK, _GROUPS, _START = range(len(STEPS))
 _FREE = 5
-"""The lowest unused descriptor."""
 _AT_FDCWD = -100
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _ALL_ELSE = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -75,8 +74,6 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 class Overlay(NamedTuple):
-    """One overlay mount of a sandbox's root."""
-
     point: Path
     layers: Sequence[Path]
     """Visible layers, topmost first."""
@@ -120,7 +117,6 @@ def building(
 
 @cache
 def _namespaces() -> SyscallProgram:
-    """Compile what comes before the first mount."""
     calls = SyscallProgram(os.uname().machine)
     calls.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
     _never_for_memory(calls)
@@ -280,7 +276,6 @@ def _of_the_machine() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
 
 
 def _mask(calls: SyscallProgram, nothing: str) -> None:
-    """Hide what belongs to the machine, or make it read-only."""
     files, directories, shown = _of_the_machine()
     for number, path in enumerate(files):
         if number == 0:
@@ -306,7 +301,6 @@ def _restrict(calls: SyscallProgram, path: str, attributes: int, flags: int, *, 
 
 
 def _create(calls: SyscallProgram, path: str, free: int) -> None:
-    """Create an empty file if there is none; `free` is the lowest unused descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     calls.call("openat", _AT_FDCWD, calls.text(path), flags, 0o444, step=_ROOT, passing_over=NOT_FOUND)
     calls.call("close", free, step=_ROOT, passing_over=(errno.EBADF,))

@@ -55,7 +55,6 @@ class Layout:
     parents: Mapping[str, Path] = field(default_factory=dict)
 
     def unified(self, controller: str) -> bool:
-        """Whether the controller has the files of version 2."""
         return self.version == "v2" and controller in self.parents
 
 
@@ -107,7 +106,6 @@ class Cgroups:
             or (self.layout.parents["memory"] / self._name / SOCKETS_LIMIT).exists()
         )
         self.freezes = self._usable(FREEZER)
-        """Whether sandboxes can be paused."""
 
     @property
     def note(self) -> str:
@@ -131,7 +129,6 @@ class Cgroups:
         return limits
 
     def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "Group":
-        """Make a group with these limits (bytes, processes, cores)."""
         directories = {}
         for controller in (*CONTROLLERS, FREEZER):
             if not (self.freezes if controller == FREEZER else self.enforced[controller]):
@@ -202,7 +199,6 @@ class Group:
         return sorted(files)
 
     def limit(self, *, memory: int, pids: int, cores: float) -> None:
-        """Set the limits (bytes, processes, cores)."""
         if directory := self._directories.get("memory"):
             if self._unified["memory"]:
                 _set(directory, "memory.max", memory)
@@ -234,7 +230,6 @@ class Group:
             (directory / _switch(False)).write_text("FROZEN" if frozen else "THAWED")
 
     def frozen(self) -> bool:
-        """Whether all processes have stopped."""
         directory = self._directories[FREEZER]
         if self._unified[FREEZER]:
             return "frozen 1" in (directory / "cgroup.events").read_text().splitlines()
@@ -293,7 +288,6 @@ def _set_if_there(directory: Path, name: str, value: object) -> None:
 
 
 def _switch(unified: bool) -> str:
-    """Name of the file that freezes a group."""
     return "cgroup.freeze" if unified else "freezer.state"
 
 

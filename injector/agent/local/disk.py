@@ -21,7 +21,6 @@ from typing import NamedTuple, Protocol
 from orchard.injector.agent.errors import AgentError
 
 INTERVAL = 0.5
-"""Seconds between two reads of the free space."""
 CENSUS = 60.0
 """Seconds after which files are counted even if free space did not shrink, as others may have freed some."""
 RESERVE = 2**30
@@ -36,22 +35,16 @@ log = logging.getLogger(__name__)
 
 
 class DiskLimits(NamedTuple):
-    """Limits of one sandbox."""
-
     size: int
     files: int
-    """Number of files, links and directories."""
 
 
 class Usage(NamedTuple):
-    """Disk usage of one sandbox, in bytes and files."""
-
     size: int = 0
     files: int = 0
 
     @property
     def weight(self) -> int:
-        """The greater of the two, in bytes."""
         return max(self.size, self.files * LEAST)
 
 
@@ -79,11 +72,9 @@ class Space:
         )
 
     def less_than(self, before: "Space") -> int:
-        """How much less space there is than `before`, in bytes."""
         return max(before.free - self.free, before.files - self.files)
 
     def worth_counting(self, before: "Space", limits: DiskLimits) -> bool:
-        """Whether so much was used since `before` that a sandbox may have come near a limit."""
         fewer = 0 if self.inodes is None or before.inodes is None else before.inodes - self.inodes
         return self.less_than(before) > limits.size // 10 or fewer > limits.files // 10
 
@@ -95,8 +86,7 @@ class Watched(Protocol):
     """The directory with what it wrote."""
     root: int
 
-    async def stop(self, reason: str, message: str) -> None:
-        """End it and remove its files."""
+    async def stop(self, reason: str, message: str) -> None: ...
 
 
 class DiskWatch:
@@ -109,7 +99,6 @@ class DiskWatch:
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Start watching; called when a sandbox was made."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
@@ -150,7 +139,6 @@ class DiskWatch:
 
 
 def scarce(space: Space) -> bool:
-    """Whether the file system is so full that other programs suffer."""
     return space.total >= SMALL and min(space.free, space.files) < RESERVE
 
 

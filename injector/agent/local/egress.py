@@ -29,9 +29,7 @@ from orchard.injector.agent.splicing import closing_resets, prepared
 NAMES = ipaddress.IPv4Address("127.64.0.1")
 """Address of a sandbox's first host name; the others follow."""
 RESOLVED = 30.0
-"""Seconds for which a resolved name is cached."""
 CONNECTING = 10.0
-"""Timeout in seconds of a connection outside."""
 MOST = 256
 """Connections of one sandbox at a time; others wait to be accepted."""
 BACKLOG = 128
@@ -42,8 +40,6 @@ HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
 class Resolver:
-    """Resolves names as this machine does, for all sandboxes."""
-
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="names")
         self._answers: dict[str, tuple[float, asyncio.Future[list[str]]]] = {}
@@ -76,8 +72,6 @@ def hosts_file(rules: Iterable[Rule], own: str) -> str:
 
 
 class Egress:
-    """Egress of one sandbox."""
-
     def __init__(self, rules: Sequence[Rule], resolver: Resolver, private: Sequence[str]) -> None:
         """`private`: networks that are permitted although sandboxes with a network cannot reach them.
 
@@ -109,7 +103,6 @@ class Egress:
             self._keep(self._accept(listener, rule))
 
     async def close(self) -> None:
-        """Reset all connections and stop listening."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -32,5 +32,4 @@ def image(machine: str) -> bytes:
 
 
 def open_program(machine: str) -> int:
-    """Return a descriptor of the sealed executable."""
     return sealed_file("sandbox-first-process", image(machine), executable=True)

@@ -96,7 +96,6 @@ class LocalHost:
         self._cgroups.close()
 
     def capabilities(self) -> dict[str, Any]:
-        """Describe what this machine can and cannot do, for people."""
         return {
             **self._requirements.document(),
             "cgroup": self._cgroups.layout.version,

@@ -31,7 +31,6 @@ from orchard.injector.agent.local.images import HOST, ImageStore
 SHOWN = ("usr",)
 """Excludes /opt: what machines keep there, such as package mirrors, may hold the very solutions of tasks."""
 LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Links into /usr on today's distributions, directories on older ones."""
 EMPTY = ("boot", "home", "media", "mnt", "opt", "srv")
 """Empty directories that every distribution has (Filesystem Hierarchy Standard 3.0)."""
 
@@ -123,7 +122,6 @@ class HostImage:
         return layer
 
     def _copy(self) -> Path:
-        """Copy what an ordinary user's sandboxes see besides /usr."""
         root = self._place / VISIBLE
         if root.exists():
             shutil.rmtree(root)

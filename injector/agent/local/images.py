@@ -70,11 +70,9 @@ class ImageStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """Names of all images but `host`, sorted."""
         return [image.name for image in self.all()]
 
     def all(self) -> list[Image]:
-        """All images but `host`, sorted by name."""
         return sorted(self._stored(), key=lambda image: image.name)
 
     def find(self, name: str, owner: str | None = None) -> Image:
@@ -116,7 +114,6 @@ class ImageStore:
         self._path(name).unlink(missing_ok=True)
 
     def layer(self, name: str) -> Path:
-        """Path of the layer, whether it exists or not."""
         return self._layers / name
 
     def save(self, image: Image) -> None:
@@ -282,13 +279,11 @@ def laid_over(image: Image, top: Image) -> Image:
 
 
 def check_name(name: str) -> None:
-    """Raise RequestInvalid for a name that no image may have."""
     if name == HOST or not name or name != name.strip() or any(ord(letter) < 33 for letter in name):
         raise RequestInvalid(f"`{name}` cannot be the name of an image; use `repository:tag`")
 
 
 def check_layers(name: str, layers: Sequence[str]) -> None:
-    """Raise RequestInvalid for more layers than can be mounted."""
     if len(layers) > MAX_LAYERS:
         raise RequestInvalid(f"image {name} has more than {MAX_LAYERS} layers")
 

@@ -35,7 +35,6 @@ class Room:
         self._limit = self._left = limit
 
     def take(self, size: int) -> None:
-        """Raise RequestInvalid (`image_too_large`) beyond the limit."""
         self._left -= size
         if self._left < 0:
             raise RequestInvalid(
@@ -109,8 +108,6 @@ def _unzstd(stream: Any) -> IO[bytes]:
         from backports import zstd
 
     class Reading(zstd.ZstdFile):
-        """Raises the same errors as GzipFile."""
-
         def read(self, size: int | None = -1) -> bytes:
             try:
                 return super().read(size)
@@ -195,7 +192,6 @@ def _link(member: tarfile.TarInfo, root: int, parent: int, name: str) -> None:
 
 
 def _checked(name: str) -> str:
-    """Normalize the member's path. Raises RequestInvalid when it leads outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
         raise RequestInvalid(f"the layer's member `{name}` leads out of the image")

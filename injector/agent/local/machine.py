@@ -40,8 +40,6 @@ OURS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What the sandboxes of one Linux machine share."""
-
     spawner: Spawner
     store: ImageStore
     cgroups: Cgroups
@@ -49,17 +47,14 @@ class Shared:
     point: Path
     """Where each sandbox mounts its root, unseen by all others."""
     resolver: Path
-    """/etc/resolv.conf of sandboxes with a network."""
     slirp: str
     """Path of slirp4netns, or empty."""
     names: Resolver
-    """Resolver of the hosts in egress rules."""
     private: Sequence[str]
     """Networks that egress rules may name although sandboxes with a network cannot reach them."""
     start: "Callable[[Image, SandboxSpec, Died], Awaitable[LocalMachine]]"
     """Starts a sandbox on this image, whatever its specification names."""
     machines: "set[LocalMachine]" = field(default_factory=set)
-    """All started sandboxes."""
 
 
 class LocalMachine:
@@ -136,7 +131,6 @@ class LocalMachine:
         return owner
 
     def oom_kills(self) -> int:
-        """Number of processes killed for memory so far."""
         return self.group.oom_kills() if self.group else 0
 
     def dying(self) -> bool:
@@ -166,7 +160,6 @@ class LocalMachine:
                 raise SandboxGone("the sandbox is gone", reason="deleted")
 
     async def snapshot(self, image: str) -> dict[str, Any]:
-        """Commit the current file system as a new image."""
         made = await self._store.snapshot(self.changes, self._image, image, self._spec.owner)
         size = await asyncio.to_thread(tree_size, self._store.layer(made.layers[0]))
         return {"image": made.name, "layers": len(made.layers), "size": size}
@@ -280,7 +273,6 @@ class LocalMachine:
             ready.close()
 
     def _shown(self) -> dict[str, Path]:
-        """Files that replace the image's."""
         if not self._spec.block_network:
             return {"/etc/resolv.conf": self._shared.resolver}
         if not self._rules:
@@ -303,7 +295,6 @@ class LocalMachine:
         return [Overlay(root / "usr", visible, upper, work, content)]
 
     async def stop(self, reason: str, message: str) -> None:
-        """End the sandbox for this reason and remove its changes."""
         if not self._destroying:
             self._died(reason, message)
             await self.destroy()
@@ -328,7 +319,6 @@ class LocalTemplate:
         return await self._shared.start(self._image, spec, died)
 
     async def size(self) -> int:
-        """Bytes of the copy."""
         return await asyncio.to_thread(tree_size, self._shared.store.layer(self._image.layers[0]))
 
     async def release(self) -> None:

@@ -133,7 +133,6 @@ def _make(source: Path, target: Path) -> str:
 
 
 def main() -> int:
-    """Run the command; an error is one line on stderr. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchard.injector.agent.local.metadata")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

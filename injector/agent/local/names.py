@@ -26,7 +26,6 @@ def host_name(sandbox_id: str) -> str:
 
 
 def line(sandbox_id: str) -> str:
-    """Line of /etc/hosts for the sandbox."""
     return f"127.0.0.1 {host_name(sandbox_id)}\n"
 
 

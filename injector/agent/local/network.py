@@ -60,7 +60,6 @@ class Outbound:
     """A sandbox's outbound network. It ends with `close`, with the agent, and with its process."""
 
     def __init__(self, spawner: Spawner, name: str, program: str) -> None:
-        """`name` identifies it among the spawner's processes."""
         self._spawner = spawner
         self._name = name
         self._program = program
@@ -129,7 +128,6 @@ class Outbound:
             said.close()
 
     async def close(self) -> None:
-        """End the helper; returns when it is gone."""
         if self._stop >= 0:
             stop, self._stop = self._stop, -1
             os.close(stop)
@@ -189,7 +187,6 @@ def local_route(address: ipaddress.IPv4Address, number: int) -> bytes:
 def _route(
     network: ipaddress.IPv4Network, where: tuple[int, int, int, int], number: int, more: bytes = b""
 ) -> bytes:
-    """Build a netlink request; `where`: table, protocol, scope, type."""
     route = struct.pack("=BBBBBBBBI", socket.AF_INET, network.prefixlen, 0, 0, *where, 0)
     body = route + struct.pack("=HH4s", 8, _RTA_DST, network.network_address.packed) + more
     return struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE, number, 0) + body

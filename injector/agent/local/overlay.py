@@ -82,5 +82,4 @@ def is_opaque(directory: int) -> bool:
 
 
 def make_opaque(directory: int) -> None:
-    """Hide the contents that lower layers have in this directory."""
     os.setxattr(directory, opaque(), b"y")

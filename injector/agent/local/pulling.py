@@ -26,7 +26,6 @@ from orchard.injector.agent.local.registry import (
 )
 
 AT_ONCE = 3
-"""Blobs downloaded at the same time."""
 PULL_SECONDS = 3600.0
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -36,17 +35,13 @@ _INDEXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """Parameters of a pull."""
-
     reference: str
     name: str | None = None
-    """Name of the image here; None: the reference."""
     credentials: Credentials | None = None
     plain_http: bool = False
     public_only: bool = False
     """Permit no registry at a private address."""
     owner: str | None = None
-    """Owner of the image; None: it is for all."""
     limit: int = IMAGE_LIMIT
     """Bytes that its new layers may take, compressed and then unpacked."""
     seconds: float = PULL_SECONDS
@@ -116,7 +111,6 @@ class _Download:
     def __init__(
         self, registry: Registry, here: set[str], work: Path, reference: Reference, limit: int
     ) -> None:
-        """`here`: names of layers that are not downloaded."""
         self._registry = registry
         self._here = here
         self._work = work

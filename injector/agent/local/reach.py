@@ -23,7 +23,6 @@ def local(host: str) -> bool:
 
 
 def public(address: str) -> bool:
-    """Whether an address is public."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip

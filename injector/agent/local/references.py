@@ -18,8 +18,6 @@ _LONGEST = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A parsed reference."""
-
     registry: str
     """Host, perhaps with a port; Docker Hub is `docker.io`."""
     repository: str
@@ -29,12 +27,10 @@ class Reference:
 
     @property
     def address(self) -> str:
-        """Host, perhaps with a port, to connect to."""
         return "registry-1.docker.io" if self.registry == DOCKER_HUB else self.registry
 
 
 def parse(text: str) -> Reference:
-    """Parse a reference. Raises RequestInvalid."""
     first, slash, rest = text.partition("/")
     named = bool(slash) and (first == "localhost" or "." in first or ":" in first)
     registry, image = (first, rest) if named else (DOCKER_HUB, text)

@@ -35,7 +35,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 _PASSING = (408, 429, 500, 502, 503, 504)
-"""Statuses that are worth a retry."""
 
 T = TypeVar("T")
 
@@ -75,12 +74,10 @@ class RegistryUnavailable(AgentError):
 
 
 class _Again(Exception):
-    """The attempt failed, but the next may succeed."""
+    pass
 
 
 class Registry:
-    """The registry of one image; an asynchronous context manager."""
-
     def __init__(
         self,
         reference: Reference,
@@ -262,7 +259,6 @@ class Registry:
         return await self._session.get(url.with_user(None), headers={**headers, **own}, allow_redirects=False)
 
     async def _log_in(self, challenges: list[str]) -> None:
-        """Obtain the authorization that the registry's challenges ask for."""
         registry = self._reference.registry
         kinds = {text.partition(" ")[0].lower(): dict(_PARAMETER.findall(text)) for text in challenges}
         if "bearer" in kinds:

@@ -16,8 +16,6 @@ from orchard.injector.agent.local import network
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """Result of the checks."""
-
     slirp: str
     """Path of slirp4netns, or empty."""
     problems: tuple[str, ...]
@@ -38,7 +36,6 @@ class Requirements:
         return network.lacking(self.slirp)
 
     def insist(self) -> None:
-        """Raise MachineUnfit if there are problems."""
         if self.problems:
             raise MachineUnfit("no sandboxes on this machine: " + "; ".join(self.problems))
 

@@ -19,8 +19,6 @@ KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for
 
 
 class PodHost:
-    """A backend with one sandbox, its container."""
-
     def __init__(
         self, environment: Mapping[str, str], working_directory: str, ended: Callable[[], None]
     ) -> None:
@@ -64,7 +62,6 @@ class PodMachine(PlainMachine):
         self.note = "; ".join(notes)
 
     def oom_kills(self) -> int:
-        """Kills in the container; 0 if it cannot know."""
         return self.kills.count()
 
     async def destroy(self) -> None:

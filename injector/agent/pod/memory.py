@@ -9,18 +9,14 @@ FILES = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memor
 
 
 class MemoryKills:
-    """Reads the counter from whichever file is readable."""
-
     def __init__(self) -> None:
         self._file = next((file for file in FILES if _readable(file)), None)
 
     @property
     def told(self) -> bool:
-        """Whether this container can know."""
         return self._file is not None
 
     def count(self) -> int:
-        """Processes killed since the container started; 0 if it cannot know."""
         return 0 if self._file is None else oom_kills(self._file.read_text())
 
 

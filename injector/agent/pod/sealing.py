@@ -31,7 +31,6 @@ from orchard.injector.agent.signing import (
 
 INTRODUCTION = "/introduction"
 INTRODUCTION_LIMIT = 4096
-"""Bytes of an introduction."""
 _ADMITTED = web.RequestKey("admitted", Admitted)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,8 +44,6 @@ class NotSealed(AgentError):
 
 
 class NotIntroduced(AgentError):
-    """The agent has no key yet."""
-
     status = 403
     reason = "not_introduced"
 
@@ -59,8 +56,6 @@ class Refused(AgentError):
 
 
 class Sealing:
-    """Holds the agent's key and checks requests."""
-
     def __init__(self) -> None:
         self._guard: Guard | None = None
 
@@ -72,7 +67,6 @@ class Sealing:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Admit sealed requests and GET /health."""
         if SEAL_HEADER not in request.headers and (request.method, request.path) == ("GET", "/health"):
             return web.json_response({"status": "healthy", "introduced": self._guard is not None})
         introducing = (request.method, request.path) == ("POST", INTRODUCTION)
@@ -122,20 +116,16 @@ class Sealing:
 
 
 class SealedStream(web.StreamResponse):
-    """A response in sealed frames."""
-
     def __init__(self, admitted: Admitted) -> None:
         super().__init__()
         self._admitted = admitted
         self._ended = False
 
     async def write(self, data: Any) -> None:
-        """Send the data in one or more frames."""
         for frame in self._admitted.frames(bytes(data)) if data else ():
             await super().write(frame)
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send the frame that marks the end."""
         if not self._ended:
             self._ended = True
             await self.write(data)

@@ -20,7 +20,6 @@ from orchard.injector.agent.server import AgentServer
 from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
-"""Seconds; nothing takes time but the making of a directory."""
 
 log = logging.getLogger(__name__)
 
