@@ -21,7 +21,7 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.exchange import Answer, Exchange, Sized
+from orchard.injector.exchange import ConnectionPool, HttpResponse, Sized
 from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
 
 CONNECT_TIMEOUT = 10.0
@@ -33,7 +33,7 @@ AGENT_REPLACED = "agent_replaced"
 
 T = TypeVar("T")
 Parameters = Mapping[str, str] | list[tuple[str, str]]
-Reply = aiohttp.ClientResponse | Answer
+Reply = aiohttp.ClientResponse | HttpResponse
 
 
 class AgentUnreachable(SandboxUnavailable):
@@ -55,7 +55,7 @@ class AgentConnection:
         address: str = "http://agent",
         seal: Seal | None = None,
         owns_connector: bool = True,
-        exchange: Exchange | None = None,
+        exchange: ConnectionPool | None = None,
     ) -> None:
         """`exchange`: connections to the same agent for requests that are whole in both directions; closed
         with this."""
@@ -262,8 +262,8 @@ def _explained() -> Iterator[None]:
 
 
 async def _asked(
-    exchange: Exchange, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
-) -> Answer:
+    exchange: ConnectionPool, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
+) -> HttpResponse:
     try:
         connection = await exchange.connection()
     except OSError as error:

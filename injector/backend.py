@@ -11,7 +11,7 @@ from orchard.schemas.sandboxes import CreateSandbox, Health, Resources, SandboxI
 T = TypeVar("T")
 
 
-class Agent(Protocol):
+class SandboxAgent(Protocol):
     """The agent in one sandbox, which handles what concerns no other: commands, files, terminals, copies.
 
     In a path `{id}` stands for the sandbox. Raises the error that the response stands for, or the cause of a
@@ -77,8 +77,8 @@ class Backend(Protocol):
     async def delete(self, sandbox_id: str) -> None:
         """Delete a sandbox and wait until it is gone; ignores unknown ids."""
 
-    def agent(self, sandbox_id: str) -> Agent:
+    def agent(self, sandbox_id: str) -> SandboxAgent:
         """Return the agent of a sandbox, without contacting it."""
 
-    def images(self) -> Agent:
+    def images(self) -> SandboxAgent:
         """Return the agent that stores images. Raises SandboxUnsupported if they are stored elsewhere."""

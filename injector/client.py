@@ -19,7 +19,7 @@ from orchard.injector.errors import (
     SandboxRequestInvalid,
     SandboxWaitTimeout,
 )
-from orchard.injector.ledger import Ledger
+from orchard.injector.ledger import CreatedSandboxes
 from orchard.injector.results import HealthResult, JobResult
 from orchard.injector.sandbox import AsyncSandbox
 from orchard.injector.transport import Transport
@@ -86,7 +86,7 @@ class AsyncSandboxClient:
             tls=tls,
         )
         self._auto_cleanup = auto_cleanup
-        self._ledger = Ledger(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
+        self._ledger = CreatedSandboxes(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
         self._made: dict[str, AsyncSandbox] = {}
         self._undoing: set[asyncio.Future[None]] = set()
 

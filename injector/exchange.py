@@ -17,7 +17,7 @@ IDLE_SECONDS = 15.0
 """Seconds of idleness after which a connection is not reused: the server may just be closing it."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A response; names of headers are case-insensitive."""
 
     status: int
@@ -34,13 +34,13 @@ class Sized:
         return self._pieces
 
 
-class Connection(asyncio.Protocol):
-    def __init__(self, free: "dict[Connection, float]") -> None:
+class HttpConnection(asyncio.Protocol):
+    def __init__(self, free: "dict[HttpConnection, float]") -> None:
         """After a response it adds itself to `free`, with the time, until it is taken or closed."""
         self._free = free
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HttpResponse] | None = None
         self._received = bytearray()
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         with memoryview(self._received) as received:
-            answer = Answer(self._status, self._headers, bytes(received[self._begin :]))
+            answer = HttpResponse(self._status, self._headers, bytes(received[self._begin :]))
         self._received, self._begin = bytearray(), 0
         waiting, self._answer = self._answer, None
         if not waiting.done():
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         if self._status != GO_AHEAD:
             self._end += int(self._headers["Content-Length"])
 
-    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         """Send a request and return the response. Raises ConnectionError when that is incomplete."""
         if self._transport is None:
             raise ConnectionResetError("closed before the request")
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._transport.writelines((head, body))
         return await self._answered(answer)
 
-    async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> Answer:
+    async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> HttpResponse:
         """Send a request, and `body` once the server answers `100 Continue`. Raises as `ask` does.
 
         An exception of the pieces is passed on, and the server sees a broken connection.
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
                 self.close()
         return await self._answered(last)
 
-    async def _answered(self, answer: asyncio.Future[Answer]) -> Answer:
+    async def _answered(self, answer: asyncio.Future[HttpResponse]) -> HttpResponse:
         try:
             return await answer
         except asyncio.CancelledError:
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _goes_on(answer: "asyncio.Future[Answer]") -> bool:
+def _goes_on(answer: "asyncio.Future[HttpResponse]") -> bool:
     return answer.exception() is None and answer.result().status == GO_AHEAD
 
 
@@ -166,12 +166,12 @@ def _parted(line: str) -> tuple[str, str, str]:
     return line.partition(":")
 
 
-class Exchange:
+class ConnectionPool:
     def __init__(self, path: str) -> None:
         self._path = path
-        self._free: dict[Connection, float] = {}
+        self._free: dict[HttpConnection, float] = {}
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> HttpConnection:
         """Return an idle connection, or a new one. Raises OSError when there is no server."""
         loop = asyncio.get_running_loop()
         while self._free:
@@ -179,7 +179,7 @@ class Exchange:
             if loop.time() - since < IDLE_SECONDS:
                 return connection
             connection.close()
-        _, made = await loop.create_unix_connection(lambda: Connection(self._free), self._path)
+        _, made = await loop.create_unix_connection(lambda: HttpConnection(self._free), self._path)
         return made
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ EXIT_TIMEOUT = 10.0
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Ledger:
+class CreatedSandboxes:
     """The sandboxes of one client in this process."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Ledger:
                 return  # the service is away; the process must not wait for it once for each
 
 
-_ledgers: list[Ledger] = []
+_ledgers: list[CreatedSandboxes] = []
 
 
 def _listen_for_signals() -> None:

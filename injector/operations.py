@@ -79,7 +79,7 @@ class Parameter(NamedTuple):
     required: bool = False
 
 
-class Operation(NamedTuple):
+class ApiOperation(NamedTuple):
     """One operation; `name` is that of the orchestrator's handler without its underscore; one without
     handler is forwarded to the agent."""
 
@@ -118,13 +118,13 @@ LABEL = Parameter("label", "`name=value`; only sandboxes that carry all of them"
 _API_KEY = Parameter("api_key", "the key, where no header can be sent")
 _SANDBOX = (404, 409, 410)
 
-SERVICE = Operation("GET", "/", "service", "what this is", ServiceInfo, open=True)
-HEALTH = Operation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
-METRICS = Operation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
-OPENAPI = Operation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
-DOCS = Operation("GET", "/docs", "serve_docs", "this document as a page", reply_media=HTML, open=True)
-RESOURCES = Operation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
-CREATE = Operation(
+SERVICE = ApiOperation("GET", "/", "service", "what this is", ServiceInfo, open=True)
+HEALTH = ApiOperation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
+METRICS = ApiOperation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
+OPENAPI = ApiOperation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
+DOCS = ApiOperation("GET", "/docs", "serve_docs", "this document as a page", reply_media=HTML, open=True)
+RESOURCES = ApiOperation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
+CREATE = ApiOperation(
     "POST",
     "/sandboxes",
     "create",
@@ -134,9 +134,9 @@ CREATE = Operation(
     (KEY,),
     (409,),
 )
-LIST = Operation("GET", "/sandboxes", "list", "all sandboxes", list[SandboxInfo], None, (LABEL,), (422,))
-GET = Operation("GET", "/sandboxes/{id}", "get", "one sandbox", SandboxInfo, errors=(404,))
-WAIT = Operation(
+LIST = ApiOperation("GET", "/sandboxes", "list", "all sandboxes", list[SandboxInfo], None, (LABEL,), (422,))
+GET = ApiOperation("GET", "/sandboxes/{id}", "get", "one sandbox", SandboxInfo, errors=(404,))
+WAIT = ApiOperation(
     "GET",
     "/sandboxes/{id}/wait",
     "wait",
@@ -145,7 +145,7 @@ WAIT = Operation(
     parameters=(TIMEOUT,),
     errors=(404, 408, 422),
 )
-DELETE = Operation(
+DELETE = ApiOperation(
     "DELETE",
     "/sandboxes/{id}",
     "delete",
@@ -154,7 +154,7 @@ DELETE = Operation(
     errors=(404,),
     unlimited=True,
 )
-HEARTBEAT = Operation(
+HEARTBEAT = ApiOperation(
     "POST",
     "/sandboxes/{id}/heartbeat",
     "heartbeat",
@@ -163,7 +163,7 @@ HEARTBEAT = Operation(
     errors=_SANDBOX,
     unlimited=True,
 )
-PAUSE = Operation(
+PAUSE = ApiOperation(
     "POST",
     "/sandboxes/{id}/pause",
     "pause",
@@ -171,7 +171,7 @@ PAUSE = Operation(
     Acknowledgement,
     errors=(*_SANDBOX, 501),
 )
-RESUME = Operation(
+RESUME = ApiOperation(
     "POST",
     "/sandboxes/{id}/resume",
     "resume",
@@ -180,7 +180,7 @@ RESUME = Operation(
     errors=(*_SANDBOX, 501),
     unlimited=True,
 )
-EXEC = Operation(
+EXEC = ApiOperation(
     "POST",
     "/sandboxes/{id}/exec",
     "exec",
@@ -191,7 +191,7 @@ EXEC = Operation(
     _SANDBOX,
     JobQueued,
 )
-TERMINAL = Operation(
+TERMINAL = ApiOperation(
     "GET",
     "/sandboxes/{id}/exec/pty",
     "terminal",
@@ -200,7 +200,7 @@ TERMINAL = Operation(
     errors=(400, *_SANDBOX),
     status=101,
 )
-TUNNEL = Operation(
+TUNNEL = ApiOperation(
     "GET",
     "/sandboxes/{id}/tunnel",
     "tunnel",
@@ -218,7 +218,7 @@ TUNNEL = Operation(
     errors=(400, *_SANDBOX, 422),
     status=101,
 )
-APPLY_PATCH = Operation(
+APPLY_PATCH = ApiOperation(
     "POST",
     "/sandboxes/{id}/apply_patch",
     "apply_patch",
@@ -228,7 +228,7 @@ APPLY_PATCH = Operation(
     (KEY,),
     _SANDBOX,
 )
-WRITE = Operation(
+WRITE = ApiOperation(
     "POST",
     "/sandboxes/{id}/files",
     "write",
@@ -239,7 +239,7 @@ WRITE = Operation(
     _SANDBOX,
     request_media=RAW,
 )
-REMOVE = Operation(
+REMOVE = ApiOperation(
     "DELETE",
     "/sandboxes/{id}/files",
     "remove",
@@ -248,7 +248,7 @@ REMOVE = Operation(
     parameters=(PATH,),
     errors=(*_SANDBOX, 422),
 )
-MOVE = Operation(
+MOVE = ApiOperation(
     "POST",
     "/sandboxes/{id}/files/move",
     "move",
@@ -257,7 +257,7 @@ MOVE = Operation(
     MoveFile,
     errors=_SANDBOX,
 )
-READ = Operation(
+READ = ApiOperation(
     "GET",
     "/sandboxes/{id}/files",
     "read",
@@ -267,7 +267,7 @@ READ = Operation(
     errors=(*_SANDBOX, 413, 422),
     reply_media=RAW,
 )
-FILES = Operation(
+FILES = ApiOperation(
     "GET",
     "/sandboxes/{id}/files/list",
     "files",
@@ -276,7 +276,7 @@ FILES = Operation(
     parameters=(WORKSPACE,),
     errors=(*_SANDBOX, 422),
 )
-WATCH = Operation(
+WATCH = ApiOperation(
     "GET",
     "/sandboxes/{id}/files/watch",
     "watch",
@@ -286,7 +286,7 @@ WATCH = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=EVENTS,
 )
-READ_ARCHIVE = Operation(
+READ_ARCHIVE = ApiOperation(
     "GET",
     "/sandboxes/{id}/archive",
     "read_archive",
@@ -295,7 +295,7 @@ READ_ARCHIVE = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=TAR,
 )
-WRITE_ARCHIVE = Operation(
+WRITE_ARCHIVE = ApiOperation(
     "PUT",
     "/sandboxes/{id}/archive",
     "write_archive",
@@ -305,7 +305,7 @@ WRITE_ARCHIVE = Operation(
     errors=(*_SANDBOX, 422),
     request_media=TAR,
 )
-FORK = Operation(
+FORK = ApiOperation(
     "POST",
     "/sandboxes/{id}/fork",
     "fork",
@@ -315,7 +315,7 @@ FORK = Operation(
     (KEY,),
     (*_SANDBOX, 501),
 )
-SNAPSHOT = Operation(
+SNAPSHOT = ApiOperation(
     "POST",
     "/sandboxes/{id}/snapshot",
     "snapshot",
@@ -325,7 +325,7 @@ SNAPSHOT = Operation(
     errors=(*_SANDBOX, 501),
 )
 _SNAPSHOT = Parameter("name", "of the snapshot: up to 64 letters, digits, `.`, `_`, `-`", required=True)
-SNAPSHOTS = Operation(
+SNAPSHOTS = ApiOperation(
     "GET",
     "/sandboxes/{id}/snapshots",
     "snapshots",
@@ -333,7 +333,7 @@ SNAPSHOTS = Operation(
     list[Snapshot],
     errors=_SANDBOX,
 )
-TAKE_SNAPSHOT = Operation(
+TAKE_SNAPSHOT = ApiOperation(
     "PUT",
     "/sandboxes/{id}/snapshots",
     "take_snapshot",
@@ -342,7 +342,7 @@ TAKE_SNAPSHOT = Operation(
     parameters=(_SNAPSHOT,),
     errors=(*_SANDBOX, 422, 501),
 )
-DELETE_SNAPSHOT = Operation(
+DELETE_SNAPSHOT = ApiOperation(
     "DELETE",
     "/sandboxes/{id}/snapshots",
     "delete_snapshot",
@@ -351,7 +351,7 @@ DELETE_SNAPSHOT = Operation(
     parameters=(_SNAPSHOT,),
     errors=(*_SANDBOX, 422),
 )
-RESTORE = Operation(
+RESTORE = ApiOperation(
     "POST",
     "/sandboxes/{id}/restore",
     "restore",
@@ -360,8 +360,8 @@ RESTORE = Operation(
     RestoreSandbox,
     errors=_SANDBOX,
 )
-JOB = Operation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
-JOBS = Operation(
+JOB = ApiOperation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
+JOBS = ApiOperation(
     "GET",
     "/sandboxes/{id}/jobs",
     "jobs",
@@ -369,7 +369,7 @@ JOBS = Operation(
     list[Job],
     errors=_SANDBOX,
 )
-WAIT_JOB = Operation(
+WAIT_JOB = ApiOperation(
     "GET",
     "/jobs/{job}/wait",
     "wait_job",
@@ -378,7 +378,7 @@ WAIT_JOB = Operation(
     parameters=(TIMEOUT,),
     errors=(*_SANDBOX, 422),
 )
-FOLLOW = Operation(
+FOLLOW = ApiOperation(
     "GET",
     "/jobs/{job}/events",
     "follow",
@@ -387,13 +387,15 @@ FOLLOW = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=EVENTS,
 )
-CANCEL_JOB = Operation(
+CANCEL_JOB = ApiOperation(
     "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True
 )
 
 IMAGE = Parameter("name", "of the image", required=True)
-IMAGES = Operation("GET", "/images", "images", "the images on this machine", list[ImageInfo], errors=(501,))
-PULL_IMAGE = Operation(
+IMAGES = ApiOperation(
+    "GET", "/images", "images", "the images on this machine", list[ImageInfo], errors=(501,)
+)
+PULL_IMAGE = ApiOperation(
     "POST",
     "/images/pull",
     "pull_image",
@@ -402,7 +404,7 @@ PULL_IMAGE = Operation(
     PullImage,
     errors=(404, 409, 422, 501, 502),
 )
-IMPORT_IMAGE = Operation(
+IMPORT_IMAGE = ApiOperation(
     "POST",
     "/images",
     "import_image",
@@ -412,7 +414,7 @@ IMPORT_IMAGE = Operation(
     errors=(409, 413, 422, 501),
     request_media=TAR,
 )
-DELETE_IMAGE = Operation(
+DELETE_IMAGE = ApiOperation(
     "DELETE",
     "/images",
     "delete_image",
@@ -422,4 +424,4 @@ DELETE_IMAGE = Operation(
     errors=(404, 409, 422, 501),
 )
 
-OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))
+OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, ApiOperation))

@@ -19,7 +19,7 @@ BUFFER_LIMIT = 64 * 1024 * 1024
 PIECE = 32 * 1024
 
 
-class Frame(msgspec.Struct, frozen=True):
+class TerminalFrame(msgspec.Struct, frozen=True):
     type: str
     pid: int | None = None
     data: str = ""
@@ -142,7 +142,7 @@ class AsyncContainerProcess:
         try:
             async for message in self._line:
                 async with self._changed:
-                    self._take(msgspec.json.decode(message.data, type=Frame))
+                    self._take(msgspec.json.decode(message.data, type=TerminalFrame))
                     self._changed.notify_all()
                     await self._changed.wait_for(lambda: len(self._output) < BUFFER_LIMIT or self._hung_up)
         finally:
@@ -152,7 +152,7 @@ class AsyncContainerProcess:
                 self._finished = True
                 self._changed.notify_all()
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: TerminalFrame) -> None:
         match frame.type:
             case "ready":
                 self.pid = frame.pid

@@ -29,17 +29,17 @@ class PatchOutcome(PatchResult, _Subscriptable, frozen=True, kw_only=True):
     pass
 
 
-class Written(FileWritten, _Subscriptable, frozen=True, kw_only=True):
+class UploadResult(FileWritten, _Subscriptable, frozen=True, kw_only=True):
     pass
 
 
-class Entry(FileEntry, _Subscriptable, frozen=True, kw_only=True):
+class DirectoryEntry(FileEntry, _Subscriptable, frozen=True, kw_only=True):
     pass
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryListing(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    files: list[Entry]
+    files: list[DirectoryEntry]
 
 
 class HealthResult(Health, _Subscriptable, frozen=True, kw_only=True):

@@ -174,7 +174,7 @@ class AsyncSandbox(SandboxStates):
     async def _terminal(self, init: dict[str, object]) -> AsyncContainerProcess:
         return await AsyncContainerProcess.start(await self._line(operations.TERMINAL), init)
 
-    async def _line(self, operation: operations.Operation, query: str = "") -> ClientWebSocketResponse:
+    async def _line(self, operation: operations.ApiOperation, query: str = "") -> ClientWebSocketResponse:
         try:
             return await self._transport.line(f"{operation.at(self.sandbox_id)}?{query}".rstrip("?"))
         except SandboxError:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from orchard.injector import directories, operations, wire
-from orchard.injector.results import Entry, Listing, PatchOutcome, Written
+from orchard.injector.results import DirectoryEntry, DirectoryListing, PatchOutcome, UploadResult
 from orchard.injector.transport import Transport
 from orchard.injector.watching import AsyncWatch
 from orchard.schemas.sandboxes import ApplyPatch, MoveFile, PathDone
@@ -40,22 +40,22 @@ class SandboxFiles:
 
     async def upload_content(
         self, content: bytes | str, remote_path: str, *, mode: int | None = None
-    ) -> Written:
+    ) -> UploadResult:
         """Make or replace the file at `remote_path`, with its parent directories.
 
         `mode` (0o755) None keeps that of the replaced file, or is 0o644. Lone surrogates of a text are
         written as the bytes that Python decodes to them.
         """
         data = wire.text_bytes(content) if isinstance(content, str) else content
-        return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
+        return await self._call(UploadResult, operations.WRITE, body=data, params=_written(remote_path, mode))
 
     async def upload_file(
         self, local_path: str | Path, remote_path: str, *, mode: int | None = None
-    ) -> Written:
+    ) -> UploadResult:
         """Upload a local file of any size; see `upload_content`."""
         params = _written(remote_path, mode)
         with await asyncio.to_thread(Path(local_path).open, "rb") as content:
-            return await self._call(Written, operations.WRITE, body=content, params=params)
+            return await self._call(UploadResult, operations.WRITE, body=content, params=params)
 
     async def remove(self, remote_path: str) -> None:
         """Remove a file, a link or a directory with its contents. Raises SandboxFileMissing."""
@@ -93,7 +93,7 @@ class SandboxFiles:
             part.unlink(missing_ok=True)
         return size
 
-    async def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
+    async def upload_directory(self, local_path: str | Path, remote_path: str) -> UploadResult:
         """Copy the contents of a local directory into the absolute `remote_path`, which is made if missing.
 
         Existing files of the same name are replaced, others stay. Modes, times and links are kept; everything
@@ -102,7 +102,7 @@ class SandboxFiles:
         with directories.temporary() as archive:
             await asyncio.to_thread(directories.pack, Path(local_path), archive)
             params = {"path": remote_path}
-            return await self._call(Written, operations.WRITE_ARCHIVE, body=archive, params=params)
+            return await self._call(UploadResult, operations.WRITE_ARCHIVE, body=archive, params=params)
 
     async def download_directory(
         self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
@@ -119,9 +119,9 @@ class SandboxFiles:
             await self._download(operations.READ_ARCHIVE, remote_path, archive, limit)
             return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
 
-    async def list_files(self, remote_path: str = "/") -> list[Entry]:
+    async def list_files(self, remote_path: str = "/") -> list[DirectoryEntry]:
         """List a directory, sorted by name. Raises SandboxFileMissing when there is none."""
-        return (await self._call(Listing, operations.FILES, params={"path": remote_path})).files
+        return (await self._call(DirectoryListing, operations.FILES, params={"path": remote_path})).files
 
     def watch(self, remote_path: str = WORKSPACE) -> AsyncWatch:
         """Watch changes of the files below a directory, within an `async with` block.
@@ -132,11 +132,11 @@ class SandboxFiles:
         """
         return AsyncWatch(self._transport, self.sandbox_id, remote_path)
 
-    async def _call(self, kind: type[T], operation: operations.Operation, **options: Any) -> T:
+    async def _call(self, kind: type[T], operation: operations.ApiOperation, **options: Any) -> T:
         return await self._transport.call(kind, operation, self.sandbox_id, **options)
 
     async def _download(
-        self, operation: operations.Operation, path: str, target: IO[bytes], limit: int
+        self, operation: operations.ApiOperation, path: str, target: IO[bytes], limit: int
     ) -> None:
         await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit)
 

@@ -25,7 +25,7 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, Operation
+from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, ApiOperation
 from orchard.injector.tunnels import AsyncTunnel
 
 API_KEY_HEADER = "X-API-Key"
@@ -87,7 +87,7 @@ class Transport:
     async def call(
         self,
         kind: type[T],
-        operation: Operation,
+        operation: ApiOperation,
         name: str = "",
         *,
         body: msgspec.Struct | bytes | IO[bytes] | None = None,

@@ -1,6 +1,6 @@
 """Finds what is wrong with a store without writing to it, also beside a running writer.
 
-All that is compared belongs together: the tables of one snapshot (`reader.Snapshot`). A plain check compares
+All that is compared belongs together: the tables of one `reader.StoreSnapshot`. A plain check compares
 sizes, rows and positions; a reading check compares every byte with its SHA-256, and every derived table with
 the rows that follow from the events.
 """
@@ -23,7 +23,7 @@ from orchard.storage.derived import read_events, read_rows
 from orchard.storage.errors import BlobCorrupt, BlobMissing, StoreDamaged, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.log import FACT_COLUMNS, facts
-from orchard.storage.reader import Snapshot, Stored, existing, held_snapshot, open_snapshot
+from orchard.storage.reader import Stored, StoreSnapshot, existing, held_snapshot, open_snapshot
 from orchard.storage.table_log import file_damaged, mending, opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 
@@ -138,7 +138,7 @@ _SUSPECTS = {
 """Queries for violations, with the finding for each name that they return."""
 
 
-def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
+def _damaged_rows(snapshot: StoreSnapshot, *, read: bool) -> list[str]:
     try:
         with open_snapshot(snapshot) as connection:
             found = list(_misplaced(connection, snapshot))
@@ -148,7 +148,7 @@ def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
         return [f"the tables cannot be read ({reason}): `orchard store check --read` names the file"]
 
 
-def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
+def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
     """Yield rows that are duplicated, beyond their table's position, or missing."""
     written = snapshot.tables[EVENTS].watermark
     if snapshot.complete > written:
@@ -172,7 +172,7 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Ite
             yield finding.format(name)
 
 
-def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
+def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
     """Yield derived tables that do not have the rows which follow from the events."""
     wanted: dict[str, list[int]] = {table: [0, 0] for table in DERIVED}
     for rows in read_events(snapshot.location, snapshot.tables[EVENTS].files, 0, FACT_COLUMNS):

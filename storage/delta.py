@@ -78,7 +78,7 @@ class DataFile:
         return known_sha256(self.path)
 
 
-class Table:
+class StoreTable:
     """A table opened for writing. Not for concurrent use; readers use `files` of their own instance."""
 
     def __init__(self, location: Location, name: str, *, create: bool = False) -> None:
@@ -94,7 +94,7 @@ class Table:
         self.watermark = watermark_of(self._delta)
 
     @classmethod
-    def anew(cls, location: Location, name: str) -> "Table":
+    def anew(cls, location: Location, name: str) -> "StoreTable":
         """Open the table to replace all of its content; one with a damaged log is set aside."""
         with contextlib.suppress(StoreDamaged):
             table = cls(location, name)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orchard.storage.delta import DataFile, Table, snapshot, verify_file
+from orchard.storage.delta import DataFile, StoreTable, snapshot, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
@@ -29,7 +29,7 @@ batch, took a fifth of the writer's time.
 class Appender:
     """The rows of one derived table that wait for a commit, with the position they bring the table to."""
 
-    def __init__(self, table: Table, complete: int, rows: int, size: int) -> None:
+    def __init__(self, table: StoreTable, complete: int, rows: int, size: int) -> None:
         self.table = table
         self.reached = max(table.watermark, complete)
         self._limits = rows, size
@@ -56,8 +56,7 @@ class Appender:
         return self._rows > 0
 
     def commit(self) -> Callable[[], None]:
-        """Return a function that commits the waiting rows, to be called once; it raises as `Table.append`
-        does."""
+        """Return a function that commits the waiting rows once; it raises as `StoreTable.append` does."""
         parts, self._parts = self._parts, []
         self._rows = self._size = 0
         reached = self.reached
@@ -95,7 +94,7 @@ class DerivedTables:
         self._location = location
         self._seconds = seconds
         with ThreadPoolExecutor(4) as openers:
-            self._progress, *tables = openers.map(partial(Table, location), (PROGRESS, *DERIVED))
+            self._progress, *tables = openers.map(partial(StoreTable, location), (PROGRESS, *DERIVED))
         complete = self._progress.watermark
         self._appenders = [Appender(table, complete, rows, size) for table in tables]
         self.reached = min(appender.reached for appender in self._appenders)

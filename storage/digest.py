@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from orchard.storage.derived import read_rows
 from orchard.storage.errors import StorageError, StoreDamaged
-from orchard.storage.reader import Snapshot, existing, held_snapshot
+from orchard.storage.reader import StoreSnapshot, existing, held_snapshot
 from orchard.storage.table_log import mending
 from orchard.storage.tables import EVENTS, SCHEMAS, TABLES
 
@@ -29,7 +29,7 @@ def store_digests(store_url: str) -> dict[str, str]:
         return {table: _digest(snapshot, table) for table in TABLES}
 
 
-def _digest(snapshot: Snapshot, table: str) -> str:
+def _digest(snapshot: StoreSnapshot, table: str) -> str:
     """Read the files one after the other, some megabytes at a time: every commit adds later sequences."""
     digest = hashlib.sha256()
     plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in SCHEMAS[table]])

@@ -121,7 +121,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StoreSnapshot:
     """Tables that belong together.
 
     Whatever a writer does meanwhile, none is behind `complete`, and none has rows that `events` lacks.
@@ -138,7 +138,7 @@ class Snapshot:
 
 
 @contextmanager
-def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[Snapshot]:
+def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[StoreSnapshot]:
     """Hold the current tables, whose files stay on disk while the block runs."""
     found, pin = _pinned(location, tables)
     try:
@@ -147,7 +147,7 @@ def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterato
         pin.release()
 
 
-def open_snapshot(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
+def open_snapshot(snapshot: StoreSnapshot) -> duckdb.DuckDBPyConnection:
     """Open all tables of a snapshot, which must be held for as long as the connection is open."""
     with _connected(None) as connection:
         _show(connection, snapshot, None, None, ())
@@ -155,11 +155,11 @@ def open_snapshot(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _pinned(location: Location, tables: Sequence[str]) -> tuple[Snapshot, Pin]:
+def _pinned(location: Location, tables: Sequence[str]) -> tuple[StoreSnapshot, Pin]:
     return pinned(location, partial(_snapshot, location, tables), lambda found: found.keys)
 
 
-def _snapshot(location: Location, tables: Sequence[str]) -> Snapshot:
+def _snapshot(location: Location, tables: Sequence[str]) -> StoreSnapshot:
     """Read the tables in the reverse order of their commits, so that each has what those before it derive
     from."""
     complete = _watermark(location, PROGRESS)
@@ -168,7 +168,7 @@ def _snapshot(location: Location, tables: Sequence[str]) -> Snapshot:
         found = dict(zip(derived, threads.map(partial(_stored, location), derived), strict=True))
     if EVENTS in tables:
         found[EVENTS] = _stored(location, EVENTS)
-    return Snapshot(location, complete, found)
+    return StoreSnapshot(location, complete, found)
 
 
 def _stored(location: Location, table: str) -> Stored:
@@ -184,7 +184,7 @@ def _stored(location: Location, table: str) -> Stored:
 
 def _show(
     connection: duckdb.DuckDBPyConnection,
-    found: Snapshot,
+    found: StoreSnapshot,
     pin: Pin | None,
     as_of: int | None,
     verify: Collection[str],
@@ -207,7 +207,7 @@ def _show(
     _shown[connection] = view
 
 
-def _verify(found: Snapshot, tables: Collection[str]) -> None:
+def _verify(found: StoreSnapshot, tables: Collection[str]) -> None:
     """Raise StoreDamaged for a file of these tables with other bytes than it was written with."""
     chosen = [(table, file) for table in tables for file in found.tables[table].files]
     with ThreadPoolExecutor(4) as threads:
@@ -299,7 +299,7 @@ _NO_END = 2**63 - 1
 
 @dataclass(frozen=True)
 class _Shown:
-    snapshot: Snapshot
+    snapshot: StoreSnapshot
     ends: dict[str, int]
     """Last sequence that is shown of each table."""
 

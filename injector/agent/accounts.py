@@ -13,17 +13,17 @@ _MOST = 1 << 18
 _MOST_GROUPS = 1000
 
 
-class Account(NamedTuple):
+class UserAccount(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...]
     home: str
 
 
-ROOT = Account(0, 0, (), "/root")
+ROOT = UserAccount(0, 0, (), "/root")
 
 
-def account(root: int, name: str) -> Account:
+def account(root: int, name: str) -> UserAccount:
     """Resolve `name`, `name:group` or their numbers, as in an image's USER. Raises RequestInvalid.
 
     `root` is a descriptor of the sandbox's root.
@@ -46,7 +46,7 @@ def account(root: int, name: str) -> Account:
                 groups.append(one)
     if colon:
         gid, groups = _group(root, group), []
-    return Account(uid, gid, tuple(groups), "/" if found is None else found[5] or "/")
+    return UserAccount(uid, gid, tuple(groups), "/" if found is None else found[5] or "/")
 
 
 def others() -> bool:

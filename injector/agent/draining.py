@@ -59,14 +59,14 @@ class Process(NamedTuple):
     known: bool = True
 
 
-class Standing(Enum):
+class WriterState(Enum):
     FINISHING = "some end by themselves"
     LINGERING = "none does that is known of, but they are doing something"
     RESTING = "they wait for something else"
 
 
-class Look(NamedTuple):
-    standing: Standing
+class DrainState(NamedTuple):
+    standing: WriterState
     active: bool
     """Whether any of them, or of the processes that feed them, is active."""
     starved: bool = False
@@ -77,7 +77,7 @@ class Look(NamedTuple):
 
 def judged(
     processes: Sequence[Process], outputs: Collection[Pipe], before: frozenset[int] = frozenset()
-) -> Look:
+) -> DrainState:
     """Classify the processes that hold a writing end of `outputs`; `before` is `ending` of the last look."""
     writers: dict[Pipe, list[Process]] = {}
     for process in processes:
@@ -88,14 +88,14 @@ def judged(
     active = any(process.running for process in concerned.values())
     ending = before | _ending(processes, writers)
     if holders.keys() & ending:
-        return Look(Standing.FINISHING, active, ending=ending)
+        return DrainState(WriterState.FINISHING, active, ending=ending)
     if not holders and any(process.exiting for process in processes):
-        return Look(Standing.FINISHING, True, ending=ending)
+        return DrainState(WriterState.FINISHING, True, ending=ending)
     starved = any(
         process.running and process.ticks < _HARDLY and (process.forked or _input(process) is not None)
         for process in concerned.values()
     )
-    return Look(Standing.LINGERING if active else Standing.RESTING, active, starved, ending)
+    return DrainState(WriterState.LINGERING if active else WriterState.RESTING, active, starved, ending)
 
 
 def _input(process: Process) -> Pipe | None:
@@ -133,7 +133,7 @@ def _ending(processes: Iterable[Process], writers: Mapping[Pipe, Iterable[Proces
         ending -= fed
 
 
-class Patience:
+class DrainTimer:
     """Decides from the looks so far whether to go on waiting. Times are seconds since the command ended."""
 
     def __init__(self, printed: int) -> None:
@@ -142,7 +142,7 @@ class Patience:
         self._idle_since: float | None = None
         self._rested = False
 
-    def ends(self, look: Look, now: float, printed: int) -> bool:
+    def ends(self, look: DrainState, now: float, printed: int) -> bool:
         """Whether to stop waiting; `printed` is the number of bytes that have come by now."""
         moved = printed != self._printed
         self._printed = printed
@@ -151,11 +151,11 @@ class Patience:
         elif self._idle_since is None:
             self._idle_since = now
         # Twice: between two processes of one look, what was printed may have gone from one to the other.
-        rested, self._rested = self._rested, look.standing is Standing.RESTING and not moved
-        if look.standing is Standing.FINISHING:
+        rested, self._rested = self._rested, look.standing is WriterState.RESTING and not moved
+        if look.standing is WriterState.FINISHING:
             idle = 0.0 if self._idle_since is None else now - self._idle_since
             return now >= FINISHING_SECONDS or idle >= IDLE_SECONDS
-        if look.standing is Standing.LINGERING:
+        if look.standing is WriterState.LINGERING:
             limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
             return now >= limit or printed - self._before > LAST_WORDS
         return (rested and self._rested) or now >= LINGERING_SECONDS
@@ -165,7 +165,7 @@ async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Ca
     """Return when the output of a command that just ended is complete, or not worth waiting for."""
     loop = asyncio.get_running_loop()
     seen: frozenset[int] = frozenset()
-    begun, patience = loop.time(), Patience(printed())
+    begun, patience = loop.time(), DrainTimer(printed())
     for pause in chain(_PAUSES, repeat(_PAUSE)):
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, BinaryIO
 
-from orchard.injector.agent.accounts import Account
+from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
@@ -46,7 +46,7 @@ def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[Bi
         raise
 
 
-def make_directory(root: int, path: str, owner: Account | None = None) -> None:
+def make_directory(root: int, path: str, owner: UserAccount | None = None) -> None:
     with explained(path):
         make_directories(root, path, owner)
 
@@ -215,7 +215,7 @@ def check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 
-def make_directories(root: int, path: str, owner: Account | None = None) -> None:
+def make_directories(root: int, path: str, owner: UserAccount | None = None) -> None:
     """Make a directory and its parents; new ones belong to `owner`. Raises OSError.
 
     Each component is resolved inside the root, so a link on the way stays inside too.

@@ -17,7 +17,7 @@ _READ = 64 * 1024
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class News(NamedTuple):
+class InotifyEvent(NamedTuple):
     """An event about the directory with the number `watch`, or about the entry `name` in it."""
 
     watch: int
@@ -40,18 +40,18 @@ def drop(inotify: int, watch: int) -> None:
     _libc.inotify_rm_watch(inotify, watch)
 
 
-def read(inotify: int) -> list[News]:
+def read(inotify: int) -> list[InotifyEvent]:
     """Read the pending events in order, up to some thousand."""
     try:
         data = os.read(inotify, _READ)
     except BlockingIOError:
         return []
-    found: list[News] = []
+    found: list[InotifyEvent] = []
     at = 0
     while at < len(data):
         watch, mask, _, size = _HEAD.unpack_from(data, at)
         at += _HEAD.size + size
-        found.append(News(watch, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))))
+        found.append(InotifyEvent(watch, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))))
     return found
 
 

@@ -19,15 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchard.injector.agent.accounts import Account
+from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.draining import drained
-from orchard.injector.agent.endings import SENTENCES, Ending
+from orchard.injector.agent.endings import SENTENCES, CommandEnding
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.kernel import sealed_file
-from orchard.injector.agent.machine import Machine, account_of
+from orchard.injector.agent.machine import RunningSandbox, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
-from orchard.injector.agent.spawning import Failure, Report, Spawner
+from orchard.injector.agent.spawning import Report, Spawner, StartFailure
 
 TIMEOUT_EXIT_CODE = 124
 NOT_FOUND_EXIT_CODE = 127
@@ -46,10 +46,10 @@ class OutputForgotten(Conflict):
     reason = "output_forgotten"
 
 
-class Verdict(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended; `error` is for people."""
 
-    ending: Ending
+    ending: CommandEnding
     exit_code: int | None
     error: str | None = None
 
@@ -65,7 +65,7 @@ class TrackedJob:
     status: str = "queued"
     started_at: float | None = None
     completed_at: float | None = None
-    verdict: Verdict | None = None
+    verdict: CommandResult | None = None
     """Known once the process has ended, which may be before all its output has come."""
     output_open: bool = False
     """Whether other processes could still write to its output when the job ended."""
@@ -79,7 +79,7 @@ class TrackedJob:
     readers: int = 0
     """Requests that are about to report the job; its output is not dropped meanwhile."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    stopped_for: Ending | None = None
+    stopped_for: CommandEnding | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, when there is new output or the job ended."""
 
@@ -104,7 +104,7 @@ class TrackedJob:
 
     def cut_off(self) -> None:
         """Discard a normal exit: the sandbox ended before the output did, so the output may be incomplete."""
-        if self.verdict is not None and self.verdict.ending is Ending.EXITED:
+        if self.verdict is not None and self.verdict.ending is CommandEnding.EXITED:
             self.verdict = None
 
     @contextmanager
@@ -138,7 +138,7 @@ class TrackedJob:
             "status": self.status,
             "exit_code": known and known.exit_code,
             "error": known and known.error,
-            "timed_out": known is not None and known.ending is Ending.TIMEOUT,
+            "timed_out": known is not None and known.ending is CommandEnding.TIMEOUT,
             "oom_killed": self.oom_killed,
             "ending": known and known.ending,
             "output_open": self.output_open,
@@ -147,8 +147,8 @@ class TrackedJob:
         }
 
 
-class Jobs:
-    def __init__(self, sandbox_id: str, spawner: Spawner, machine: Machine) -> None:
+class SandboxJobs:
+    def __init__(self, sandbox_id: str, spawner: Spawner, machine: RunningSandbox) -> None:
         self._sandbox_id = sandbox_id
         self._spawner = spawner
         self.machine = machine
@@ -215,23 +215,23 @@ class Jobs:
 
     def cancel(self, job_id: str) -> TrackedJob:
         job = self.get(job_id)
-        self._stop(job, Ending.CANCELLED)
+        self._stop(job, CommandEnding.CANCELLED)
         return job
 
-    def abandon(self, why: Ending) -> None:
+    def abandon(self, why: CommandEnding) -> None:
         """Record why unfinished jobs end: the sandbox is gone or about to go."""
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.stopped_for = job.stopped_for or why
 
-    def settle(self, why: Ending) -> None:
+    def settle(self, why: CommandEnding) -> None:
         """Complete all unfinished jobs and close their pipes, after the sandbox is gone."""
         for task in self._draining:
             task.cancel()
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.cut_off()
-                self._complete(job, job.verdict or Verdict(why, None, SENTENCES[why]))
+                self._complete(job, job.verdict or CommandResult(why, None, SENTENCES[why]))
         for reader in self._leftovers:
             reader.close()
         self._leftovers.clear()
@@ -240,7 +240,7 @@ class Jobs:
         self,
         job: TrackedJob,
         request: Mapping[str, Any],
-        account: Account | None,
+        account: UserAccount | None,
         environment: Mapping[str, str],
     ) -> None:
         login = bool(request.get("login_shell"))
@@ -254,7 +254,7 @@ class Jobs:
             os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", os.fsencode(stdin))
         )
         timer = asyncio.get_running_loop().call_later(
-            float(request.get("timeout_seconds") or 300.0), self._stop, job, Ending.TIMEOUT
+            float(request.get("timeout_seconds") or 300.0), self._stop, job, CommandEnding.TIMEOUT
         )
         job.status = "running"
         job.started_at = time.time()
@@ -277,7 +277,7 @@ class Jobs:
                 reader.close_writer()
 
     def _ended(self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle) -> Report:
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             timer.cancel()
             job.verdict = self._judged(job, status, failure)
             if [reader for reader in readers if reader.catch_up()]:  # of each, whatever the first one says
@@ -308,20 +308,22 @@ class Jobs:
             self._complete(job, job.verdict)
         # Else the sandbox is ending: `settle` tells the caller, once the sandbox itself says that it failed.
 
-    def _judged(self, job: TrackedJob, status: int, failure: Failure | None) -> Verdict | None:
+    def _judged(self, job: TrackedJob, status: int, failure: StartFailure | None) -> CommandResult | None:
         """Return how its process ended; None: it ended with the sandbox, which will say more later."""
         if failure is not None:
-            return Verdict(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
+            return CommandResult(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
         code = os.waitstatus_to_exitcode(status)
         job.oom_killed = self.machine.oom_kills() > job.oom_kills_before
         if code != -signal.SIGKILL:
             return _by_itself(job, code)
-        ending = job.stopped_for or (Ending.OUT_OF_MEMORY if job.oom_killed else None)
+        ending = job.stopped_for or (CommandEnding.OUT_OF_MEMORY if job.oom_killed else None)
         if ending is not None:
-            return Verdict(ending, TIMEOUT_EXIT_CODE if ending is Ending.TIMEOUT else code, SENTENCES[ending])
-        return None if self.machine.dying() else Verdict(Ending.EXITED, code)
+            return CommandResult(
+                ending, TIMEOUT_EXIT_CODE if ending is CommandEnding.TIMEOUT else code, SENTENCES[ending]
+            )
+        return None if self.machine.dying() else CommandResult(CommandEnding.EXITED, code)
 
-    def _complete(self, job: TrackedJob, verdict: Verdict) -> None:
+    def _complete(self, job: TrackedJob, verdict: CommandResult) -> None:
         job.verdict = verdict
         job.completed_at = time.time()
         job.status = "succeeded" if verdict.exit_code == 0 and verdict.error is None else "failed"
@@ -362,27 +364,27 @@ class Jobs:
             if len(self._spent_keys) > REMEMBERED_KEYS:
                 del self._spent_keys[next(iter(self._spent_keys))]
 
-    def _stop(self, job: TrackedJob, why: Ending) -> None:
+    def _stop(self, job: TrackedJob, why: CommandEnding) -> None:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)
 
 
-def _of_failure(failure: Failure) -> Ending:
+def _of_failure(failure: StartFailure) -> CommandEnding:
     if failure.executing and failure.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Ending.NOT_FOUND
+        return CommandEnding.NOT_FOUND
     if failure.errno in (errno.EACCES, errno.EPERM):
-        return Ending.NOT_PERMITTED
-    return Ending.NOT_STARTED
+        return CommandEnding.NOT_PERMITTED
+    return CommandEnding.NOT_STARTED
 
 
-def _by_itself(job: TrackedJob, code: int) -> Verdict:
+def _by_itself(job: TrackedJob, code: int) -> CommandResult:
     """Judge a command that ended by itself; 128 + 9 is a shell's exit code for a child killed by SIGKILL."""
     if job.oom_killed and code == 128 + signal.SIGKILL:
-        return Verdict(Ending.OUT_OF_MEMORY, code, SENTENCES[Ending.OUT_OF_MEMORY])
+        return CommandResult(CommandEnding.OUT_OF_MEMORY, code, SENTENCES[CommandEnding.OUT_OF_MEMORY])
     if code == NOT_FOUND_EXIT_CODE and isinstance(job.command, str):
-        return Verdict(Ending.EXITED, code, "the shell did not find a program (exit code 127)")
-    return Verdict(Ending.EXITED, code)
+        return CommandResult(CommandEnding.EXITED, code, "the shell did not find a program (exit code 127)")
+    return CommandResult(CommandEnding.EXITED, code)
 
 
 def _digest(text: str) -> bytes:

@@ -14,7 +14,7 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """Formats `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, `error`, and a record's
     `fields`."""
 
@@ -37,5 +37,5 @@ class JsonLines(logging.Formatter):
 def configure() -> None:
     """Write all logs of the process from INFO on to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

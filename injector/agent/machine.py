@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchard.injector.agent.accounts import ROOT, Account, account
+from orchard.injector.agent.accounts import ROOT, UserAccount, account
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid, Unsupported
 from orchard.injector.agent.spawning import Entrance
@@ -98,7 +98,7 @@ class SandboxSpec:
 class Template(Protocol):
     """A copy of a sandbox's file system, for others to start from."""
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "Machine":
+    async def create(self, spec: SandboxSpec, died: Died) -> "RunningSandbox":
         """Start a sandbox like `Host.create`, with this file system in place of an image."""
 
     async def size(self) -> int:
@@ -108,7 +108,7 @@ class Template(Protocol):
         """Release the copy: no other sandbox will start from it, but those that use it keep it."""
 
 
-class Machine(Protocol):
+class RunningSandbox(Protocol):
     entrance: Entrance
     root: int
     """Descriptor of its root directory, as its processes see it."""
@@ -144,7 +144,7 @@ class Machine(Protocol):
 
 
 @dataclass(kw_only=True)
-class PlainMachine:
+class UnisolatedSandbox:
     """The agent's own root, presented as a sandbox: nothing is isolated."""
 
     environment: dict[str, str]
@@ -179,7 +179,7 @@ class PlainMachine:
             self.root = -1
 
 
-def account_of(machine: Machine, user: str | None) -> tuple[Account | None, dict[str, str]]:
+def account_of(machine: RunningSandbox, user: str | None) -> tuple[UserAccount | None, dict[str, str]]:
     """Resolve the user of a command, `user` or else the image's, and its environment. Raises
     RequestInvalid."""
     name = user or machine.user
@@ -193,7 +193,7 @@ def account_of(machine: Machine, user: str | None) -> tuple[Account | None, dict
 class Host(Protocol):
     """A backend, which makes sandboxes."""
 
-    async def create(self, spec: SandboxSpec, died: Died) -> Machine:
+    async def create(self, spec: SandboxSpec, died: Died) -> RunningSandbox:
         """Start a sandbox. Raises AgentError with a reason (`image_missing`, `start_failed`)."""
 
     def capabilities(self) -> dict[str, Any]: ...

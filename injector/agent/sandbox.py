@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, SandboxGone
-from orchard.injector.agent.jobs import Jobs
-from orchard.injector.agent.machine import Machine, SandboxSpec
+from orchard.injector.agent.jobs import SandboxJobs
+from orchard.injector.agent.machine import RunningSandbox, SandboxSpec
 from orchard.injector.agent.snapshots import Snapshots
 
 NAMESPACE = "local"
 MOST_WATCHES = 8
 
 
-class Sandbox:
+class HostedSandbox:
     """One sandbox: `pending`, then `ready` or `failed`; a failed one never comes back."""
 
     def __init__(self, spec: SandboxSpec, key: str | None, created_at: float) -> None:
@@ -28,8 +28,8 @@ class Sandbox:
         self.settled = asyncio.Event()
         self.ended = asyncio.Event()
         """Set when it failed, is being deleted or restored."""
-        self.machine: Machine | None = None
-        self.jobs: Jobs | None = None
+        self.machine: RunningSandbox | None = None
+        self.jobs: SandboxJobs | None = None
         self.touched = time.monotonic()
         self.in_flight = 0
         self.watches = 0
@@ -88,7 +88,7 @@ class Sandbox:
             "paused": self.paused,
         }
 
-    def ready(self) -> tuple[Machine, Jobs]:
+    def ready(self) -> tuple[RunningSandbox, SandboxJobs]:
         """Return its machine and jobs. Raises SandboxGone when it failed, Conflict while it is pending."""
         if self.status == "failed":
             raise SandboxGone(
@@ -98,7 +98,7 @@ class Sandbox:
             raise Conflict(f"sandbox {self.spec.sandbox_id} is not ready yet", reason="pending")
         return self.machine, self.jobs
 
-    async def pausing(self, machine: Machine, frozen: bool) -> None:
+    async def pausing(self, machine: RunningSandbox, frozen: bool) -> None:
         async with self._pausing:
             if frozen:
                 self.paused = True  # before anything is waited for: no command starts any more
@@ -111,7 +111,7 @@ class Sandbox:
                 if machine is self.machine:
                     self.paused = frozen
 
-    def running(self) -> tuple[Machine, Jobs]:
+    def running(self) -> tuple[RunningSandbox, SandboxJobs]:
         """Return the same as `ready`, for commands. Raises Conflict (`paused`) too."""
         if self.paused:
             raise Conflict(f"sandbox {self.spec.sandbox_id} is paused: resume it first", reason="paused")

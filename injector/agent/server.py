@@ -18,15 +18,15 @@ from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGon
 from orchard.injector.agent.image_requests import ImageRequests
 from orchard.injector.agent.jobs import TrackedJob
 from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from orchard.injector.agent.machine import Host, Machine, SandboxSpec
+from orchard.injector.agent.machine import Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.queries import query
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.sandboxes import Sandboxes, matching
 from orchard.injector.agent.state_requests import StateRequests
 from orchard.injector.agent.terminal_sessions import TerminalSession
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.agent.tunnels import Tunnels
-from orchard.injector.agent.uploads import Upload, discarded
+from orchard.injector.agent.uploads import FileUpload, discarded
 from orchard.injector.agent.version import VERSION, VERSION_HEADER
 
 KEY_HEADER = "Idempotency-Key"
@@ -101,7 +101,7 @@ class AgentServer:
         )
         return app
 
-    def _held(self, work: Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]) -> Handler:
+    def _held(self, work: Callable[[web.Request, HostedSandbox], Awaitable[web.StreamResponse]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             sandbox = self._sandboxes.get(request.match_info["id"])
             with self._sandboxes.active(sandbox):
@@ -125,10 +125,10 @@ class AgentServer:
         labels = dict(label.split("=", 1) for label in request.query.getall("label", []))
         return _json(matching(self._sandboxes, labels))
 
-    async def _get(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _get(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return _json(sandbox.document())
 
-    async def _wait(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _wait(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         await self._sandboxes.wait(sandbox.spec.sandbox_id, _seconds(request))
         return _json(sandbox.document())
 
@@ -137,11 +137,11 @@ class AgentServer:
         await self._sandboxes.delete(sandbox_id)
         return _json({"status": "deleted", "sandbox_id": sandbox_id})
 
-    async def _heartbeat(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _heartbeat(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         return _json({"status": "ok", "sandbox_id": sandbox.spec.sandbox_id})
 
-    async def _exec(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _exec(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         _, jobs = sandbox.running()
         wait = body.pop("wait", False)
@@ -150,7 +150,7 @@ class AgentServer:
             return _json({"job_id": job.job_id, "status": "queued"})
         return await _finished(job, float(body.get("timeout_seconds") or 300.0) + EXEC_WAIT_MARGIN)
 
-    async def _terminal(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+    async def _terminal(self, request: web.Request, sandbox: HostedSandbox) -> web.WebSocketResponse:
         machine, _ = sandbox.running()
         line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
         await line.prepare(request)
@@ -158,7 +158,7 @@ class AgentServer:
         await line.close()
         return line
 
-    async def _tunnel(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+    async def _tunnel(self, request: web.Request, sandbox: HostedSandbox) -> web.WebSocketResponse:
         sandbox.ready()
         wanted = TunnelRequest.of(request.query)
         line = web.WebSocketResponse(timeout=FAREWELL, max_msg_size=FRAME_LIMIT, compress=False)
@@ -167,16 +167,16 @@ class AgentServer:
         await line.close()
         return line
 
-    async def _apply_patch(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _apply_patch(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         _, jobs = sandbox.running()
         return _json(await patches.apply(jobs, body, request.headers.get(KEY_HEADER)))
 
-    async def _write(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _write(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         size = 0
-        upload = Upload(machine.user, _mode(request))
+        upload = FileUpload(machine.user, _mode(request))
         try:
             await _in_thread(upload.open, machine, path)
             if "size" in request.query:
@@ -195,7 +195,7 @@ class AgentServer:
             await discarded(upload)
         return _exact({"success": True, "path": query(request)["path"], "size": size})
 
-    async def _read(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _read(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         limit = int(request.query["limit"]) if "limit" in request.query else None
@@ -211,7 +211,7 @@ class AgentServer:
                 await contents.send(request, reply, source, size)
             return reply
 
-    async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _files(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine, WORKSPACE)
         return _exact(
@@ -221,54 +221,54 @@ class AgentServer:
             }
         )
 
-    async def _remove(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _remove(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         await _in_thread(files.remove, machine, _path(request, machine))
         return _exact({"success": True, "path": query(request)["path"]})
 
-    async def _move(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _move(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
         source, target = (_absolute(machine, body[name]) for name in ("path", "target"))
         await _in_thread(partial(files.move, target=target), machine, source)
         return _exact({"success": True, "path": body["target"]})
 
-    async def _watch(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine, WORKSPACE)
         seconds = _seconds(request) if "timeout" in request.query else None
         with sandbox.watching():
-            watch = await _in_thread(watching.Watch, machine, path)
+            watch = await _in_thread(watching.DirectoryWatch, machine, path)
             try:
                 async with aclosing(watching.events(watch, sandbox.ended, seconds)) as changes:
                     return await bodies.streamed(request, "text/event-stream", changes)
             finally:
                 asyncio.get_running_loop().run_in_executor(None, watch.close)  # a thread may still read
 
-    async def _jobs(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _jobs(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         _, jobs = sandbox.ready()
         return _json(jobs.summaries())
 
-    async def _snapshot(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _snapshot(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
         return _json(await machine.snapshot(body["image"]))
 
-    async def _read_archive(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _read_archive(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         with _root(machine) as root:
             async with archives.packed(root, path) as pieces:
                 return await bodies.streamed(request, "application/x-tar", pieces)
 
-    async def _write_archive(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _write_archive(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         with _root(machine) as root:
             done = await archives.unpack(root, path, bodies.pieces(request))
         return _exact({"success": True, "path": query(request)["path"], "size": done.size})
 
-    async def _fork(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _fork(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         forks = await self._sandboxes.fork(sandbox, await request.json(), request.headers.get(KEY_HEADER))
         return _json([fork.document() for fork in forks])
 
@@ -293,7 +293,7 @@ class AgentServer:
             sandbox.jobs.cancel(job.job_id)
         return await _job_reply(job)
 
-    def _find_job(self, request: web.Request) -> tuple[Sandbox, TrackedJob]:
+    def _find_job(self, request: web.Request) -> tuple[HostedSandbox, TrackedJob]:
         job_id = request.match_info["job"]
         sandbox = self._sandboxes.of_job(job_id)
         if sandbox.jobs is None:
@@ -351,7 +351,7 @@ def _seconds(request: web.Request) -> float:
     return float(request.query.get("timeout", WAIT_DEFAULT))
 
 
-def _path(request: web.Request, machine: Machine, default: str | None = None) -> str:
+def _path(request: web.Request, machine: RunningSandbox, default: str | None = None) -> str:
     """The query's path, absolute; a relative one starts in the image's working directory."""
     path = query(request).get("path", default)
     if path is None:
@@ -359,7 +359,7 @@ def _path(request: web.Request, machine: Machine, default: str | None = None) ->
     return _absolute(machine, path)
 
 
-def _absolute(machine: Machine, path: str) -> str:
+def _absolute(machine: RunningSandbox, path: str) -> str:
     return os.path.join(machine.working_directory, path)  # noqa: PTH118
 
 
@@ -373,7 +373,7 @@ def _mode(request: web.Request) -> int | None:
 
 
 @contextmanager
-def _root(machine: Machine) -> Iterator[int]:
+def _root(machine: RunningSandbox) -> Iterator[int]:
     """A duplicate of the root's descriptor, because the machine may close its own before a thread uses it."""
     if machine.root < 0:
         raise SandboxGone("the sandbox is gone", reason="deleted")
@@ -391,7 +391,7 @@ async def _first(source: IO[bytes], size: int) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:
+async def _in_thread(work: Callable[[int, str], T], machine: RunningSandbox, path: str) -> T:
     """Work on a file in a thread, without delaying other sandboxes."""
 
     with ExitStack() as kept:

@@ -42,7 +42,7 @@ async def serve(
     """Serve on `state`/agent.sock (mode 0600). Returns the exit status; all sandboxes are deleted by then.
 
     `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk` limits one
-    sandbox; `private`: see `Shared`; `ready` is called once.
+    sandbox; `private`: see `HostContext`; `ready` is called once.
     """
     logs.configure()
     loop = asyncio.get_running_loop()

@@ -50,7 +50,7 @@ class SealRefused(Exception):
     """A message was made by a holder of the key, but sent before, or by a clock that differs too much."""
 
 
-class Source(Protocol):
+class FrameReader(Protocol):
     """A reader of frames, such as `aiohttp.StreamReader`."""
 
     async def readexactly(self, n: int, /) -> bytes:
@@ -107,12 +107,12 @@ class SealedRequest:
     def check_whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         check_body(self.check(status, headers), body)
 
-    def opened(self, source: Source) -> AsyncIterator[bytes]:
+    def opened(self, source: FrameReader) -> AsyncIterator[bytes]:
         """Yield the data of a streamed response. Raises SealBroken if it was changed or cut off."""
         return _opened(_stream_key(self._key, b"answer", self._nonce), source)
 
 
-class Guard:
+class SealVerifier:
     """The agent's end: checks requests, each once, and seals their responses."""
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
@@ -153,7 +153,7 @@ class Admitted:
     def check_body(self, body: bytes) -> None:
         check_body(self._content, body)
 
-    def opened(self, source: Source) -> AsyncIterator[bytes]:
+    def opened(self, source: FrameReader) -> AsyncIterator[bytes]:
         return _opened(_stream_key(self._key, b"request", self._nonce), source)
 
     def answer(self, status: int, content: bytes | str, reason: str = "") -> dict[str, str]:
@@ -244,7 +244,7 @@ async def _framed(key: bytes, pieces: AsyncIterable[bytes]) -> AsyncIterator[byt
     yield _frame(key, number, b"")
 
 
-async def _opened(key: bytes, source: Source) -> AsyncIterator[bytes]:
+async def _opened(key: bytes, source: FrameReader) -> AsyncIterator[bytes]:
     number, data = 0, b"begin"
     while data:
         try:

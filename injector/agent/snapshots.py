@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid, SandboxGone
-from orchard.injector.agent.machine import Machine, Template
+from orchard.injector.agent.machine import RunningSandbox, Template
 
 MOST = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -39,11 +39,11 @@ class Snapshots:
             raise NotFound(f"there is no snapshot `{name}`; there are: {there}", reason="snapshot_missing")
         return self._kept[name]
 
-    async def take(self, machine: Machine, name: str) -> dict[str, Any]:
+    async def take(self, machine: RunningSandbox, name: str) -> dict[str, Any]:
         """Take a snapshot of the current file system, replacing an older one of this name.
 
         Raises RequestInvalid for a bad name, Conflict for one too many, SandboxGone, and what
-        `Machine.template` raises.
+        `RunningSandbox.template` raises.
         """
         if not _NAME.fullmatch(name):
             raise RequestInvalid("a snapshot's name has up to 64 letters, digits, `.`, `_` and `-`")
@@ -80,11 +80,11 @@ class Snapshots:
                 await snapshot.template.release()
 
     @asynccontextmanager
-    async def template(self, machine: Machine, name: str | None) -> AsyncIterator[Template]:
+    async def template(self, machine: RunningSandbox, name: str | None) -> AsyncIterator[Template]:
         """Yield the template of this name, which is not deleted meanwhile; None: a temporary one of
         `machine`.
 
-        Raises NotFound, and what `Machine.template` raises.
+        Raises NotFound, and what `RunningSandbox.template` raises.
         """
         if name is not None:
             async with self._using:

@@ -10,19 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchard.injector.agent.accounts import Account
+from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.command_lines import CommandLine
 from orchard.injector.agent.spawner import HEADER
 
 
-class Failure(NamedTuple):
+class StartFailure(NamedTuple):
     why: str
     errno: int
     executing: bool
     """Whether everything was ready but its program could not be executed."""
 
 
-Report = Callable[[int, Failure | None], None]
+Report = Callable[[int, StartFailure | None], None]
 """Called once with the wait status (`os.WIFEXITED` ...) and why the process never ran, or None."""
 
 
@@ -58,7 +58,7 @@ class Spawner:
         self._lost = lost
         self._among_tasks = among_tasks
         self._waiting: dict[str, Report] = {}
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, StartFailure] = {}
         self._starting: dict[str, Callable[[int, int], None]] = {}
         self._endings: dict[str, asyncio.Event] = {}
         self._gone = False
@@ -117,7 +117,7 @@ class Spawner:
         entrance: Entrance,
         *,
         command: CommandLine,
-        account: Account | None,
+        account: UserAccount | None,
         env: dict[str, str],
         cwd: str,
         stdio: tuple[int, int, int],
@@ -204,7 +204,7 @@ class Spawner:
         report = json.loads(message)
         name = report["id"]
         if "failed" in report:
-            self._failures[name] = Failure(*report["failed"])
+            self._failures[name] = StartFailure(*report["failed"])
         elif "started" in report:
             self._starting.pop(name)(report["started"], report["inner"])
         else:

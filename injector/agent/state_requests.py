@@ -8,10 +8,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.sandboxes import Sandboxes
 
-Held = Callable[[Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]], Handler]
+Held = Callable[[Callable[[web.Request, HostedSandbox], Awaitable[web.StreamResponse]]], Handler]
 
 
 class StateRequests:
@@ -30,33 +30,33 @@ class StateRequests:
             web.post("/sandboxes/{id}/restore", held(self._restore)),
         ]
 
-    async def _pause(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _pause(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return await self._frozen(sandbox, True)
 
-    async def _resume(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _resume(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return await self._frozen(sandbox, False)
 
-    async def _frozen(self, sandbox: Sandbox, frozen: bool) -> web.Response:
+    async def _frozen(self, sandbox: HostedSandbox, frozen: bool) -> web.Response:
         """Finishes even if the client disconnects."""
         machine, _ = sandbox.ready()
         await asyncio.shield(asyncio.ensure_future(sandbox.pausing(machine, frozen)))
         said = "paused" if frozen else "resumed"
         return _json({"status": said, "sandbox_id": sandbox.spec.sandbox_id})
 
-    async def _list(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _list(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         return _json(sandbox.snapshots.all())
 
-    async def _take(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _take(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         return _json(await sandbox.snapshots.take(machine, _name(request)))
 
-    async def _delete(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _delete(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         await sandbox.snapshots.delete(_name(request))
         return _json({"status": "deleted", "name": _name(request)})
 
-    async def _restore(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _restore(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         await self._sandboxes.restore(sandbox, (await request.json())["name"])
         return _json(sandbox.document())
 

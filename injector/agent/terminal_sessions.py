@@ -26,9 +26,9 @@ from aiohttp import WSMsgType, web
 
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import AgentError, RequestInvalid
-from orchard.injector.agent.machine import Machine, account_of
+from orchard.injector.agent.machine import RunningSandbox, account_of
 from orchard.injector.agent.spawning import Spawner
-from orchard.injector.agent.terminals import Session, open_pair, resize, signal_number
+from orchard.injector.agent.terminals import TerminalProcesses, open_pair, resize, signal_number
 
 CHUNK = 64 * 1024
 TAIL = 256 * 1024
@@ -53,7 +53,7 @@ class InputLost(AgentError):
 class TerminalSession:
     """A command on a terminal of `machine`, until it ends or `socket` does."""
 
-    def __init__(self, socket: web.WebSocketResponse, machine: Machine, spawner: Spawner) -> None:
+    def __init__(self, socket: web.WebSocketResponse, machine: RunningSandbox, spawner: Spawner) -> None:
         self._socket = socket
         self._machine = machine
         self._spawner = spawner
@@ -64,7 +64,7 @@ class TerminalSession:
         self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
         self._waiting = 0
         self._master = -1
-        self._session: Session | None = None
+        self._session: TerminalProcesses | None = None
 
     async def run(self) -> None:
         """Serve the connection; when it returns or is cancelled, no process of the session is left.
@@ -131,7 +131,7 @@ class TerminalSession:
             await _first(self._started, self._ended)
             if self._started.done():
                 leader, pid = self._started.result()
-                self._session = Session(leader, self._machine.entrance)
+                self._session = TerminalProcesses(leader, self._machine.entrance)
                 await self._send(type="ready", pid=pid)
             loop = asyncio.get_running_loop()
             output = loop.create_task(self._forward_output())

@@ -55,7 +55,7 @@ def signal_number(name: object) -> signal.Signals | None:
         return None
 
 
-class Session:
+class TerminalProcesses:
     """The processes on one terminal: those of the session that `leader` (as the agent sees it) began."""
 
     def __init__(self, leader: int, entrance: Entrance) -> None:

@@ -25,7 +25,7 @@ from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, 
 from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.namespace_sockets import inside
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Entrance
 from orchard.injector.agent.tunnel_requests import FORWARD, TunnelRequest
 
@@ -51,9 +51,9 @@ class Tunnels:
         most = max(descriptors // SHARE, 1)
         self._of_one = max(min(STREAMS, most // SHARE), 1)
         self._places = asyncio.Semaphore(most)
-        self._open: WeakKeyDictionary[Sandbox, _Open] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[HostedSandbox, _Open] = WeakKeyDictionary()
 
-    async def serve(self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest) -> None:
+    async def serve(self, line: web.WebSocketResponse, sandbox: HostedSandbox, wanted: TunnelRequest) -> None:
         """Serve a tunnel until the line or the sandbox ends, or another tunnel replaces it."""
         keep_alive(line.get_extra_info("socket"))
         own = self._open.setdefault(sandbox, _Open(asyncio.Semaphore(self._of_one)))
@@ -84,7 +84,7 @@ class Tunnels:
             log.warning("a tunnel of sandbox %s: %s", sandbox.spec.sandbox_id, error)
 
     async def _serve(
-        self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest, own: _Open
+        self, line: web.WebSocketResponse, sandbox: HostedSandbox, wanted: TunnelRequest, own: _Open
     ) -> None:
         machine, _ = sandbox.ready()
         entrance, places = machine.entrance, (own.places, self._places)

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import NotFound, Unsupported
-from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
+from orchard.injector.agent.machine import Died, SandboxSpec, UnisolatedSandbox
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 
@@ -27,7 +27,7 @@ class UnsafeHost:
     def capabilities(self) -> dict[str, Any]:
         return {"isolation": "none", "limits": {}, "images": ["host"], "problems": [NOTE]}
 
-    async def create(self, spec: SandboxSpec, died: Died) -> PlainMachine:  # noqa: ARG002
+    async def create(self, spec: SandboxSpec, died: Died) -> UnisolatedSandbox:  # noqa: ARG002
         """Raise NotFound (`image_missing`) for any image but `host`, Unsupported for layers and egress
         rules."""
         if spec.image != "host":
@@ -41,7 +41,7 @@ class UnsafeHost:
         if spec.egress:
             raise Unsupported("without isolation nothing can be kept from the network: leave out `egress`")
         names = ("PATH", os.defpath), ("HOME", "/")
-        machine = PlainMachine(
+        machine = UnisolatedSandbox(
             environment={name: os.environ.get(name, default) for name, default in names},
             no_copy="without isolation a sandbox has no file system of its own",
             note=NOTE,

@@ -15,7 +15,7 @@ import stat
 import threading
 from contextlib import suppress
 
-from orchard.injector.agent.accounts import Account, account
+from orchard.injector.agent.accounts import UserAccount, account
 from orchard.injector.agent.files import check_regular, explained, make_directories
 from orchard.injector.agent.kernel import open_beneath
 
@@ -27,7 +27,7 @@ _NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
 
 
-class Upload:
+class FileUpload:
     """A file being written: call `open`, `write`, `finish`, and `discard` in any case."""
 
     def __init__(self, user: str = "", mode: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Upload:
         """
         self._mode = mode
         self._user = user
-        self._owner: Account | None = None
+        self._owner: UserAccount | None = None
         self._lock = threading.Lock()
         self._discarded = False
         self._target = -1
@@ -125,7 +125,7 @@ class Upload:
             _write_all(self._target, piece)
 
 
-async def discarded(upload: Upload) -> None:
+async def discarded(upload: FileUpload) -> None:
     """Discard it in a thread, even if the caller is cancelled before a thread is free."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, upload.discard))
 

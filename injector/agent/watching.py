@@ -40,7 +40,7 @@ class Unwatched(AgentError):
     reason = "watches_exhausted"
 
 
-class Watch:
+class DirectoryWatch:
     """Watches the directory at `path` below `root` recursively. Its methods block: call them in a thread.
 
     Raises NotFound, Unwatched, and RequestInvalid for what is no directory or has too many below it.
@@ -160,7 +160,9 @@ class Watch:
                 inotify.drop(self.fd, watch)
 
 
-async def events(watch: Watch, ended: asyncio.Event, seconds: float | None) -> AsyncGenerator[bytes, None]:
+async def events(
+    watch: DirectoryWatch, ended: asyncio.Event, seconds: float | None
+) -> AsyncGenerator[bytes, None]:
     """Yield events until `ended`, the end of the directory, or `seconds` have passed. Close it before the
     watch."""
     loop = asyncio.get_running_loop()

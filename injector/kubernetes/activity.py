@@ -16,7 +16,7 @@ from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.going import Going
+from orchard.injector.kubernetes.going import BackgroundTask
 from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
@@ -28,7 +28,7 @@ TICK = 1.0
 log = logging.getLogger(__name__)
 
 
-class Activity(Going):
+class Activity(BackgroundTask):
     """Tracks the use of one orchestrator's sandboxes."""
 
     def __init__(self, api: ClusterApi, cache: PodCache) -> None:

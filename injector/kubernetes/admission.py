@@ -18,7 +18,7 @@ REMEMBERED = 60.0
 """Seconds before a rejected request is sent again."""
 
 
-class Admission:
+class PodAdmission:
     def __init__(self, api: ClusterApi, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._path = path

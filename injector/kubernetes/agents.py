@@ -25,7 +25,7 @@ from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.failures import mark_failed
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import Verdict, judge
+from orchard.injector.kubernetes.status import PodVerdict, judge
 from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 
 VERDICT_GRACE = 5.0
@@ -108,7 +108,7 @@ class Agents:
                 now = await self._still_usable(pod, sandbox_id)
                 if (now.uid, now.address) != (pod.uid, pod.address):
                     raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
-                await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
+                await self.fail(pod, marks.FailureRecord(reason=error.reason, message=error.detail))
         raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
@@ -121,14 +121,14 @@ class Agents:
             pod = await self._cache.look_up(sandbox_id)
         return await self._insist(pod, sandbox_id)
 
-    async def fail(self, pod: Pod, failure: marks.Failure) -> None:
+    async def fail(self, pod: Pod, failure: marks.FailureRecord) -> None:
         """Mark a sandbox as failed for good, which ends its processes."""
         await mark_failed(self._api, self._cache, pod, failure)
 
-    async def settled(self, pod: Pod, verdict: Verdict) -> Verdict:
+    async def settled(self, pod: Pod, verdict: PodVerdict) -> PodVerdict:
         """Return the verdict; a failure that the Pod may later not show is marked first."""
         if verdict.failed and not verdict.settled:
-            await self.fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+            await self.fail(pod, marks.FailureRecord(reason=verdict.reason, message=verdict.message))
         return verdict
 
     async def _insist(self, pod: Pod | None, sandbox_id: str) -> Pod:
@@ -236,5 +236,5 @@ class PodAgent(NamedTuple):
         return msgspec.structs.replace(reply, **changed) if changed else reply  # type: ignore[type-var]
 
 
-def _failed(sandbox_id: str, verdict: Verdict) -> SandboxFailed:
+def _failed(sandbox_id: str, verdict: PodVerdict) -> SandboxFailed:
     return SandboxFailed(f"sandbox {sandbox_id} failed: {verdict.message}", reason=verdict.reason)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.injector.backend import Agent
+from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import (
     SandboxNotFound,
     SandboxUnavailable,
@@ -23,7 +23,7 @@ from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents, PodAgent
 from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.caretaker import Caretaker
+from orchard.injector.kubernetes.caretaker import Maintenance
 from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.layers import LayerImages
@@ -70,7 +70,7 @@ class KubernetesBackend:
         self._resources.push_async_callback(introductions.close)
         leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
         self._resources.push_async_callback(leadership.close)
-        caretaker = Caretaker(api, cache, leadership, settings, agents.fingerprint)
+        caretaker = Maintenance(api, cache, leadership, settings, agents.fingerprint)
         self._resources.push_async_callback(caretaker.close)
         self._resources.push_async_callback(cache.close)
         self._parts = _Parts(
@@ -185,10 +185,10 @@ class KubernetesBackend:
         if marks.birth(pod).reserved:
             await parts.reservations.give_up(sandbox_id)
 
-    def agent(self, sandbox_id: str) -> Agent:
+    def agent(self, sandbox_id: str) -> SandboxAgent:
         return PodAgent(self._open.agents, sandbox_id)
 
-    def images(self) -> Agent:
+    def images(self) -> SandboxAgent:
         """Serve the layers of programs; a cluster has no other images to list."""
         return LayerImages(self._settings)
 

@@ -15,7 +15,7 @@ import msgspec
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import PATIENCE, ClusterApi, passing_over, selector
-from orchard.injector.kubernetes.going import Going
+from orchard.injector.kubernetes.going import BackgroundTask
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
 from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
@@ -38,7 +38,7 @@ Listener = Callable[[Pod | None, Pod | None], None]
 log = logging.getLogger(__name__)
 
 
-class PodCache(Going):
+class PodCache(BackgroundTask):
     """The Pods of one namespace that carry the label `app=sandbox`."""
 
     def __init__(self, api: ClusterApi, namespace: str) -> None:

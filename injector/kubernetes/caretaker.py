@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks, policies, reconcile, warm
-from orchard.injector.kubernetes.admission import Admission
+from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.failures import mark_failed
-from orchard.injector.kubernetes.going import Going
+from orchard.injector.kubernetes.going import BackgroundTask
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
@@ -24,7 +24,7 @@ PAUSE = 0.05
 log = logging.getLogger(__name__)
 
 
-class Caretaker(Going):
+class Maintenance(BackgroundTask):
     """Runs maintenance rounds while this orchestrator leads."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Caretaker(Going):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
-        self._admission = Admission(api, cache.path)
+        self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
         cache.listen(self._changed)

@@ -13,11 +13,11 @@ import uuid
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes import grants, marks, pods, warm
-from orchard.injector.kubernetes.admission import Admission
+from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
-from orchard.injector.kubernetes.registries import Brake
+from orchard.injector.kubernetes.registries import RegistryLimiter
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
@@ -49,8 +49,8 @@ class Creation:
         self._identity = identity
         self._fingerprint = fingerprint
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
-        self._brake = Brake(cache, time.time)
-        self._admission = Admission(api, cache.path)
+        self._brake = RegistryLimiter(cache, time.time)
+        self._admission = PodAdmission(api, cache.path)
         self._under_way = 0
 
     async def create(self, request: CreateSandbox, key: str | None) -> Pod:
@@ -84,7 +84,7 @@ class Creation:
             layers = (self._settings.layers.get(name, request.image) for name in request.layers)
             for image in (request.image, self._settings.agent_image, *layers):
                 self._brake.check(image)
-        born = marks.Birth(
+        born = marks.CreationRecord(
             request=request,
             key=marks.key_digest(key),
             attempt=f"{self._identity}/{uuid.uuid4().hex}",
@@ -105,7 +105,7 @@ class Creation:
                 await self._reservations.give_up(sandbox_id)
             raise
 
-    async def _new(self, sandbox_id: str, born: marks.Birth) -> Pod:
+    async def _new(self, sandbox_id: str, born: marks.CreationRecord) -> Pod:
         request = born.request
         body = pods.manifest(
             marks.pod_name(sandbox_id),
@@ -142,7 +142,7 @@ class Creation:
                 )
 
 
-def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:
+def _same(present: Pod, born: marks.CreationRecord, sandbox_id: str) -> Pod:
     """Return the existing Pod if it is from this attempt or this key. Raises SandboxConflict."""
     if marks.claimed(present):
         there = marks.birth(present)

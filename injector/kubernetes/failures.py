@@ -9,7 +9,7 @@ PROMPTLY = 1
 """Seconds that a failed Pod may still run: the least that Kubernetes accepts."""
 
 
-async def mark_failed(api: ClusterApi, cache: PodCache, pod: Pod, failure: marks.Failure) -> None:
+async def mark_failed(api: ClusterApi, cache: PodCache, pod: Pod, failure: marks.FailureRecord) -> None:
     """Mark the Pod, and end what runs in it; the Pod stays, so that it can be queried. The first mark
     wins."""
     if marks.failure(pod) is not None:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 
-class Going(ABC):
+class BackgroundTask(ABC):
     """Runs `_go` from `start` to `close`."""
 
     _task: asyncio.Task[None] | None = None

@@ -26,7 +26,7 @@ KEPT = (INSTALLED, PLACE, "/dev", "/etc", "/proc", "/sys")
 """Directories that no volume may cover."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class EgressDestination(msgspec.Struct, frozen=True):
     """A destination that an egress rule permits."""
 
     network: str
@@ -62,7 +62,7 @@ async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettin
 
 
 def egress(pod: Pod) -> list[Manifest]:
-    places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[Place])
+    places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[EgressDestination])
     return [
         {
             "to": [{"ipBlock": {"cidr": place.network, "except": place.excepted}}],
@@ -96,7 +96,7 @@ def _mount_point(where: str) -> str:
     return path
 
 
-async def _places(rule: Rule, settings: KubernetesSettings) -> list[Place]:
+async def _places(rule: Rule, settings: KubernetesSettings) -> list[EgressDestination]:
     if rule.network is not None:
         return [_place(rule.network, rule, settings)]
     try:
@@ -111,7 +111,7 @@ async def _places(rule: Rule, settings: KubernetesSettings) -> list[Place]:
     return [_place(ipaddress.IPv4Network(address), rule, settings) for address in addresses]
 
 
-def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSettings) -> Place:
+def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSettings) -> EgressDestination:
     closed = [one for one in map(ipaddress.ip_network, settings.closed_networks) if one.version == 4]
     for one in closed:
         if network.subnet_of(one):
@@ -120,4 +120,4 @@ def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSetti
                 f"{one} (`closed_networks` of the settings)"
             )
     within = [str(one) for one in closed if one.subnet_of(network)]
-    return Place(str(network), within, rule.port, rule.host)
+    return EgressDestination(str(network), within, rule.port, rule.host)

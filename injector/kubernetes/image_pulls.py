@@ -33,7 +33,7 @@ REASONS = frozenset(
 """Reasons of a container that waits while its image cannot be pulled. Kubernetes keeps trying."""
 
 
-class Trouble(StrEnum):
+class PullFailure(StrEnum):
     MISSING = "missing"
     """The registry has no such name or tag."""
     DENIED = "denied"
@@ -45,28 +45,28 @@ class Trouble(StrEnum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def _missing_(cls, _: object) -> "Trouble":
+    def _missing_(cls, _: object) -> "PullFailure":
         """Accept what an orchestrator of another version has written."""
         return cls.UNKNOWN
 
 
-_FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY}
+_FIXED = {NEVER_PULLED: PullFailure.MISSING, "RegistryUnavailable": PullFailure.REGISTRY}
 """Causes that follow from the reason alone."""
 
 
 _WORDS = {
-    Trouble.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
+    PullFailure.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
     r"|input/output error",
     # Before denials: a quota is used up, or a token is out of date, for a while only.
-    Trouble.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded|token has expired"
-    r"|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution|\btry again$"
+    PullFailure.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded"
+    r"|token has expired|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution|\btry again$"
     r"|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway|stream error"
     r"|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b|timeout awaiting"
     r"|client\.timeout|service unavailable|bad gateway|gateway time-?out|internal server error|broken pipe",
     # Docker Hub, GHCR, GCR and ECR say so of names that do not exist, too.
-    Trouble.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
+    PullFailure.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
     r"|authorization failed|no basic auth credentials|insufficient_scope|may require|no pull access",
-    Trouble.MISSING: "|".join(
+    PullFailure.MISSING: "|".join(
         (
             # The codes of the distribution specification, as CRI-O and docker say them, with the words of
             # Docker Hub, ECR, GCR, Artifact Registry, GHCR, Quay and Artifactory behind them.
@@ -96,19 +96,19 @@ _MIRRORS = re.compile(r"\(Mirrors also failed: .*\]\):", re.DOTALL)
 _DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 
 
-def trouble_of(message: str, image: str = "") -> Trouble:
+def trouble_of(message: str, image: str = "") -> PullFailure:
     """Classify the message of a container that waits for its `image`."""
     if _RUNTIME.search(message):
-        return Trouble.NODE
+        return PullFailure.NODE
     trouble = _by_words(message)
-    if trouble is Trouble.MISSING and not _of_the_name(message, image):
-        return Trouble.UNKNOWN
+    if trouble is PullFailure.MISSING and not _of_the_name(message, image):
+        return PullFailure.UNKNOWN
     return trouble
 
 
-def _by_words(message: str) -> Trouble:
+def _by_words(message: str) -> PullFailure:
     text = _NAMES.sub(" ", message).strip()
-    return next((trouble for trouble, words in _TABLE.items() if words.search(text)), Trouble.UNKNOWN)
+    return next((trouble for trouble, words in _TABLE.items() if words.search(text)), PullFailure.UNKNOWN)
 
 
 def _of_the_name(message: str, image: str) -> bool:
@@ -117,7 +117,7 @@ def _of_the_name(message: str, image: str) -> bool:
     A proxy that cannot reach the registry behind it reports missing parts, too.
     """
     own = _MIRRORS.sub("", message)
-    return _by_words(own) is Trouble.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
+    return _by_words(own) is PullFailure.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
 
 
 def registry_of(image: str) -> str:
@@ -135,17 +135,17 @@ def image_of(pod: Pod, container: ContainerStatus) -> str:
     return next(asked, container.image)
 
 
-class Wait(NamedTuple):
+class PendingPull(NamedTuple):
     container: str
     image: str
     installing: bool
     """Whether it is an image from which files are copied into the sandbox first."""
     reason: str
-    trouble: Trouble
+    trouble: PullFailure
     words: str
 
 
-def waiting(pod: Pod) -> Wait | None:
+def waiting(pod: Pod) -> PendingPull | None:
     """Return the image that could not be pulled so far, by the current message or else by the last one."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         said = container.state.waiting
@@ -154,14 +154,14 @@ def waiting(pod: Pod) -> Wait | None:
             trouble = _FIXED.get(said.reason) or trouble_of(said.message, image)
             words = said.message or said.reason
             known = _known(pod, image)
-            if said.reason == BACKING_OFF and trouble is Trouble.UNKNOWN and known is not None:
-                trouble, words = Trouble(known.trouble), known.words
+            if said.reason == BACKING_OFF and trouble is PullFailure.UNKNOWN and known is not None:
+                trouble, words = PullFailure(known.trouble), known.words
             installing = container in pod.status.init_container_statuses
-            return Wait(container.name, image, installing, said.reason, trouble, words)
+            return PendingPull(container.name, image, installing, said.reason, trouble, words)
     return None
 
 
-def noticed(pod: Pod, now: float) -> marks.Look | None:
+def noticed(pod: Pod, now: float) -> marks.PullAttempt | None:
     """Return the pull attempt to record on a Pod; None if it is recorded already.
 
     Another cause begins a new record. `waited` separates this attempt from the next.
@@ -172,16 +172,18 @@ def noticed(pod: Pod, now: float) -> marks.Look | None:
     known = _known(pod, wait.image)
     waited = wait.reason == BACKING_OFF
     if known is None or known.trouble != wait.trouble:
-        if waited and wait.trouble is Trouble.UNKNOWN:
+        if waited and wait.trouble is PullFailure.UNKNOWN:
             return None  # it says nothing of the look before
-        return marks.Look(image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited)
+        return marks.PullAttempt(
+            image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited
+        )
     return msgspec.structs.replace(known, waited=True) if waited and not known.waited else None
 
 
 def settled(pod: Pod, now: float, after: float) -> bool:
     """Whether two attempts, at least `after` seconds apart, found the name missing or denied."""
     wait = waiting(pod)
-    if wait is None or wait.trouble not in (Trouble.MISSING, Trouble.DENIED):
+    if wait is None or wait.trouble not in (PullFailure.MISSING, PullFailure.DENIED):
         return False
     known = _known(pod, wait.image)
     if known is None:
@@ -190,7 +192,7 @@ def settled(pod: Pod, now: float, after: float) -> bool:
     return again and known.trouble == wait.trouble and now >= known.since + after
 
 
-def _known(pod: Pod, image: str) -> marks.Look | None:
+def _known(pod: Pod, image: str) -> marks.PullAttempt | None:
     """The Pod's last recorded attempt for this image; a Pod may wait for several."""
     look = marks.look(pod)
     return look if look is not None and look.image == image else None

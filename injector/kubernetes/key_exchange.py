@@ -137,7 +137,9 @@ class KeyExchange:
                 raise
             current = await self._cache.refresh(name)
             if current is not None and (current.uid, current.address) == (uid, pod.address):
-                await self._agents.fail(current, marks.Failure(reason=error.reason, message=error.detail))
+                await self._agents.fail(
+                    current, marks.FailureRecord(reason=error.reason, message=error.detail)
+                )
         except SandboxError as error:
             log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
-from orchard.injector.kubernetes.going import Going
-from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
+from orchard.injector.kubernetes.going import BackgroundTask
+from orchard.injector.kubernetes.objects import ClusterLease, Manifest, microtime
 from orchard.injector.kubernetes.refusals import ApiRefused
 
 NAME = "orchard-orchestrator"
@@ -26,23 +26,23 @@ TRUST = 2 / 3
 log = logging.getLogger(__name__)
 
 
-class Step(StrEnum):
+class LeaseAction(StrEnum):
     MAKE = "make"
     TAKE = "take"
     WAIT = "wait"
 
 
-def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: float) -> Step:
+def next_step(lease: ClusterLease | None, identity: str, unchanged: float, seconds: float) -> LeaseAction:
     """Decide about a lease that has not changed for `unchanged` seconds and lasts `seconds`."""
     if lease is None:
-        return Step.MAKE
+        return LeaseAction.MAKE
     holder = lease.spec.holder_identity
     if not holder or holder == identity or unchanged > seconds:
-        return Step.TAKE
-    return Step.WAIT
+        return LeaseAction.TAKE
+    return LeaseAction.WAIT
 
 
-class Leadership(Going):
+class Leadership(BackgroundTask):
     def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
         self._api = api
         self._namespace = namespace
@@ -52,7 +52,7 @@ class Leadership(Going):
         self._seen: tuple[str, float] = ("", 0.0)
         """The version seen last, and since when by the event loop's clock."""
         self._until = 0.0
-        self._lease: Lease | None = None
+        self._lease: ClusterLease | None = None
 
     @property
     def leading(self) -> bool:
@@ -85,7 +85,7 @@ class Leadership(Going):
         if version != self._seen[0]:
             self._seen = (version, begun)
         step = next_step(lease, self._identity, begun - self._seen[1], self._seconds)
-        if step is Step.WAIT:
+        if step is LeaseAction.WAIT:
             self._until = 0.0
             return
         led = self.leading
@@ -101,13 +101,13 @@ class Leadership(Going):
         if not led:
             log.info("leading: this orchestrator cleans up")
 
-    async def _read(self) -> Lease | None:
+    async def _read(self) -> ClusterLease | None:
         patience = self._seconds / RENEWALS
         with passing_over(404):
-            return await self._api.get(Lease, f"{self._path}/{NAME}", patience=patience)
+            return await self._api.get(ClusterLease, f"{self._path}/{NAME}", patience=patience)
         return None
 
-    async def _write(self, version: str, holder: str) -> Lease:
+    async def _write(self, version: str, holder: str) -> ClusterLease:
         body: Manifest = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -119,10 +119,10 @@ class Leadership(Going):
             },
         }
         if not version:
-            return await self._api.create(Lease, self._path, body, urgent=True)
+            return await self._api.create(ClusterLease, self._path, body, urgent=True)
         body["metadata"]["resourceVersion"] = version
         patience = self._seconds / RENEWALS
-        return await self._api.replace(Lease, f"{self._path}/{NAME}", body, patience=patience)
+        return await self._api.replace(ClusterLease, f"{self._path}/{NAME}", body, patience=patience)
 
 
 def leases(namespace: str) -> str:

@@ -22,7 +22,7 @@ USER_LABELS = "labels.orchard/"
 """Prefix of the request's labels that Kubernetes accepts, for people and their selectors."""
 
 REQUEST = "orchard/request"
-"""Annotation with the request, its key and its time (`Birth`)."""
+"""Annotation with the request, its key and its time (`CreationRecord`)."""
 TOUCHED = "orchard/touched"
 """Annotation with the time of last use, in epoch seconds; at most a quarter of its time to live late."""
 INTRODUCING = "orchard/introducing"
@@ -31,12 +31,12 @@ INTRODUCED = "orchard/introduced"
 """Annotation with the time since which the agent has its key, and a fingerprint of the secret. Commands
 run only after it."""
 FAILED = "orchard/failed"
-"""Annotation with the cause of a failure that the Pod itself does not show, or not for ever (`Failure`)."""
+"""Annotation with the cause of a failure that the Pod itself may not show (`FailureRecord`)."""
 LOOK = "orchard/image"
-"""Annotation with the last failed pull of an image (`Look`)."""
+"""Annotation with the last failed pull of an image (`PullAttempt`)."""
 
 EGRESS = "orchard/egress"
-"""Annotation with the permitted destinations, resolved when the Pod was made (`grants.Place`)."""
+"""Annotation with the permitted destinations, resolved when the Pod was made (`pod_extras.EgressDestination`)."""
 
 KEPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 """Annotations of a sandbox that keep it from being evicted when nodes are consolidated.
@@ -50,7 +50,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class CreationRecord(msgspec.Struct, frozen=True, kw_only=True):
     request: CreateSandbox
     key: str = ""
     """Digest of the idempotency key, or empty."""
@@ -60,17 +60,17 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     reserved: bool = False
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class FailureRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why a sandbox failed: a word for programs, a sentence for people."""
 
     reason: str
     message: str
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class PullAttempt(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     trouble: str
-    """A value of `image_pulls.Trouble`."""
+    """A value of `image_pulls.PullFailure`."""
     since: float
     """When this cause was first found, in epoch seconds."""
     words: str
@@ -92,7 +92,7 @@ def sandbox_id_for(key: str, attempt: int) -> str:
     return hashlib.sha256(f"{attempt} {key}".encode()).hexdigest()[:8]
 
 
-def birth(pod: Pod) -> Birth:
+def birth(pod: Pod) -> CreationRecord:
     """Return how a claimed Pod was created. Raises KeyError for another."""
     found = _birth(pod.annotations[REQUEST])
     if found is None:
@@ -100,20 +100,20 @@ def birth(pod: Pod) -> Birth:
     return found
 
 
-def failure(pod: Pod) -> Failure | None:
+def failure(pod: Pod) -> FailureRecord | None:
     text = pod.annotations.get(FAILED)
-    return None if text is None else msgspec.json.decode(text, type=Failure)
+    return None if text is None else msgspec.json.decode(text, type=FailureRecord)
 
 
-def look(pod: Pod) -> Look | None:
+def look(pod: Pod) -> PullAttempt | None:
     text = pod.annotations.get(LOOK)
     return None if text is None else _look(text)
 
 
 @lru_cache(maxsize=16384)
-def _look(text: str) -> Look | None:
+def _look(text: str) -> PullAttempt | None:
     try:
-        return msgspec.json.decode(text, type=Look)
+        return msgspec.json.decode(text, type=PullAttempt)
     except msgspec.DecodeError:
         return None
 
@@ -131,9 +131,9 @@ def claimed(pod: Pod) -> bool:
 
 
 @lru_cache(maxsize=16384)
-def _birth(text: str) -> Birth | None:
+def _birth(text: str) -> CreationRecord | None:
     try:
-        return msgspec.json.decode(text, type=Birth)
+        return msgspec.json.decode(text, type=CreationRecord)
     except msgspec.DecodeError:
         return None
 
@@ -165,7 +165,7 @@ def user_labels(labels: dict[str, str]) -> dict[str, str]:
     }
 
 
-def claim_marks(sandbox: str, birth: Birth) -> Manifest:
+def claim_marks(sandbox: str, birth: CreationRecord) -> Manifest:
     return {
         "labels": {SANDBOX: sandbox, **user_labels(birth.request.labels)},
         "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at), **KEPT},

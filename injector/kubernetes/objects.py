@@ -51,7 +51,7 @@ class ContainerStatus(_Read, frozen=True):
     state: ContainerState = ContainerState()
 
 
-class Condition(_Read, frozen=True):
+class PodCondition(_Read, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -79,7 +79,7 @@ class PodStatus(_Read, frozen=True):
     reason: str = ""
     message: str = ""
     pod_i_p: str = msgspec.field(default="", name="podIP")
-    conditions: list[Condition] = []
+    conditions: list[PodCondition] = []
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
 
@@ -148,14 +148,14 @@ class LeaseSpec(_Read, frozen=True):
     renew_time: datetime | None = None
 
 
-class Lease(_Read, frozen=True):
+class ClusterLease(_Read, frozen=True):
     metadata: Metadata
     spec: LeaseSpec = LeaseSpec()
 
 
 class LeaseList(_Read, frozen=True):
     metadata: ListMetadata
-    items: list[Lease] = []
+    items: list[ClusterLease] = []
 
 
 class NodeStatus(_Read, frozen=True):
@@ -167,7 +167,7 @@ class NodeSpec(_Read, frozen=True):
     unschedulable: bool = False
 
 
-class Node(_Read, frozen=True):
+class ClusterNode(_Read, frozen=True):
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
@@ -175,7 +175,7 @@ class Node(_Read, frozen=True):
 
 class NodeList(_Read, frozen=True):
     metadata: ListMetadata
-    items: list[Node] = []
+    items: list[ClusterNode] = []
 
 
 class Status(_Read, frozen=True):

@@ -11,7 +11,7 @@ from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import Verdict
+from orchard.injector.kubernetes.status import PodVerdict
 from orchard.injector.payload import launch
 from orchard.schemas.sandboxes import SandboxInfo
 
@@ -168,7 +168,7 @@ def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
     return f"{math.ceil(number * share * scale)}{suffix}"
 
 
-def info(pod: Pod, namespace: str, verdict: Verdict) -> SandboxInfo:
+def info(pod: Pod, namespace: str, verdict: PodVerdict) -> SandboxInfo:
     born = marks.birth(pod)
     request = born.request
     message = verdict.message

@@ -11,7 +11,7 @@ import msgspec
 
 from orchard.injector.kubernetes import image_pulls, marks, registries, warm
 from orchard.injector.kubernetes.activity import DUE
-from orchard.injector.kubernetes.objects import Lease, Named, Pod
+from orchard.injector.kubernetes.objects import ClusterLease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
 from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
@@ -33,7 +33,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 class Fail(msgspec.Struct, frozen=True):
     pod: Pod
-    failure: marks.Failure
+    failure: marks.FailureRecord
 
 
 class MakeWarm(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class MakeWarm(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct, frozen=True):
     pod: Pod
-    look: marks.Look
+    look: marks.PullAttempt
 
 
 Action = Delete | Fail | MakeWarm | Note
@@ -79,10 +79,12 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
         return Delete(pod, "it ended long ago")
     verdict = judge(pod, settings, now)
     if verdict.failed and not verdict.settled:
-        return Fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+        return Fail(pod, marks.FailureRecord(reason=verdict.reason, message=verdict.message))
     if not verdict.failed and age > settings.max_lifetime:
         # Its kubelet should have ended it, but the node may be lost.
-        return Fail(pod, marks.Failure(reason="expired", message="it reached the most that one may live"))
+        return Fail(
+            pod, marks.FailureRecord(reason="expired", message="it reached the most that one may live")
+        )
     return None
 
 
@@ -91,7 +93,7 @@ def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
     crowded = (one for one in registries.crowd(pods) if marks.claimed(one[0]) and one[0].name not in over)
     why = "the image {} cannot be had now, and enough other sandboxes ask its registry: {}"
     return [
-        Fail(pod, marks.Failure(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)))
+        Fail(pod, marks.FailureRecord(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)))
         for pod, wait in crowded
     ]
 
@@ -139,7 +141,9 @@ def orphaned_policies(policies: Iterable[Named], pods: Iterable[Pod], now: float
     ]
 
 
-def orphaned_reservations(leases: Iterable[Lease], sandbox_ids: set[str], now: float) -> list[Lease]:
+def orphaned_reservations(
+    leases: Iterable[ClusterLease], sandbox_ids: set[str], now: float
+) -> list[ClusterLease]:
     """Reservations of ids that no sandbox has."""
     return [
         lease

@@ -11,7 +11,7 @@ import msgspec
 
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.kubernetes import marks
-from orchard.injector.kubernetes.image_pulls import Trouble, Wait, image_of, registry_of, waiting
+from orchard.injector.kubernetes.image_pulls import PendingPull, PullFailure, image_of, registry_of, waiting
 from orchard.injector.kubernetes.objects import Pod
 
 PLACES = 4
@@ -21,7 +21,7 @@ registry works again."""
 LOOK_SECONDS = 1.0
 
 
-class Rest(msgspec.Struct, kw_only=True):
+class FailingRegistry(msgspec.Struct, kw_only=True):
     words: str
     asking: int = 0
     """Pods that wait for one of its images, created after the last one that got a new image."""
@@ -30,22 +30,24 @@ class Rest(msgspec.Struct, kw_only=True):
     """Its images that some node has."""
 
 
-def troubled(pods: Iterable[Pod]) -> dict[str, list[tuple[Pod, Wait]]]:
+def troubled(pods: Iterable[Pod]) -> dict[str, list[tuple[Pod, PendingPull]]]:
     """Pods that wait for a failing registry, by registry, oldest first."""
-    found: dict[str, list[tuple[Pod, Wait]]] = defaultdict(list)
+    found: dict[str, list[tuple[Pod, PendingPull]]] = defaultdict(list)
     for pod in pods:
         wait = waiting(pod)
-        if wait is not None and wait.trouble is Trouble.REGISTRY and marks.failure(pod) is None:
+        if wait is not None and wait.trouble is PullFailure.REGISTRY and marks.failure(pod) is None:
             found[registry_of(wait.image)].append((pod, wait))
     for ones in found.values():
         ones.sort(key=lambda one: _made(one[0]))
     return found
 
 
-def rests(pods: Iterable[Pod]) -> dict[str, Rest]:
+def rests(pods: Iterable[Pod]) -> dict[str, FailingRegistry]:
     """Return the failing registries: one Pod whose pull fails for that cause suffices."""
     every = list(pods)
-    resting = {name: Rest(words=ones[-1][1].words, had=set()) for name, ones in troubled(every).items()}
+    resting = {
+        name: FailingRegistry(words=ones[-1][1].words, had=set()) for name, ones in troubled(every).items()
+    }
     if not resting:
         return resting
     for pod in sorted(every, key=_made):
@@ -63,12 +65,12 @@ def rests(pods: Iterable[Pod]) -> dict[str, Rest]:
     return resting
 
 
-def crowd(pods: Iterable[Pod]) -> list[tuple[Pod, Wait]]:
+def crowd(pods: Iterable[Pod]) -> list[tuple[Pod, PendingPull]]:
     """Return all Pods that wait for a failing registry except the few newest, which ask it soonest."""
     return [one for ones in troubled(pods).values() for one in ones[:-PLACES]]
 
 
-class Brake:
+class RegistryLimiter:
     """Refuses creations for failing registries, in one orchestrator."""
 
     def __init__(self, pods: Iterable[Pod], clock: Callable[[], float]) -> None:
@@ -76,7 +78,7 @@ class Brake:
         self._pods = pods
         self._clock = clock
         self._looked = float("-inf")
-        self._rests: dict[str, Rest] = {}
+        self._rests: dict[str, FailingRegistry] = {}
 
     def check(self, image: str) -> None:
         """Raise SandboxUnavailable (`registry_resting`) if no Pod with this image should be created now."""

@@ -13,7 +13,7 @@ from orchard.injector.kubernetes import marks
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.leadership import leases
-from orchard.injector.kubernetes.objects import Lease, Manifest, Pod, microtime
+from orchard.injector.kubernetes.objects import ClusterLease, Manifest, Pod, microtime
 
 RESERVED = {"orchard/reserved": "true"}
 LASTS = 90.0
@@ -39,7 +39,7 @@ class Reservations:
         deadline = loop.time() + PATIENCE
         while True:
             with passing_over(409):
-                await self._api.create(Lease, self.path, self._body(sandbox_id, holder))
+                await self._api.create(ClusterLease, self.path, self._body(sandbox_id, holder))
                 return None
             lease = await self._read(sandbox_id)
             if lease is None:
@@ -60,17 +60,17 @@ class Reservations:
     async def give_up(self, sandbox_id: str) -> None:
         await self._api.delete(f"{self.path}/{marks.pod_name(sandbox_id)}", {})
 
-    async def _take_over(self, lease: Lease, sandbox_id: str, holder: str) -> bool:
+    async def _take_over(self, lease: ClusterLease, sandbox_id: str, holder: str) -> bool:
         body = self._body(sandbox_id, holder)
         body["metadata"]["resourceVersion"] = lease.metadata.resource_version
         with passing_over(404, 409):
-            await self._api.replace(Lease, f"{self.path}/{lease.metadata.name}", body)
+            await self._api.replace(ClusterLease, f"{self.path}/{lease.metadata.name}", body)
             return True
         return False
 
-    async def _read(self, sandbox_id: str) -> Lease | None:
+    async def _read(self, sandbox_id: str) -> ClusterLease | None:
         with passing_over(404):
-            return await self._api.get(Lease, f"{self.path}/{marks.pod_name(sandbox_id)}")
+            return await self._api.get(ClusterLease, f"{self.path}/{marks.pod_name(sandbox_id)}")
         return None
 
     def _body(self, sandbox_id: str, holder: str) -> Manifest:
@@ -90,7 +90,7 @@ class Reservations:
         }
 
 
-def is_stale(lease: Lease, now: float) -> bool:
+def is_stale(lease: ClusterLease, now: float) -> bool:
     """Whether no creation of its holder can be running any more; `now` in epoch seconds."""
     renewed = lease.spec.renew_time
     return renewed is None or now - renewed.timestamp() > LASTS

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from orchard.injector.agent.machine import quantity
-from orchard.injector.kubernetes.objects import Node as ClusterNode
+from orchard.injector.kubernetes.objects import ClusterNode as ClusterNode
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.resources import resources as summed

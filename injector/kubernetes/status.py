@@ -25,7 +25,7 @@ NODE_LOST = "NodeLost"
 DEADLINE = "DeadlineExceeded"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class PodVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """State of a sandbox. `settled`: the Pod shows it for good; a failure that is not must be marked on
     the Pod."""
 
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.status is SandboxStatus.FAILED
 
 
-def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
+def judge(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict:
     """Determine the state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
     marked = marks.failure(pod)
     if marked is not None:
@@ -56,7 +56,7 @@ def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
     if ended is not None:
         return ended
     if marks.INTRODUCED in pod.annotations:
-        return Verdict(status=SandboxStatus.READY)
+        return PodVerdict(status=SandboxStatus.READY)
     hopeless = _hopeless(pod) or _without_image(pod, settings, now)
     if hopeless is not None:
         return hopeless
@@ -68,27 +68,27 @@ def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
             return _failed(IMAGE_UNAVAILABLE, f"the image {wait.image} {late}")
         return _failed("start_timeout", f"it was not ready within {patience:g} s{_last_word(pod)}")
     if wait is not None:
-        return Verdict(
+        return PodVerdict(
             status=SandboxStatus.PENDING,
             reason=IMAGE_UNAVAILABLE,
             message=f"the image {wait.image} cannot be had yet: {wait.words}",
             until=started + patience,
         )
     if _agent_started(pod):
-        return Verdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
+        return PodVerdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
-            return Verdict(
+            return PodVerdict(
                 status=SandboxStatus.UNSCHEDULABLE,
                 reason="unschedulable",
                 message=condition.message or condition.reason,
                 until=started + patience,
             )
-    return Verdict(status=SandboxStatus.PENDING, until=started + patience)
+    return PodVerdict(status=SandboxStatus.PENDING, until=started + patience)
 
 
-def _failed(reason: str, message: str, *, settled: bool = False) -> Verdict:
-    return Verdict(status=SandboxStatus.FAILED, reason=reason, message=message, settled=settled)
+def _failed(reason: str, message: str, *, settled: bool = False) -> PodVerdict:
+    return PodVerdict(status=SandboxStatus.FAILED, reason=reason, message=message, settled=settled)
 
 
 def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def _agent_started(pod: Pod) -> bool:
     return bool(pod.address) and bool(containers) and all(container.started for container in containers)
 
 
-def _ended(pod: Pod) -> Verdict | None:
+def _ended(pod: Pod) -> PodVerdict | None:
     """Return why it will not run again, if so."""
     status, word = pod.status, pod.status.reason
     if word == NODE_LOST or status.phase == "Unknown":
@@ -150,7 +150,7 @@ def _ending(over: Terminated) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _hopeless(pod: Pod) -> Verdict | None:
+def _hopeless(pod: Pod) -> PodVerdict | None:
     """Return why it will hardly ever start, if so."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
@@ -164,14 +164,14 @@ def _hopeless(pod: Pod) -> Verdict | None:
     return None
 
 
-def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict | None:
+def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict | None:
     """Return why its image will not come, if its registry has said so twice."""
     wait = image_pulls.waiting(pod)
     if wait is None or not image_pulls.settled(pod, now, settings.missing_after):
         return None
     if wait.installing:
         return _failed("start_failed", f"the {wait.container}'s image cannot be had: {wait.words}")
-    reason = "image_missing" if wait.trouble is image_pulls.Trouble.MISSING else "image_denied"
+    reason = "image_missing" if wait.trouble is image_pulls.PullFailure.MISSING else "image_denied"
     return _failed(reason, f"the image cannot be had: {wait.words}")
 
 

@@ -55,7 +55,7 @@ async def claim(
     cache: PodCache,
     settings: KubernetesSettings,
     sandbox_id: str,
-    born: marks.Birth,
+    born: marks.CreationRecord,
     fingerprint: str,
 ) -> Pod | None:
     """Claim a warm Pod for this sandbox; None when none is free.

@@ -13,9 +13,9 @@ import aiohttp
 
 from orchard.injector.agent.machine import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
-from orchard.injector.backend import Agent
+from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.exchange import Exchange
+from orchard.injector.exchange import ConnectionPool
 from orchard.injector.local import agent_process
 from orchard.injector.resources import resources
 from orchard.schemas.sandboxes import (
@@ -54,7 +54,7 @@ class LocalBackend:
     async def open(self) -> None:
         """Connect and start the agent if needed. Raises SandboxUnavailable when it cannot start."""
         path = f"/proc/self/fd/{self._directory}/{SOCKET}"
-        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), exchange=Exchange(path))
+        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), exchange=ConnectionPool(path))
         if self._start_agent:
             await self.health()
 
@@ -98,10 +98,10 @@ class LocalBackend:
     async def delete(self, sandbox_id: str) -> None:
         await self.agent(sandbox_id).call(Acknowledgement, "DELETE", "/sandboxes/{id}")
 
-    def agent(self, sandbox_id: str) -> Agent:
+    def agent(self, sandbox_id: str) -> SandboxAgent:
         return _Agent(self, quote(sandbox_id, safe=""))
 
-    def images(self) -> Agent:
+    def images(self) -> SandboxAgent:
         return _Agent(self, "")
 
     @property

@@ -19,19 +19,28 @@ from orchard.injector.agent.queries import query
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import FRAME_LIMIT, HTML, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
+from orchard.injector.operations import (
+    FRAME_LIMIT,
+    HTML,
+    JSON,
+    KEY,
+    KEY_HEADER,
+    OPERATIONS,
+    RAW,
+    ApiOperation,
+)
 from orchard.injector.orchestrator import deadlines, images, openapi, pages
 from orchard.injector.orchestrator.deadlines import arriving, arriving_content
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
-from orchard.injector.orchestrator.limits import Admission, Limits
-from orchard.injector.orchestrator.metrics import MEDIA_TYPE, Metrics
+from orchard.injector.orchestrator.limits import RequestAdmission, ServiceLimits
+from orchard.injector.orchestrator.metrics import MEDIA_TYPE, ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership, without_owner
 from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.orchestrator.replies import (
     KEY_NAME,
-    Door,
+    AccessControl,
     Handler,
     add_request_id,
     file_content,
@@ -39,7 +48,7 @@ from orchard.injector.orchestrator.replies import (
     middleware,
     streamed,
 )
-from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Upload, decoded
+from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, UploadBody, decoded
 from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
     ENVIRONMENT_SIZE,
@@ -67,7 +76,7 @@ class Orchestrator:
         self,
         backend: Backend,
         keys: Keys,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         *,
         own_metrics_port: bool = False,
         loopback: bool = True,
@@ -80,12 +89,12 @@ class Orchestrator:
         """
         self._body_grace = body_grace
         self._backend = backend
-        admission = Admission(limits or Limits(), keys=len(keys.accepted))
+        admission = RequestAdmission(limits or ServiceLimits(), keys=len(keys.accepted))
         self._keys = keys
         self._ownership = Ownership(backend, admission, keys)
-        self._door = Door(keys, admission, self._ownership, loopback, hosts)
+        self._door = AccessControl(keys, admission, self._ownership, loopback, hosts)
         self._own_metrics_port = own_metrics_port
-        self._metrics = Metrics(keys.figures())
+        self._metrics = ServiceMetrics(keys.figures())
         self._openapi = msgspec.json.encode(openapi.document())
         self._docs = pages.page(openapi.document())
         self.drain = Drain()
@@ -223,7 +232,7 @@ class Orchestrator:
         if "path" in asked:
             content = await arriving_content(request)
             return json_reply(await agent.call(FileWritten, "PUT", _FILES, params=asked, body=content))
-        upload = Upload(request)
+        upload = UploadBody(request)
         await upload.begin()
         asked["path"] = upload.record.path
         if upload.record.mode is not None:
@@ -254,7 +263,7 @@ class Orchestrator:
             wanted = msgspec.structs.replace(wanted, labels=own)
             return json_reply(await self._asked(request, operations.FORK, wanted))
 
-    def _passing_on(self, operation: Operation) -> Handler:
+    def _passing_on(self, operation: ApiOperation) -> Handler:
         kind = PassedJob if operation.reply is Job else operation.reply
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -271,7 +280,7 @@ class Orchestrator:
         return handle
 
     async def _asked(
-        self, request: web.Request, operation: Operation, body: Any = None, kind: Any = None
+        self, request: web.Request, operation: ApiOperation, body: Any = None, kind: Any = None
     ) -> Any:
         """Forward to the sandbox's agent; decodes the response as `kind`, or as the operation's record."""
         sandbox_id, path = _at(request, operation)
@@ -285,7 +294,7 @@ class Orchestrator:
         )
 
 
-def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
+def _at(request: web.Request, operation: ApiOperation) -> tuple[str, str]:
     """Return the id of the request's sandbox, and the agent's path. Raises SandboxNotFound."""
     job_id = request.match_info.get("job")
     if job_id is None:
@@ -296,7 +305,7 @@ def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
     return sandbox_id, operation.path.replace("{job}", f"{{id}}.{number}")
 
 
-def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
+def _asked_for(request: web.Request, operation: ApiOperation) -> dict[str, str]:
     """Validate the query and return the agent's parameters. Raises Invalid."""
     found: dict[str, str] = {}
     said = query(request)

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from orchard.injector import operations
 from orchard.injector.backend import Backend
-from orchard.injector.operations import Operation
+from orchard.injector.operations import ApiOperation
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.keys import Keys
 from orchard.injector.orchestrator.refusals import Invalid
@@ -21,7 +21,7 @@ OPERATIONS = (
 )
 
 
-def handler(backend: Backend, keys: Keys, operation: Operation) -> Handler:
+def handler(backend: Backend, keys: Keys, operation: ApiOperation) -> Handler:
     """Make the handler of one of OPERATIONS. A key that sees only its own is the `owner` of its images."""
 
     async def handle(request: web.Request) -> web.StreamResponse:

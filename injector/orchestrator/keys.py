@@ -35,22 +35,22 @@ class Keys:
         return {OPEN: OPEN} | {name: f"key-{number}" for number, name in enumerate(self.accepted, start=1)}
 
 
-class Refusal(NamedTuple):
+class AuthRefusal(NamedTuple):
     status: int
     detail: str
 
 
-def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal:
+def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | AuthRefusal:
     """Return the name of the request's key among the `accepted` ones by name; OPEN if there are none."""
     if not accepted:
         return OPEN
     given = _given(request)
     if given is None:
-        return Refusal(401, f"the header {KEY_HEADER} is missing")
+        return AuthRefusal(401, f"the header {KEY_HEADER} is missing")
     # Compared with all of them, so that the time taken tells nothing.
     sent = given.encode("utf-8", "surrogateescape")
     names = [name for name, key in accepted.items() if hmac.compare_digest(sent, key)]
-    return names[0] if names else Refusal(403, "this key is not accepted")
+    return names[0] if names else AuthRefusal(403, "this key is not accepted")
 
 
 def offered_protocols(request: web.Request) -> list[str]:

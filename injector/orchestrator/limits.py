@@ -49,7 +49,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("`burst` needs `requests_per_second`")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of limits."""
 
     concurrent_requests: int | None = None
@@ -63,10 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("`concurrent_requests` must be more than zero")
 
 
-def load(path: Path) -> Limits:
+def load(path: Path) -> ServiceLimits:
     """Load a file of limits. Raises SandboxRequestInvalid, naming the file."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Limits)
+        return msgspec.toml.decode(path.read_bytes(), type=ServiceLimits)
     except (msgspec.MsgspecError, ValueError, OSError) as error:
         raise SandboxRequestInvalid(f"{path} is no file of limits: {error}") from error
 
@@ -115,10 +115,10 @@ class Bucket:
         return (1 - self._tokens) / self._rate
 
 
-class Admission:
+class RequestAdmission:
     """Counts the requests handled by this replica, by key."""
 
-    def __init__(self, limits: Limits, *, keys: int = 1) -> None:
+    def __init__(self, limits: ServiceLimits, *, keys: int = 1) -> None:
         """With a single key no room is kept for others."""
         self._limits = limits
         self._shared = keys > 1

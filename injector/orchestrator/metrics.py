@@ -16,7 +16,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 """Seconds: from a health check to a command of two hours."""
 
 
-class Metrics:
+class ServiceMetrics:
     """Metrics of one orchestrator process; Prometheus sums over replicas."""
 
     def __init__(self, names: Mapping[str, str]) -> None:

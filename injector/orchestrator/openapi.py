@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.injector.operations import JSON, OPERATIONS, Operation, Parameter, Problem, ValidationProblem
+from orchard.injector.operations import JSON, OPERATIONS, ApiOperation, Parameter, Problem, ValidationProblem
 from orchard.injector.orchestrator.keys import KEY_HEADER
 
 API_VERSION = "1.0"
@@ -47,7 +47,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _kinds(route: Operation) -> dict[str, Any]:
+def _kinds(route: ApiOperation) -> dict[str, Any]:
     kinds = {f"parameter {one.name}": one.kind for one in route.parameters}
     if route.request is not None:
         kinds["request"] = route.request
@@ -58,7 +58,7 @@ def _kinds(route: Operation) -> dict[str, Any]:
     return {**kinds, "problem": Problem, "validation": ValidationProblem}
 
 
-def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary}
     if route.open:
         operation["security"] = []
@@ -88,7 +88,7 @@ def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _errors(route: Operation) -> list[int]:
+def _errors(route: ApiOperation) -> list[int]:
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
     errors |= set() if route.open or route.unlimited else {TOO_MUCH}
     return sorted(errors | (set(WITH_A_RECORD) if route.request is not None else set()))

@@ -11,7 +11,7 @@ from orchard.injector.agent.machine import OWNER
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.limits import Admission, sandboxes_excess
+from orchard.injector.orchestrator.limits import RequestAdmission, sandboxes_excess
 from orchard.injector.orchestrator.refusals import Invalid, OverLimit
 from orchard.schemas.sandboxes import SandboxStatus
 
@@ -67,7 +67,7 @@ class Ownership:
     once each.
     """
 
-    def __init__(self, backend: Backend, admission: Admission, keys: Keys) -> None:
+    def __init__(self, backend: Backend, admission: RequestAdmission, keys: Keys) -> None:
         self._backend = backend
         self._keys = keys
         self._admission = admission

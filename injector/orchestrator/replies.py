@@ -18,9 +18,9 @@ from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavai
 from orchard.injector.operations import OPERATIONS, REASON_HEADER
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.drain import Drain
-from orchard.injector.orchestrator.keys import Keys, Refusal, caller
-from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
-from orchard.injector.orchestrator.metrics import Metrics
+from orchard.injector.orchestrator.keys import AuthRefusal, Keys, caller
+from orchard.injector.orchestrator.limits import OPEN, Excess, RequestAdmission
+from orchard.injector.orchestrator.metrics import ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership
 from orchard.injector.orchestrator.refusals import Invalid, OverLimit
 from orchard.injector.orchestrator.turns import Turns
@@ -79,11 +79,11 @@ async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator
     yield base64.b64encode(left) + b'","size":%d}' % size
 
 
-class Door(NamedTuple):
+class AccessControl(NamedTuple):
     """What decides whether a request is admitted. Without `keys` every one is."""
 
     keys: Keys
-    admission: Admission
+    admission: RequestAdmission
     ownership: Ownership
     loopback: bool
     """Whether the service listens on loopback only."""
@@ -91,7 +91,7 @@ class Door(NamedTuple):
     """Other names of the service (see `origins`)."""
 
 
-def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
+def middleware(door: AccessControl, metrics: ServiceMetrics, drain: Drain) -> Any:
     """Make the middleware: request id, origin, key, limits, owner, errors, metrics and log for every
     handler."""
     turns = Turns(door.admission)
@@ -104,7 +104,7 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         try:
             with metrics.in_flight(), drain.handling():
                 who = entering(request)
-                if isinstance(who, Refusal):
+                if isinstance(who, AuthRefusal):
                     reply: web.StreamResponse = json_reply({"detail": who.detail}, who.status)
                 elif request.path in OPEN_PATHS:
                     reply = await _answered(request, handler)
@@ -118,10 +118,10 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         finally:
             _note(request, status, time.perf_counter() - begun, metrics)
 
-    def entering(request: web.Request) -> str | Refusal:
+    def entering(request: web.Request) -> str | AuthRefusal:
         strange = origins.refusal(request, loopback=door.loopback, hosts=door.hosts)
         if strange is not None:
-            return Refusal(*strange)
+            return AuthRefusal(*strange)
         return OPEN if request.path in OPEN_PATHS else caller(request, door.keys.accepted)
 
     async def owned(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -162,7 +162,7 @@ def _too_much(excess: Excess) -> web.Response:
     return reply
 
 
-def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -> None:
+def _note(request: web.Request, status: int, seconds: float, metrics: ServiceMetrics) -> None:
     resource = request.match_info.route.resource
     route = "unmatched" if resource is None else resource.canonical
     method = request.method if request.method in METHODS else "other"  # a label has few values

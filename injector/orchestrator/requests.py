@@ -114,7 +114,7 @@ def steps(path: str) -> list[str | int]:
     return parts
 
 
-class Upload:
+class UploadBody:
     """The body of a request that is an `UploadFile`, without holding its content in memory.
 
     `begin` reads up to the content, `content` yields it, and `refused` is why that ended too early, for a

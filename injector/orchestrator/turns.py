@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain
 
-from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Admission, Excess
+from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Excess, RequestAdmission
 
 _Turn = asyncio.Future[Excess | None]
 
@@ -18,7 +18,7 @@ class Turns:
     commands of the first ones would run out of time.
     """
 
-    def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, admission: RequestAdmission, clock: Callable[[], float] = time.monotonic) -> None:
         self._admission = admission
         self._clock = clock
         self._lines: OrderedDict[str, tuple[dict[_Turn, None], dict[_Turn, None]]] = OrderedDict()

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -19,7 +19,7 @@ _BATCH = 500
 
 
 async def whole_log(
-    connection: Connection, shelf: Shelf, start: int, *, until: int | None, idle: float | None = None
+    connection: Connection, shelf: ArchiveFiles, start: int, *, until: int | None, idle: float | None = None
 ) -> AsyncGenerator[list[StoredEvent], None]:
     """Yield every event from sequence `start` on, in lists, up to `until`; None: without end, with `idle` as
     in `replay_batches`.
@@ -94,10 +94,10 @@ class Sealed:
     memory.
     """
 
-    def __init__(self, shelf: Shelf, start: int) -> None:
+    def __init__(self, shelf: ArchiveFiles, start: int) -> None:
         self.url = shelf.location.url
         self._shelf = shelf
-        self._parts: list[tuple[int, Part, Manifest]] | None = None
+        self._parts: list[tuple[int, ArchivePart, Manifest]] | None = None
         self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
         self._opened = 0
         self._start = start
@@ -164,7 +164,7 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(shelf: Shelf, part: Part, manifest: Manifest, after: int) -> Iterator[Arrived]:
+def _messages(shelf: ArchiveFiles, part: ArchivePart, manifest: Manifest, after: int) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
             for messages in shelf.messages(part.campaign, segment, after):

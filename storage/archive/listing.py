@@ -29,7 +29,7 @@ order by sequence limit {PART_EVENTS}
 
 
 @dataclass(frozen=True)
-class Listing:
+class EventListing:
     """A campaign's events at sequences over `after` and up to `through`, according to the tables."""
 
     after: int
@@ -54,7 +54,7 @@ class Listing:
         return ""
 
 
-def listed(store_url: str, campaign: str, after: int, through: int) -> Listing | None:
+def listed(store_url: str, campaign: str, after: int, through: int) -> EventListing | None:
     """List the next part of a campaign's events; None when there is nothing to archive."""
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
@@ -62,13 +62,15 @@ def listed(store_url: str, campaign: str, after: int, through: int) -> Listing |
         return None
     sequences = rows.column("sequence").to_pylist()
     reached = sequences[-1] if len(sequences) == PART_EVENTS else through
-    return Listing(after, reached, sequences, rows.column("subject").to_pylist())
+    return EventListing(after, reached, sequences, rows.column("subject").to_pylist())
 
 
-def relisted(store_url: str, campaign: str, after: int, through: int) -> Listing:
+def relisted(store_url: str, campaign: str, after: int, through: int) -> EventListing:
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
-    return Listing(after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist())
+    return EventListing(
+        after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist()
+    )
 
 
 def recorded(store_url: str) -> dict[tuple[str, str], int]:

@@ -7,19 +7,19 @@ from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
 from orchard.schemas.subjects import campaign_subjects
-from orchard.storage.archive.listing import Listing
+from orchard.storage.archive.listing import EventListing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost
 from orchard.streams.connection import Connection
 from orchard.streams.reader import Arrived
 from orchard.streams.replay import arrivals, events_at
 
 
-class Sealing:
+class PartWriter:
     """One part of one campaign, while it is written to the archive."""
 
-    def __init__(self, shelf: Shelf, campaign: str, listing: Listing) -> None:
+    def __init__(self, shelf: ArchiveFiles, campaign: str, listing: EventListing) -> None:
         self._shelf, self._campaign, self._listing = shelf, campaign, listing
         self._writer = SegmentWriter()
         self._segments: list[Segment] = []
@@ -44,7 +44,7 @@ class Sealing:
                 "removed, run `orchard store check`"
             )
 
-    def finish(self) -> Part:
+    def finish(self) -> ArchivePart:
         """Write the manifest. Raises StorageError."""
         if self._writer.events:
             self._close_segment()
@@ -81,7 +81,7 @@ class Sealing:
 
 
 async def _messages(
-    connection: Connection, campaign: str, listing: Listing
+    connection: Connection, campaign: str, listing: EventListing
 ) -> AsyncGenerator[list[Arrived], None]:
     """Yield the campaign's own messages and its fences, in the order of the stream."""
     fences = listing.fences

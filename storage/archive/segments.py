@@ -33,7 +33,7 @@ _PAGE_ROWS = 64
 _LEVEL = 9
 
 
-class Content:
+class ContentDigest:
     """SHA-256 over messages in their order: sequence, time, subject, headers by name, and payload.
 
     Each number is 8 bytes, big-endian; each text or payload comes after its length in bytes.
@@ -68,7 +68,7 @@ class SegmentWriter:
         )
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
-        self._content = Content()
+        self._content = ContentDigest()
         self._first = self._last = 0
         self.events = 0
         self.bytes = 0

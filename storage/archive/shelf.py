@@ -24,7 +24,7 @@ _LEFT_OVER = timedelta(days=1)
 """Age from which a file without a manifest belongs to no running archiver any more."""
 
 
-class Part(NamedTuple):
+class ArchivePart(NamedTuple):
     """A manifest of a campaign, as described by its file's name."""
 
     campaign: str
@@ -39,23 +39,23 @@ class Part(NamedTuple):
         return f"manifest-{self.through:020}-{self.removed}-{self.sha256}.json"
 
 
-class Shelf:
+class ArchiveFiles:
     """The files of one archive. Synchronous: async callers use threads."""
 
     def __init__(self, url: str) -> None:
         self.location = Location.parse(url)
 
-    def parts(self, campaign: str | None = None) -> list[Part]:
+    def parts(self, campaign: str | None = None) -> list[ArchivePart]:
         """List all parts, or those of one campaign, by campaign and position. Reads no files."""
         found = []
         for info in self._listed(campaign):
             directory, _, name = info.path.rpartition("/")
             if match := _MANIFEST.fullmatch(name):
                 through, removed, sha256 = match.groups()
-                found.append(Part(directory.rpartition("/")[2], int(through), int(removed), sha256))
+                found.append(ArchivePart(directory.rpartition("/")[2], int(through), int(removed), sha256))
         return sorted(found)
 
-    def manifest(self, part: Part) -> Manifest:
+    def manifest(self, part: ArchivePart) -> Manifest:
         """Read and verify a manifest. Raises ArchiveCorrupt."""
         data = self._read(part.campaign, part.name)
         if hashlib.sha256(data).hexdigest() != part.sha256:
@@ -90,10 +90,12 @@ class Shelf:
         """Store a segment's file durably."""
         self._write(campaign, segment.path, data)
 
-    def put_manifest(self, manifest: Manifest) -> Part:
+    def put_manifest(self, manifest: Manifest) -> ArchivePart:
         """Store a manifest durably: from then on its events are in the archive."""
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-        part = Part(manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest())
+        part = ArchivePart(
+            manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest()
+        )
         self._write(part.campaign, part.name, data)
         return part
 

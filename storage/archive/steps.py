@@ -12,8 +12,8 @@ from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.events import make_event
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import listed, recorded, settled
-from orchard.storage.archive.seal import Sealing
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.seal import PartWriter
+from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.archive.verify import check_part
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -25,7 +25,7 @@ SOURCE = "orchard/archive"
 
 
 @dataclass(frozen=True)
-class Step:
+class ArchiveProgress:
     """Progress: `sealing`, `verifying`, `purging`, in this order, with the part's events so far."""
 
     doing: str
@@ -34,8 +34,8 @@ class Step:
 
 
 async def archive_events(
-    connection: Connection, store_url: str, shelf: Shelf, campaign: str
-) -> AsyncIterator[Step]:
+    connection: Connection, store_url: str, shelf: ArchiveFiles, campaign: str
+) -> AsyncIterator[ArchiveProgress]:
     """Move every event of a campaign that the tables have into the archive, except its fences.
 
     The caller decides whether the campaign may be archived. Raises StorageError or StreamsError; each event
@@ -50,9 +50,9 @@ async def archive_events(
     after = max((part.through for part in known), default=0)
     through = await asyncio.to_thread(settled, store_url)
     while listing := await asyncio.to_thread(listed, store_url, campaign, after, through):
-        sealing = Sealing(shelf, campaign, listing)
+        sealing = PartWriter(shelf, campaign, listing)
         async for events in sealing.copy(connection):
-            yield Step("sealing", events, len(listing.sequences))
+            yield ArchiveProgress("sealing", events, len(listing.sequences))
         part = await asyncio.to_thread(sealing.finish)
         async for step in _leave(connection, store_url, shelf, part, noted=False):
             yield step
@@ -60,8 +60,8 @@ async def archive_events(
 
 
 async def _leave(
-    connection: Connection, store_url: str, shelf: Shelf, part: Part, noted: bool
-) -> AsyncIterator[Step]:
+    connection: Connection, store_url: str, shelf: ArchiveFiles, part: ArchivePart, noted: bool
+) -> AsyncIterator[ArchiveProgress]:
     """Verify a part that is still in the stream, record it unless it is already `noted`, and purge it."""
     own = campaign_subjects(part.campaign)
     first = await next_message(connection, names.EVENTS, 1, own)
@@ -72,7 +72,7 @@ async def _leave(
     if not gone:
         checked = check_part(shelf, part, store_url)
         while (events := await asyncio.to_thread(next, checked, None)) is not None:
-            yield Step("verifying", events, manifest.events)
+            yield ArchiveProgress("verifying", events, manifest.events)
     event = make_event(
         CampaignArchived(
             manifest_sha256=part.sha256,
@@ -88,7 +88,7 @@ async def _leave(
         source=SOURCE,
         campaign=part.campaign,
     )
-    yield Step("purging", manifest.events, manifest.events)
+    yield ArchiveProgress("purging", manifest.events, manifest.events)
     try:
         if not noted:
             await Publisher(connection).event(event)

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from orchard.schemas.archives import Manifest, Segment
 from orchard.storage.archive.listing import recorded, relisted
-from orchard.storage.archive.segments import Content, counted_subject, is_fence
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.segments import ContentDigest, counted_subject, is_fence
+from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.errors import ArchiveCorrupt
 
 
@@ -21,7 +21,7 @@ class Verified:
     findings: list[str] = field(default_factory=list)
 
 
-def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()) -> Verified:
+def verify_archive(shelf: ArchiveFiles, store_url: str, campaigns: Collection[str] = ()) -> Verified:
     """Check every part, or those of some campaigns, and that every part recorded in the log exists."""
     found = Verified()
     parts = [part for part in shelf.parts() if not campaigns or part.campaign in campaigns]
@@ -44,7 +44,7 @@ def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()
     return found
 
 
-def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]:
+def check_part(shelf: ArchiveFiles, part: ArchivePart, store_url: str | None) -> Iterator[int]:
     """Check a part; yields the events read so far. Raises ArchiveCorrupt for the first problem.
 
     With a store, the part must hold what the store's table `events` lists.
@@ -73,9 +73,9 @@ def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]
             )
 
 
-def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+def _read(shelf: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
     """Yield sequence, subject and payload bytes of a segment's messages, and verify hash and range."""
-    content, events, first, last = Content(), 0, 0, 0
+    content, events, first, last = ContentDigest(), 0, 0, 0
     for messages in shelf.messages(campaign, segment):
         for message in messages:
             content.take(message)

@@ -14,13 +14,13 @@ import pyarrow.fs as pafs
 from orchard.storage import compaction
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
+from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.checking import check as check
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import (
     VACUUM_HOURS,
     DataFile,
-    Table,
+    StoreTable,
     found_files,
     list_files,
     watermark_of,
@@ -68,14 +68,14 @@ def rebuild_derived(store_url: str) -> None:
     """
     location = Location.parse(store_url)
     with writer_lock(location):
-        events = Table(location, EVENTS)
+        events = StoreTable(location, EVENTS)
         files = {table: _Files(location, table) for table in DERIVED}
         for rows in read_events(location, events.files(), 0):
             for table, derived in derive_tables(facts(rows)).items():
                 files[table].take(derived)
         for table in DERIVED:
-            Table.anew(location, table).replace(files[table].written(), events.watermark)
-        progress = Table.anew(location, PROGRESS)
+            StoreTable.anew(location, table).replace(files[table].written(), events.watermark)
+        progress = StoreTable.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
 
 
@@ -91,7 +91,7 @@ async def rebuild_events(
     StoreBusy.
     """
     location = Location.parse(store_url)
-    shelf = Shelf(archive_url(store_url, archive))
+    shelf = ArchiveFiles(archive_url(store_url, archive))
     with writer_lock(location):
         files = _Files(location, EVENTS)
         whole, watermark = _held_events(location)
@@ -109,7 +109,7 @@ async def rebuild_events(
                 f"the stream gave events up to {reached} of {max(last, watermark)}: nothing was "
                 f"changed; {REMEDY}"
             )
-        Table.anew(location, EVENTS).replace(files.written(), reached)
+        StoreTable.anew(location, EVENTS).replace(files.written(), reached)
         return reached
 
 

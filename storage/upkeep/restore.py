@@ -20,15 +20,15 @@ from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
+from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.comparing import Piece, side_by_side
-from orchard.storage.delta import DataFile, Table
+from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events
 from orchard.storage.durable import write_whole
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import originals
-from orchard.storage.merge import Merge, Outcome, Story, filler
+from orchard.storage.merge import DoneEvent, LoggedMessage, Merge, filler
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
@@ -106,10 +106,10 @@ async def restore_stream(
     the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
     """
     location = Location.parse(store_url)
-    archived = {part.campaign: part.through for part in Shelf(archive_url(store_url, archive)).parts()}
+    archived = {part.campaign: part.through for part in ArchiveFiles(archive_url(store_url, archive)).parts()}
     with writer_lock(location):
         await declare_events(connection, settings)
-        events = Table(location, EVENTS)
+        events = StoreTable(location, EVENTS)
         files = events.files()
         result = await _unfinished(connection, events.watermark, work)
         if result is None:
@@ -223,7 +223,7 @@ async def _build(
         reached = (await bounds(target, names.EVENTS)).last
         total = max(damage.watermark, damage.held.last)
         async with aclosing(_whole(connection, location, files, damage, archived)) as stories:
-            batch: list[Story] = []
+            batch: list[LoggedMessage] = []
             async for story in stories:
                 if story.sequence > reached:
                     batch.append(story)
@@ -245,7 +245,7 @@ async def _whole(
     files: list[DataFile],
     damage: _Damage,
     archived: dict[str, int],
-) -> AsyncGenerator[Story, None]:
+) -> AsyncGenerator[LoggedMessage, None]:
     """Yield every message of the restored stream, in order."""
     parting = damage.diverged
     async with aclosing(_stream(connection, damage.held.last)) as batches:
@@ -266,7 +266,7 @@ async def _whole(
                     yield placed
 
 
-def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[Story]:
+def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[LoggedMessage]:
     """Yield the messages of a piece; of a stream that diverged, up to where the tables end."""
     parting = damage.diverged
     last = piece.last if parting is None else min(piece.last, damage.watermark)
@@ -283,18 +283,18 @@ def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterato
         elif row is None:
             yield filler(sequence, 0)
         elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
-            yield Story(sequence, _GAP, 0, b"")
+            yield LoggedMessage(sequence, _GAP, 0, b"")
         else:
-            yield Story(sequence, row.subject, _nanoseconds(row.time), row.raw)
+            yield LoggedMessage(sequence, row.subject, _nanoseconds(row.time), row.raw)
 
 
-def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
+def _outcomes(location: Location, files: list[DataFile]) -> dict[str, DoneEvent]:
     """Return the newest event on each rollout's `done` subject according to the tables."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, DoneEvent] = {}
     for rows in read_events(location, files, 0):
         for row in rows.select(["sequence", "subject", "type", "rollout_id", "attempt"]).to_pylist():
             if row["type"] in DONE_TYPES and row["subject"].startswith(_DONE):
-                found[row["rollout_id"]] = Outcome(row["type"], row["attempt"], row["sequence"])
+                found[row["rollout_id"]] = DoneEvent(row["type"], row["attempt"], row["sequence"])
     return found
 
 
@@ -336,17 +336,19 @@ async def _stream(
             yield [message for message in batch if message.sequence <= last]
 
 
-def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[Story]:
+def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[LoggedMessage]:
     for rows in read_events(location, files, after):
         for original in originals(rows):
-            yield Story(original.sequence, original.subject, _nanoseconds(original.time), original.raw)
+            yield LoggedMessage(
+                original.sequence, original.subject, _nanoseconds(original.time), original.raw
+            )
 
 
-def _story(message: StoredEvent) -> Story:
-    return Story(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
+def _story(message: StoredEvent) -> LoggedMessage:
+    return LoggedMessage(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(story: Story) -> Message:
+def _message(story: LoggedMessage) -> Message:
     extra = {names.EXPECTED_LAST: str(story.sequence - 1)}
     if story.time:
         extra[names.STORED_AT] = str(story.time)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.shelf import Shelf
+from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 async def batches(
     connection: Connection,
-    shelf: Shelf,
+    shelf: ArchiveFiles,
     start: int,
     *,
     rows: int,

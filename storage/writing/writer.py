@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
+from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import StoreDamaged, StoreFull
 from orchard.storage.location import Location
@@ -50,7 +50,7 @@ class Writer:
         archive: ArchiveSettings | None = None,
     ) -> None:
         self._location = Location.parse(store_url)
-        self._shelf = Shelf(archive_url(store_url, archive))
+        self._shelf = ArchiveFiles(archive_url(store_url, archive))
         self._connection = connection
         self._settings = settings or WriterSettings()
         self._threads = ThreadPoolExecutor(5, thread_name_prefix="writer")
@@ -87,7 +87,7 @@ class Writer:
                     self._threads.shutdown()
 
     async def _run(self, stop: asyncio.Event) -> None:
-        events = await self._in_thread(lambda: Table(self._location, EVENTS))
+        events = await self._in_thread(lambda: StoreTable(self._location, EVENTS))
         last_id = await self._in_thread(
             lambda: last_event_id(self._location, events.files(), events.watermark)
         )
@@ -120,7 +120,7 @@ class Writer:
             await received.put(batch.messages)
         await received.put(None)
 
-    async def _commit(self, events: Table, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
+    async def _commit(self, events: StoreTable, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
         while (batch := await received.get()) is not None:
             self._committing = True
             if self._late:
@@ -219,7 +219,7 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _commit_batch(events: Table, batch: list[StoredEvent]) -> Committed:
+def _commit_batch(events: StoreTable, batch: list[StoredEvent]) -> Committed:
     rows, facts = log_batch(batch)
     events.append(rows, batch[-1].sequence)
     return Committed(batch[0].sequence, batch[-1].sequence, facts)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.agent import contents
-from orchard.injector.exchange import Exchange, Sized
+from orchard.injector.exchange import ConnectionPool, Sized
 
 SMUGGLED = b"POST /trespass HTTP/1.1\r\nHost: agent\r\nContent-Length: 0\r\n\r\n"
 
@@ -47,14 +47,14 @@ class Taker:
 
 
 @asynccontextmanager
-async def asked(place: Path, taker: Taker) -> AsyncIterator[Exchange]:
+async def asked(place: Path, taker: Taker) -> AsyncIterator[ConnectionPool]:
     app = web.Application()
     app.add_routes([web.put("/", taker.put), web.post("/trespass", taker.trespass)])
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     path = str(place / "socket")
     await web.UnixSite(runner, path).start()
-    exchange = Exchange(path)
+    exchange = ConnectionPool(path)
     yield exchange
     exchange.close()
     await runner.cleanup()

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from orchard.injector.agent import signing
 from orchard.injector.agent.signing import (
     Admitted,
-    Guard,
     Seal,
     SealBroken,
     SealedRequest,
     SealRefused,
+    SealVerifier,
     sandbox_key,
 )
 
@@ -27,9 +27,9 @@ texts = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_si
 chunks = st.lists(st.binary(min_size=1, max_size=50), max_size=6)
 
 
-def ends(key: bytes = KEY, *, ahead: float = 0.0) -> tuple[Seal, Guard]:
+def ends(key: bytes = KEY, *, ahead: float = 0.0) -> tuple[Seal, SealVerifier]:
     """A caller and an agent whose clocks differ by `ahead` seconds."""
-    return Seal(KEY, lambda: NOW + ahead), Guard(key, lambda: NOW)
+    return Seal(KEY, lambda: NOW + ahead), SealVerifier(key, lambda: NOW)
 
 
 def exchange(target: str = "/x", body: bytes | None = b"") -> tuple[SealedRequest, Admitted]:
@@ -158,7 +158,7 @@ class TestReplays:
 
     def test_many_requests_take_little_memory_and_all_pass(self) -> None:
         now = NOW
-        caller, agent = Seal(KEY, lambda: now), Guard(KEY, lambda: now)
+        caller, agent = Seal(KEY, lambda: now), SealVerifier(KEY, lambda: now)
         tracemalloc.start()
         try:
             for number in range(3 * signing.REMEMBERED):

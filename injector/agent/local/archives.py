@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, Protocol, cast
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.local.images import (
     DEFAULT_ENVIRONMENT,
-    Image,
     ImageStore,
+    StoredImage,
     check_layers,
     check_name,
     tree_size,
 )
-from orchard.injector.agent.local.layers import Room, unpack
+from orchard.injector.agent.local.layers import SizeBudget, unpack
 from orchard.injector.agent.local.references import DIGEST
 
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
@@ -58,7 +58,7 @@ def import_image(
     owner: str | None = None,
     digest: str | None = None,
     limit: int = IMAGE_LIMIT,
-) -> Image:
+) -> StoredImage:
     """Import the image at `path` into the store of `state`, as `name` or under the archive's own name.
 
     Layers that exist already are not unpacked again. `digest` is the manifest's at the registry, `limit` the
@@ -87,7 +87,7 @@ def import_image(
         layers = [*dict.fromkeys(diff_id.replace(":", "-") for diff_id in reversed(diff_ids))]
         check_layers(name, layers)
         with store.scratch() as work:
-            room = Room(limit)
+            room = SizeBudget(limit)
             made: dict[str, Path] = {}
             here = store.has(owner)
             for layer, diff_id in zip(found.layers, diff_ids, strict=True):
@@ -96,7 +96,7 @@ def import_image(
                     made[layer_name] = work / layer_name
                     with source.open(layer.path) as blob:
                         unpack(blob, work / layer_name, digest=layer.digest, diff_id=diff_id, room=room)
-            image = Image(
+            image = StoredImage(
                 name=name,
                 layers=layers,
                 environment=_environment(about),

@@ -21,7 +21,7 @@ from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError, RequestInvalid
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.archives import import_image
-from orchard.injector.agent.local.images import Image
+from orchard.injector.agent.local.images import StoredImage
 from orchard.injector.agent.machine import quantity
 
 LIMIT_VARIABLE = "ORCHARD_IMAGE_LIMIT"
@@ -38,7 +38,7 @@ class Import:
     owner: str | None = None
 
 
-async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
+async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> StoredImage:
     """Run a `pull` (fields of Pull) or an `import` (fields of Import) into `state` in a child process.
 
     Raises AgentError as these do. When cancelled, it leaves nothing behind.
@@ -63,13 +63,13 @@ async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
             f"the {what} of an image ended with status {process.returncode}", reason="image_failed"
         ) from None
     if "image" in answer:
-        return Image(**answer["image"])
+        return StoredImage(**answer["image"])
     error = AgentError(answer["detail"], reason=answer["reason"])
     error.status = answer["status"]
     raise error
 
 
-def _do(request: Mapping[str, Any]) -> Image:
+def _do(request: Mapping[str, Any]) -> StoredImage:
     state, wanted = Path(request["state"]), request["wanted"]
     limit = image_limit()
     try:

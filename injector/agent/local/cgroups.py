@@ -44,7 +44,7 @@ LIMIT_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CgroupLayout:
     """Where control groups can be made on this machine.
 
     `parents` maps a controller to the directory below which groups are made; `version` is `v1`, `hybrid`,
@@ -58,7 +58,7 @@ class Layout:
         return self.version == "v2" and controller in self.parents
 
 
-def layout(mountinfo: str, membership: str) -> Layout:
+def layout(mountinfo: str, membership: str) -> CgroupLayout:
     """Parse the texts of /proc/self/mountinfo and /proc/self/cgroup.
 
     Version 1 groups are made below the agent's own, so that an outer limit still holds. Version 2 allows no
@@ -82,10 +82,10 @@ def layout(mountinfo: str, membership: str) -> Layout:
                 relative = os.path.relpath(own.get(controller, "/"), root)
                 parents[controller] = point if relative.startswith("..") else point / relative
     if parents.keys() - {FREEZER}:
-        return Layout(version="hybrid" if unified else "v1", parents=parents)
+        return CgroupLayout(version="hybrid" if unified else "v1", parents=parents)
     if unified:
-        return Layout(version="v2", parents=dict.fromkeys((*CONTROLLERS, FREEZER), unified))
-    return Layout(version="none")
+        return CgroupLayout(version="v2", parents=dict.fromkeys((*CONTROLLERS, FREEZER), unified))
+    return CgroupLayout(version="none")
 
 
 def cgroup_name(state: Path) -> str:
@@ -128,7 +128,7 @@ class Cgroups:
             limits[resource.RLIMIT_NPROC] = ALL_PROCESSES
         return limits
 
-    def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "Group":
+    def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "ControlGroup":
         directories = {}
         for controller in (*CONTROLLERS, FREEZER):
             if not (self.freezes if controller == FREEZER else self.enforced[controller]):
@@ -136,7 +136,7 @@ class Cgroups:
             directory = self.layout.parents[controller] / self._name / sandbox_id
             directory.mkdir(exist_ok=True)
             directories[controller] = directory
-        group = Group(directories, {name: self.layout.unified(name) for name in directories})
+        group = ControlGroup(directories, {name: self.layout.unified(name) for name in directories})
         group.limit(memory=memory, pids=pids, cores=cores)
         return group
 
@@ -175,7 +175,7 @@ class Cgroups:
         return True
 
 
-class Group:
+class ControlGroup:
     def __init__(self, directories: Mapping[str, Path], unified: Mapping[str, bool]) -> None:
         self._directories = directories
         self._unified = unified

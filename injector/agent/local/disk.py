@@ -39,7 +39,7 @@ class DiskLimits(NamedTuple):
     files: int
 
 
-class Usage(NamedTuple):
+class DiskUsage(NamedTuple):
     size: int = 0
     files: int = 0
 
@@ -124,7 +124,7 @@ class DiskWatch:
             if sandboxes[place].root >= 0:  # else it went meanwhile
                 with _root(sandboxes[place]) as root:
                     sizes[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
-        usage = {place: Usage(size, files.get(place, 0)) for place, size in sizes.items()}
+        usage = {place: DiskUsage(size, files.get(place, 0)) for place, size in sizes.items()}
         for place, message in excess(usage, self._limits, space).items():
             await sandboxes[place].stop("disk_limit", message)
 
@@ -142,7 +142,7 @@ def scarce(space: Space) -> bool:
     return space.total >= SMALL and min(space.free, space.files) < RESERVE
 
 
-def excess(usage: Mapping[str, Usage], limits: DiskLimits, space: Space) -> dict[str, str]:
+def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> dict[str, str]:
     """Return the sandboxes to stop, each with the reason."""
     over = {
         place: f"it took {used.weight} bytes of disk, and {limits.size} is the limit"

@@ -15,8 +15,8 @@ from orchard.injector.agent.local.egress import Resolver
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
 from orchard.injector.agent.local.image_service import LocalImages
-from orchard.injector.agent.local.images import HOST, Image, ImageStore, laid_over
-from orchard.injector.agent.local.machine import LocalMachine, Shared
+from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, laid_over
+from orchard.injector.agent.local.machine import HostContext, LocalSandbox
 from orchard.injector.agent.local.network import RESOLVER
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.local.requirements import Requirements
@@ -39,7 +39,7 @@ class LocalHost:
         disk: DiskLimits,
         private: Sequence[str],
     ) -> None:
-        """`disk`: limits of one sandbox; `private`: see Shared."""
+        """`disk`: limits of one sandbox; `private`: see HostContext."""
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._requirements = requirements
@@ -49,7 +49,7 @@ class LocalHost:
         self._cgroups = Cgroups(state)
         self._host_image = HostImage(state, self._store)
         self._host_image_lock = asyncio.Lock()
-        self._shared = Shared(
+        self._shared = HostContext(
             spawner=spawner,
             store=self._store,
             cgroups=self._cgroups,
@@ -109,16 +109,16 @@ class LocalHost:
             "images": [HOST, *self._store.names()],
         }
 
-    async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
+    async def create(self, spec: SandboxSpec, died: Died) -> LocalSandbox:
         """Start a sandbox. Raises AgentError (`image_missing`, `start_failed`), and then leaves nothing."""
         image = self._store.find(spec.image, spec.owner)
         for name in spec.layers:
             image = laid_over(image, self._store.find(name, spec.owner))
         return await self._start(image, spec, died)
 
-    async def _start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
+    async def _start(self, image: StoredImage, spec: SandboxSpec, died: Died) -> LocalSandbox:
         # Before anything is waited for: from here on its layers are held.
-        machine = LocalMachine(self._shared, self._directory / spec.sandbox_id, image, spec, died)
+        machine = LocalSandbox(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
             layers = await self._layers(image)
             machine.group = self._cgroups.make(
@@ -133,12 +133,12 @@ class LocalHost:
         self._disk.wake()
         return machine
 
-    def _note(self, image: Image) -> str:
+    def _note(self, image: StoredImage) -> str:
         return "; ".join(
             filter(None, (self._cgroups.note, self._host_image.note if HOST in image.layers else ""))
         )
 
-    async def _layers(self, image: Image) -> list[Path]:
+    async def _layers(self, image: StoredImage) -> list[Path]:
         layers: list[Path] = []
         for name in image.layers:
             if name == HOST:

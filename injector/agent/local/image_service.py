@@ -11,8 +11,8 @@ from aiohttp import web
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import Forbidden, RequestInvalid
 from orchard.injector.agent.local.bringing import bring, image_limit
-from orchard.injector.agent.local.images import HOST, Image, ImageStore, check_name
-from orchard.injector.agent.local.layers import Room
+from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, check_name
+from orchard.injector.agent.local.layers import SizeBudget
 from orchard.injector.agent.local.references import parse
 from orchard.injector.agent.local.removal import remove_tree
 
@@ -60,7 +60,7 @@ class LocalImages:
         check_name(name)
         self._store.check_replaceable(name, owner)
         with self._store.scratch() as work:
-            path, room = work / "image.tar", Room(image_limit())
+            path, room = work / "image.tar", SizeBudget(image_limit())
             with path.open("xb") as file:
                 async for piece in bodies.pieces(archive):
                     room.take(len(piece))
@@ -74,7 +74,7 @@ class LocalImages:
             await asyncio.to_thread(remove_tree, path)
 
 
-def _told(image: Image) -> dict[str, Any]:
+def _told(image: StoredImage) -> dict[str, Any]:
     return {
         "name": image.name,
         "layers": len(image.layers),

@@ -38,7 +38,7 @@ DEFAULT_ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class StoredImage:
     """A named stack of layers, topmost first, with the defaults of its commands."""
 
     name: str
@@ -72,14 +72,14 @@ class ImageStore:
     def names(self) -> list[str]:
         return [image.name for image in self.all()]
 
-    def all(self) -> list[Image]:
+    def all(self) -> list[StoredImage]:
         return sorted(self._stored(), key=lambda image: image.name)
 
-    def find(self, name: str, owner: str | None = None) -> Image:
+    def find(self, name: str, owner: str | None = None) -> StoredImage:
         """Return the image. Raises NotFound (`image_missing`), also for another owner's, and says how to
         get it."""
         if name == HOST:
-            return Image(name=HOST, layers=[HOST], environment=dict(DEFAULT_ENVIRONMENT))
+            return StoredImage(name=HOST, layers=[HOST], environment=dict(DEFAULT_ENVIRONMENT))
         try:
             image = self._read(name)
             if owner is not None and image.owner not in (None, owner):
@@ -93,13 +93,13 @@ class ImageStore:
                 reason="image_missing",
             ) from None
 
-    def _read(self, name: str) -> Image:
-        return Image(**json.loads(self._path(name).read_text()))
+    def _read(self, name: str) -> StoredImage:
+        return StoredImage(**json.loads(self._path(name).read_text()))
 
-    def _stored(self) -> Iterator[Image]:
+    def _stored(self) -> Iterator[StoredImage]:
         for path in self._names.glob("*.json"):
             with suppress(FileNotFoundError):  # removed meanwhile
-                yield Image(**json.loads(path.read_text()))
+                yield StoredImage(**json.loads(path.read_text()))
 
     def has(self, owner: str | None) -> set[str]:
         """Layers of the images that `owner` may use.
@@ -116,7 +116,7 @@ class ImageStore:
     def layer(self, name: str) -> Path:
         return self._layers / name
 
-    def save(self, image: Image) -> None:
+    def save(self, image: StoredImage) -> None:
         """Make the image visible, replacing an older one of its name. Raises RequestInvalid for a bad
         name."""
         check_name(image.name)
@@ -185,7 +185,7 @@ class ImageStore:
         finally:
             os.close(fd)
 
-    async def snapshot(self, upper: Path, below: Image, name: str, owner: str | None) -> Image:
+    async def snapshot(self, upper: Path, below: StoredImage, name: str, owner: str | None) -> StoredImage:
         """Make an image of `below` with a copy of the changes in `upper`.
 
         Raises Conflict if an image of this name belongs to another owner.
@@ -268,7 +268,7 @@ class ImageStore:
         return self._names / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
-def laid_over(image: Image, top: Image) -> Image:
+def laid_over(image: StoredImage, top: StoredImage) -> StoredImage:
     """Return `image` with the files of `top` laid over its own.
 
     Raises RequestInvalid for more layers than can be mounted.

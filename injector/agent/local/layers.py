@@ -28,7 +28,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Room:
+class SizeBudget:
     """Counts down the bytes that the layers of one image may still take."""
 
     def __init__(self, limit: int) -> None:
@@ -45,7 +45,7 @@ class Room:
 
 
 class _Hashing:
-    def __init__(self, source: IO[bytes], room: Room | None = None) -> None:
+    def __init__(self, source: IO[bytes], room: SizeBudget | None = None) -> None:
         self._source = source
         self._room = room
         self._hash = hashlib.sha256()
@@ -64,7 +64,7 @@ class _Hashing:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, room: Room) -> None:
+def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, room: SizeBudget) -> None:
     """Unpack the layer `blob` (a tar, plain or compressed by gzip or zstd) into the new directory `target`.
 
     `digest` is the blob's, where its format states one, `diff_id` the tar's. Raises RequestInvalid when they

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.accounts import Account, account, others
+from orchard.injector.agent.accounts import UserAccount, account, others
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone, Unsupported
 from orchard.injector.agent.kernel import open_beneath
 from orchard.injector.agent.local import names, user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
-from orchard.injector.agent.local.cgroups import BUSY_SECONDS, Cgroups, Group
+from orchard.injector.agent.local.cgroups import BUSY_SECONDS, Cgroups, ControlGroup
 from orchard.injector.agent.local.egress import Egress, Resolver, hosts_file
 from orchard.injector.agent.local.host_image import HostImage
-from orchard.injector.agent.local.images import FORK, HOST, Image, ImageStore, tree_size
+from orchard.injector.agent.local.images import FORK, HOST, ImageStore, StoredImage, tree_size
 from orchard.injector.agent.local.network import Outbound
 from orchard.injector.agent.local.overlay import MAX_LAYERS
-from orchard.injector.agent.local.reading import Reading
+from orchard.injector.agent.local.reading import PipeOutput
 from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entrance, Failure, Spawner
+from orchard.injector.agent.spawning import Entrance, Spawner, StartFailure
 
 WORKSPACE = "/workspace"
 HOSTS = "hosts"
@@ -39,7 +39,7 @@ OURS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class HostContext:
     spawner: Spawner
     store: ImageStore
     cgroups: Cgroups
@@ -52,15 +52,17 @@ class Shared:
     names: Resolver
     private: Sequence[str]
     """Networks that egress rules may name although sandboxes with a network cannot reach them."""
-    start: "Callable[[Image, SandboxSpec, Died], Awaitable[LocalMachine]]"
+    start: "Callable[[StoredImage, SandboxSpec, Died], Awaitable[LocalSandbox]]"
     """Starts a sandbox on this image, whatever its specification names."""
-    machines: "set[LocalMachine]" = field(default_factory=set)
+    machines: "set[LocalSandbox]" = field(default_factory=set)
 
 
-class LocalMachine:
+class LocalSandbox:
     """One sandbox: its directory holds `upper` (its changes), `work` (for the overlay) and `own`."""
 
-    def __init__(self, shared: Shared, directory: Path, image: Image, spec: SandboxSpec, died: Died) -> None:
+    def __init__(
+        self, shared: HostContext, directory: Path, image: StoredImage, spec: SandboxSpec, died: Died
+    ) -> None:
         self._shared = shared
         self._directory = directory
         self._image = image
@@ -81,7 +83,7 @@ class LocalMachine:
         self._begun = False
         self._complete = False
         self._destroying = False
-        self.group: Group | None = None
+        self.group: ControlGroup | None = None
         self.root = -1
         self.entrance = Entrance(pidfd=None, cgroups=())
         self.environment = {**image.environment}
@@ -113,7 +115,7 @@ class LocalMachine:
             self._egress = Egress(self._rules, self._shared.names, self._shared.private)
             await self._egress.open(self._pid, self.entrance)
 
-    def _owner(self) -> Account | None:
+    def _owner(self) -> UserAccount | None:
         """Owner of the directories made here; adds a note if that is root, whatever the image says."""
         if self.user and not others():
             says = f"the image's user {self.user} is root: there are no other users without /etc/subuid"
@@ -239,13 +241,13 @@ class LocalMachine:
                 self._pidfd = os.pidfd_open(pid)
             adopted.set_result(None)
 
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             if not ended.done():
                 ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if self._complete and not self._destroying:
                 self._died("died", "its first process ended, and with it all others")
 
-        ready = Reading()
+        ready = PipeOutput()
         written = calls.open()
         try:
             self._begun = True  # whatever happens to us, the start goes on and is reported
@@ -310,12 +312,12 @@ class LocalMachine:
 class LocalTemplate:
     """A copy of a sandbox's changes, as the topmost layer of an image without a name."""
 
-    def __init__(self, shared: Shared, image: Image) -> None:
+    def __init__(self, shared: HostContext, image: StoredImage) -> None:
         self._shared = shared
         self._image = image
         shared.store.hold(image.layers)
 
-    async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
+    async def create(self, spec: SandboxSpec, died: Died) -> LocalSandbox:
         return await self._shared.start(self._image, spec, died)
 
     async def size(self) -> int:

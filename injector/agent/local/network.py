@@ -21,8 +21,8 @@ from typing import Any
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.reading import Reading
-from orchard.injector.agent.spawning import Failure, Spawner
+from orchard.injector.agent.local.reading import PipeOutput
+from orchard.injector.agent.spawning import Spawner, StartFailure
 
 PACKAGE = "slirp4netns"
 TUN = "/dev/net/tun"
@@ -76,12 +76,12 @@ class Outbound:
         """
         if problem := lacking(self._program):
             raise AgentError(f"no block_network=false here: {problem}", reason="network_unavailable")
-        ready, said = Reading(), Reading()
+        ready, said = PipeOutput(), PipeOutput()
         stopping, self._stop = os.pipe2(os.O_CLOEXEC)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         opened = False
 
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             if not ended.done():
                 ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if opened and self._stop >= 0:

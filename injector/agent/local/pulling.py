@@ -14,13 +14,13 @@ from typing import Any
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
 from orchard.injector.agent.local.archives import ARCHITECTURES, IMAGE_LIMIT, import_image
-from orchard.injector.agent.local.images import Image, ImageStore, check_name
+from orchard.injector.agent.local.images import ImageStore, StoredImage, check_name
 from orchard.injector.agent.local.reach import REFUSED
 from orchard.injector.agent.local.references import DIGEST, Reference, parse
 from orchard.injector.agent.local.registry import (
     DOCUMENT_LIMIT,
     Credentials,
-    Patience,
+    PullRetry,
     Registry,
     RegistryUnavailable,
 )
@@ -56,10 +56,10 @@ class _Descriptor:
 def pull(
     state: Path,
     wanted: Pull,
-    patience: Patience | None = None,
+    patience: PullRetry | None = None,
     *,
     run: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
-) -> Image:
+) -> StoredImage:
     """Pull an image into the store of `state`; `run` executes the download's coroutine. Blocks.
 
     Raises what `Registry` and `import_image` raise, and RegistryUnavailable on timeout.
@@ -77,7 +77,7 @@ def pull(
         return there or import_image(state, work, name, owner=wanted.owner, digest=digest, limit=wanted.limit)
 
 
-def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Image | None:
+def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> StoredImage | None:
     """Return the image if it is here already, equal to the registry's."""
     try:
         image = store.find(name, owner)
@@ -88,7 +88,7 @@ def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Imag
 
 
 async def _download(
-    store: ImageStore, work: Path, reference: Reference, wanted: Pull, patience: Patience | None
+    store: ImageStore, work: Path, reference: Reference, wanted: Pull, patience: PullRetry | None
 ) -> str:
     """Fill `work` with an OCI image layout, less the layers that exist here. Returns the image's digest."""
     registry = Registry(

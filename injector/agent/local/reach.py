@@ -29,7 +29,7 @@ def public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in _TRANSLATED)
 
 
-class Reach(AbstractResolver):
+class SsrfGuard(AbstractResolver):
     """Resolver that permits the registry itself and public addresses; with `public_only` the registry must be
     public too.
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 
-class Reading:
+class PipeOutput:
     """A pipe whose first piece, and all its data once its writers have closed it, are futures."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import aiohttp
 from yarl import URL
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
-from orchard.injector.agent.local.reach import REFUSED, Reach, local
+from orchard.injector.agent.local.reach import REFUSED, SsrfGuard, local
 from orchard.injector.agent.local.references import DIGEST, Reference
 
 MANIFESTS = (
@@ -55,7 +55,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class PullRetry:
     """Retry policy: attempts in a row without progress, and the first pause, in seconds."""
 
     tries: int = 6
@@ -85,17 +85,17 @@ class Registry:
         *,
         plain_http: bool = False,
         public_only: bool = False,
-        patience: Patience | None = None,
+        patience: PullRetry | None = None,
     ) -> None:
-        """Plain http is used for this machine, and with `plain_http` for others; see Reach for the rest."""
+        """Plain http is used for this machine, and with `plain_http` for others; see also SsrfGuard."""
         self._reference = reference
         self._credentials = credentials
-        self._patience = patience or Patience()
+        self._patience = patience or PullRetry()
         https = URL(f"https://{reference.address}")
         self._base = https
         if plain_http or local(https.host or ""):
             self._base = URL(f"http://{reference.address}")
-        self._reach = Reach(self._base, public_only=public_only)
+        self._reach = SsrfGuard(self._base, public_only=public_only)
         self._authorization: str | None = None
         self._session: aiohttp.ClientSession | None = None
 

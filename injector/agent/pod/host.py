@@ -10,7 +10,7 @@ from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import AgentError, Conflict
-from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
+from orchard.injector.agent.machine import Died, SandboxSpec, UnisolatedSandbox
 from orchard.injector.agent.pod.memory import MemoryKills
 
 WORKSPACE = "/workspace"
@@ -31,12 +31,12 @@ class PodHost:
     def capabilities(self) -> dict[str, Any]:
         return {"isolation": "container", "memory_kills_told": MemoryKills().told}
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "PodMachine":  # noqa: ARG002
+    async def create(self, spec: SandboxSpec, died: Died) -> "PodSandbox":  # noqa: ARG002
         """Return this container. Raises Conflict when it already is a sandbox."""
         if self._taken:
             raise Conflict("a Pod is one sandbox: create another", reason="exists")
         self._taken = True
-        machine = PodMachine(
+        machine = PodSandbox(
             environment=self._environment, working_directory=self._working_directory, ended=self._ended
         )
         machine.prepare()
@@ -44,7 +44,7 @@ class PodHost:
 
 
 @dataclass(kw_only=True)
-class PodMachine(PlainMachine):
+class PodSandbox(UnisolatedSandbox):
     no_copy: str = (
         "a Pod's root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
         " and put it into another sandbox with PUT /sandboxes/ID/archive"

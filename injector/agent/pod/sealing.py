@@ -24,9 +24,9 @@ from orchard.injector.agent.signing import (
     SEAL_HEADER,
     STREAM,
     Admitted,
-    Guard,
     SealBroken,
     SealRefused,
+    SealVerifier,
 )
 
 INTRODUCTION = "/introduction"
@@ -48,16 +48,16 @@ class NotIntroduced(AgentError):
     reason = "not_introduced"
 
 
-class Refused(AgentError):
+class StaleRequest(AgentError):
     """A request from a holder of the key that was sent before, or at another time."""
 
     status = 403
     reason = "seal_refused"
 
 
-class Sealing:
+class SealMiddleware:
     def __init__(self) -> None:
-        self._guard: Guard | None = None
+        self._guard: SealVerifier | None = None
 
     def install(self, application: web.Application) -> None:
         """Add the routes, and seals on all responses, to an application made with the middleware."""
@@ -84,7 +84,7 @@ class Sealing:
                 request[bodies.INCOMING] = _whole(await request.read())
             return await handler(request)
         except SealRefused as error:
-            raise Refused(str(error)) from error
+            raise StaleRequest(str(error)) from error
         except SealBroken as error:
             raise NotSealed(str(error)) from error
 
@@ -104,7 +104,7 @@ class Sealing:
             raise RequestInvalid(f"an introduction has up to {INTRODUCTION_LIMIT} bytes")
         key, sent = _introduction(await request.read())
         received = time.clock_gettime(time.CLOCK_BOOTTIME)
-        guard = Guard(key, lambda: sent + time.clock_gettime(time.CLOCK_BOOTTIME) - received)
+        guard = SealVerifier(key, lambda: sent + time.clock_gettime(time.CLOCK_BOOTTIME) - received)
         if self._guard is not None:
             return None
         try:

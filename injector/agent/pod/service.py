@@ -14,7 +14,7 @@ from orchard.injector.agent import logs
 from orchard.injector.agent.machine import SandboxSpec
 from orchard.injector.agent.pod.host import PodHost
 from orchard.injector.agent.pod.protection import started_threads
-from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.agent.sandboxes import Sandboxes
 from orchard.injector.agent.server import AgentServer
 from orchard.injector.agent.spawning import Spawner
@@ -57,7 +57,7 @@ async def serve(
     sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
     await sandboxes.wait(sandbox_id, START_TIMEOUT)
 
-    sealing = Sealing()
+    sealing = SealMiddleware()
     application = AgentServer(sandboxes, host).application(sealing.middleware)
     sealing.install(application)
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)

@@ -33,15 +33,17 @@ def settings() -> KubernetesSettings:
     return KubernetesSettings(agent_image="orchard/agent:1", namespace="sandboxes")
 
 
-def born(at: float = NOW, **fields: Any) -> marks.Birth:
+def born(at: float = NOW, **fields: Any) -> marks.CreationRecord:
     """How a sandbox came to be; `fields` are those of its request."""
-    return marks.Birth(request=CreateSandbox(**{"image": "debian:12", **fields}), attempt="one/1", at=at)
+    return marks.CreationRecord(
+        request=CreateSandbox(**{"image": "debian:12", **fields}), attempt="one/1", at=at
+    )
 
 
 def pod(
     name: str = "sandbox-a",
     *,
-    birth: marks.Birth | None = None,
+    birth: marks.CreationRecord | None = None,
     age: float = 0.0,
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxFailed
@@ -33,7 +33,7 @@ DEADLINE = 20.0
 @pytest.fixture
 async def agent() -> AsyncIterator[TestServer]:
     """The seals of a real agent, and nothing behind them."""
-    sealing = Sealing()
+    sealing = SealMiddleware()
     app = web.Application(middlewares=[sealing.middleware])
     sealing.install(app)
     async with TestServer(app) as server:

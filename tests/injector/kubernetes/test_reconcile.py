@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from orchard.injector.kubernetes import marks, reconcile, warm
-from orchard.injector.kubernetes.leadership import Step, next_step
-from orchard.injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
+from orchard.injector.kubernetes.leadership import LeaseAction, next_step
+from orchard.injector.kubernetes.objects import ClusterLease, LeaseSpec, Metadata, Named, OwnerReference, Pod
 from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm, Note
 from orchard.injector.kubernetes.reservations import LASTS
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
@@ -156,9 +156,9 @@ class TestLeftovers:
         assert [policy.metadata.name for policy in left] == ["gone"]
 
     def test_reservations_without_a_sandbox(self) -> None:
-        def lease(sandbox_id: str, age: float) -> Lease:
+        def lease(sandbox_id: str, age: float) -> ClusterLease:
             renewed = LeaseSpec(renew_time=datetime.fromtimestamp(NOW - age, UTC))
-            return Lease(metadata=Metadata(labels={marks.SANDBOX: sandbox_id}), spec=renewed)
+            return ClusterLease(metadata=Metadata(labels={marks.SANDBOX: sandbox_id}), spec=renewed)
 
         leases = [lease("a", LASTS + 1), lease("b", LASTS + 1), lease("c", LASTS - 1)]
         left = reconcile.orphaned_reservations(leases, {"a"}, NOW)
@@ -166,22 +166,22 @@ class TestLeftovers:
 
 
 class TestLeadership:
-    def lease(self, holder: str | None) -> Lease:
-        return Lease(metadata=Metadata(), spec=LeaseSpec(holder_identity=holder))
+    def lease(self, holder: str | None) -> ClusterLease:
+        return ClusterLease(metadata=Metadata(), spec=LeaseSpec(holder_identity=holder))
 
     def test_the_first_makes_the_lease(self) -> None:
-        assert next_step(None, "me", 0, 15) is Step.MAKE
+        assert next_step(None, "me", 0, 15) is LeaseAction.MAKE
 
     def test_its_holder_renews_it(self) -> None:
-        assert next_step(self.lease("me"), "me", 1, 15) is Step.TAKE
+        assert next_step(self.lease("me"), "me", 1, 15) is LeaseAction.TAKE
 
     def test_one_that_was_given_up_is_taken_at_once(self) -> None:
-        assert next_step(self.lease(""), "me", 0, 15) is Step.TAKE
-        assert next_step(self.lease(None), "me", 0, 15) is Step.TAKE
+        assert next_step(self.lease(""), "me", 0, 15) is LeaseAction.TAKE
+        assert next_step(self.lease(None), "me", 0, 15) is LeaseAction.TAKE
 
     def test_anothers_is_taken_when_it_did_not_change_for_its_whole_duration(self) -> None:
-        assert next_step(self.lease("other"), "me", 15, 15) is Step.WAIT
-        assert next_step(self.lease("other"), "me", 15.1, 15) is Step.TAKE
+        assert next_step(self.lease("other"), "me", 15, 15) is LeaseAction.WAIT
+        assert next_step(self.lease("other"), "me", 15.1, 15) is LeaseAction.TAKE
 
 
 def test_ids_follow_from_keys() -> None:
@@ -191,4 +191,4 @@ def test_ids_follow_from_keys() -> None:
 
 def test_a_birth_survives_its_annotation() -> None:
     birth = born(labels={"a": "ü"}, ttl_seconds=5)
-    assert msgspec.json.decode(marks.encoded(birth), type=marks.Birth) == birth
+    assert msgspec.json.decode(marks.encoded(birth), type=marks.CreationRecord) == birth

@@ -52,7 +52,7 @@ def test_whose_image_is_missing_decides_whose_fault_it_is(
     statuses = {
         "containerStatuses" if what == "sandbox" else "initContainerStatuses": container(what, waiting=said)
     }
-    look = marks.Look(image="", trouble="missing", since=NOW, words="", waited=True)
+    look = marks.PullAttempt(image="", trouble="missing", since=NOW, words="", waited=True)
     seen = pod(birth=born(), annotations={marks.LOOK: marks.encoded(look)}, **statuses)
     verdict = judge(seen, settings, NOW + settings.missing_after)
     assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, reason)
@@ -114,7 +114,7 @@ def test_it_is_ready_when_its_agent_has_its_key_and_not_before(settings: Kuberne
 
 
 def test_a_marked_failure_outlives_whatever_the_pod_does(settings: KubernetesSettings) -> None:
-    failure = marks.Failure(reason="agent_replaced", message="another answered")
+    failure = marks.FailureRecord(reason="agent_replaced", message="another answered")
     sandbox = pod(birth=born(), annotations={**READY, marks.FAILED: marks.encoded(failure)}, **running())
     verdict = judge(sandbox, settings, NOW)
     assert (verdict.reason, verdict.message, verdict.settled) == (
