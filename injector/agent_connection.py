@@ -10,9 +10,18 @@ import msgspec
 from yarl import URL
 
 from orchard.injector import wire
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import (
+    FRAME_LIMIT,
+    INTRODUCTION,
+    KEY_HEADER,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    UNKNOWN,
+    VERSION,
+    VERSION_HEADER,
+)
 from orchard.injector.agent.signing import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
-from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
 from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
@@ -21,12 +30,10 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.exchange import ConnectionPool, HttpResponse, Sized
-from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
+from orchard.injector.unix_http import ConnectionPool, HttpResponse, Sized
 
 CONNECT_TIMEOUT = 10.0
 """Seconds; a lost node does not refuse connections, it is silent."""
-INTRODUCTION = "/introduction"
 _NO_SUCH_ROUTE = (404, 405)
 """Statuses of an unknown route, when sent without a reason: every error of the agent has one."""
 AGENT_REPLACED = "agent_replaced"

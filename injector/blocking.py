@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
 
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
 from orchard.injector.following import Exit, Output
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
 from orchard.injector.sandbox import AsyncSandbox
-from orchard.injector.sandbox_files import WORKSPACE
 from orchard.injector.tunnels import LOOPBACK, Tunnel
 from orchard.injector.watching import Watch
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from orchard.injector import operations
+from orchard.injector.created_sandboxes import CreatedSandboxes
 from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
@@ -19,7 +20,6 @@ from orchard.injector.errors import (
     SandboxRequestInvalid,
     SandboxWaitTimeout,
 )
-from orchard.injector.ledger import CreatedSandboxes
 from orchard.injector.results import HealthResult, JobResult
 from orchard.injector.sandbox import AsyncSandbox
 from orchard.injector.transport import Transport

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from orchard.injector import inheritance
+from orchard.injector import fork_safety
 
 A = TypeVar("A", covariant=True)
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class EventLoopThread:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        inheritance.watch(self)
+        fork_safety.watch(self)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the coroutine's result, or raise its exception; on an interrupt it is cancelled."""
@@ -51,7 +51,7 @@ class EventLoopThread:
         """Replace the lock, whose holder does not exist in the child, and drop the parent's loop."""
         self._starting = threading.Lock()
         if self._loop is not None:
-            inheritance.part_with(self._loop)
+            fork_safety.part_with(self._loop)
             self._loop = None
 
     def _running(self) -> asyncio.AbstractEventLoop:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from orchard.injector.agent.protocol import KEY_HEADER
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
@@ -45,10 +46,7 @@ TAR = "application/x-tar"
 PLAIN = "text/plain"
 HTML = "text/html"
 EVENTS = "text/event-stream"
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one WebSocket message, a frame of a terminal session."""
+API_KEY_HEADER = "X-API-Key"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

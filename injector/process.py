@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from orchard.injector import wire
-from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.connections import keep_alive
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.event_loop import Blocking, blocking
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, Self, overload
 from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import environment, operations
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.following import Exit, Output, follow
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import JobResult
-from orchard.injector.sandbox_files import WORKSPACE
 from orchard.injector.sandbox_states import SandboxStates
 from orchard.injector.transport import Transport
 from orchard.injector.tunnels import LOOPBACK, AsyncTunnel
@@ -32,9 +32,8 @@ from orchard.schemas.sandboxes import (
 )
 
 WAIT_STEP = 60.0
-DEFAULT_TIMEOUT = 300.0
 CHECK_TIMEOUT = 60.0
-"""Default timeouts in seconds of a command, and of either probe of `check_env`."""
+"""Default timeout in seconds of either probe of `check_env`."""
 ANSWER_MARGIN = 60.0
 """Seconds that a response may take beyond the time that the server was asked to wait."""
 
@@ -143,7 +142,7 @@ class AsyncSandbox(SandboxStates):
         if pty:
             init = {"cmd": command, "env": env or {}, "cwd": cwd or WORKSPACE, "login_shell": login_shell}
             return await self._terminal({**init, "rows": rows, "cols": cols, "user": user})
-        seconds = timeout_seconds or timeout or DEFAULT_TIMEOUT
+        seconds = timeout_seconds or timeout or COMMAND_TIMEOUT
         request = ExecRequest(
             command=command,
             timeout_seconds=seconds,
@@ -223,7 +222,7 @@ class AsyncSandbox(SandboxStates):
         self,
         command: str | list[str],
         *,
-        timeout_seconds: float = DEFAULT_TIMEOUT,
+        timeout_seconds: float = COMMAND_TIMEOUT,
         cwd: str = WORKSPACE,
         env: dict[str, str] | None = None,
         login_shell: bool = False,

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from orchard.injector import directories, operations, wire
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.results import DirectoryEntry, DirectoryListing, PatchOutcome, UploadResult
 from orchard.injector.transport import Transport
 from orchard.injector.watching import AsyncWatch
 from orchard.schemas.sandboxes import ApplyPatch, MoveFile, PathDone
 
-WORKSPACE = "/workspace"
 IN_MEMORY_LIMIT = 256 * 1024 * 1024
 ON_DISK_LIMIT = 16 * 1024 * 1024 * 1024
 """Default limits in bytes of one download."""

@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from orchard.injector import inheritance, wire
+from orchard.injector import fork_safety, wire
+from orchard.injector.agent.protocol import FRAME_LIMIT, REASON_HEADER
 from orchard.injector.errors import (
     PASSING,
     SandboxError,
@@ -25,10 +26,9 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, ApiOperation
+from orchard.injector.operations import API_KEY_HEADER, JSON, KEY, RAW, ApiOperation
 from orchard.injector.tunnels import AsyncTunnel
 
-API_KEY_HEADER = "X-API-Key"
 OVERLOAD = "overload"
 """Reason of a response by an overloaded replica."""
 
@@ -63,7 +63,7 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forgotten: weakref.finalize[..., Transport] | None = None
-        inheritance.watch(self)
+        fork_safety.watch(self)
 
     async def close(self) -> None:
         """Close all tunnels and connections; a later request opens new ones."""
@@ -76,12 +76,12 @@ class Transport:
 
     def forked(self) -> None:
         """Leave connections and tunnels to the parent; a request of the child opens new ones."""
-        inheritance.leave_alone(self.tunnels)
+        fork_safety.leave_alone(self.tunnels)
         self.tunnels = set()
         if self._session is not None and self._loop is not None and self._forgotten is not None:
             self._forgotten.detach()
-            inheritance.leave_alone(self._session)
-            inheritance.part_with(self._loop)
+            fork_safety.leave_alone(self._session)
+            fork_safety.part_with(self._loop)
             self._session = None
 
     async def call(
@@ -249,7 +249,7 @@ def _let_go(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> 
     silently."""
     closing = session.close()
     if loop.is_running():
-        inheritance.leave_alone(session)  # at the end of the process its thread may get no time for this
+        fork_safety.leave_alone(session)  # at the end of the process its thread may get no time for this
         asyncio.run_coroutine_threadsafe(closing, loop)
         return
     with suppress(StopIteration):  # of a loop that is closed nothing has to be waited for

@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from orchard.injector.agent.connections import Connections, Dial, connected
+from orchard.injector.agent.connections import Connections, Dial, connected, keep_alive
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for

@@ -158,7 +158,7 @@ def _close_inherited(kept: int | None) -> None:
 
 
 def _number(option: str, variable: str, text: str) -> int:
-    from orchard.injector.agent.machine import quantity
+    from orchard.injector.agent.interfaces import quantity
 
     try:
         return int(quantity(text))

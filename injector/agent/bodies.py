@@ -1,8 +1,9 @@
 """Streamed request and response bodies; a middleware that encrypts bodies may replace them."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -48,3 +49,8 @@ def broken_off(request: web.Request) -> Iterator[None]:
         log.warning("%s %s is broken off: %s", request.method, request.path, error)
         if request.transport is not None:
             request.transport.abort()
+
+
+def query(request: web.Request) -> Mapping[str, str]:
+    pairs = parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape")
+    return dict(reversed(pairs))

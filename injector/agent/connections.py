@@ -14,6 +14,8 @@ from orchard.injector.agent.splicing import Splice, prepared
 OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE = 0.2
 """Seconds between attempts to accept while the process is out of descriptors."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""Seconds of silence before the first probe, seconds between probes, number of probes."""
 _SCRATCH = memoryview(bytearray(PIECE))
 
 Dial = Callable[[], Awaitable[socket.socket]]
@@ -154,3 +156,16 @@ async def connected(connection: socket.socket, address: Any) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def keep_alive(line: socket.socket | None) -> None:
+    """Enable keepalive on a TCP connection; does nothing for other sockets.
+
+    A terminal may be silent for days, and its reader may pause, so neither silence nor a missing WebSocket
+    pong means that the peer is gone.
+    """
+    if line is None or line.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        line.setsockopt(socket.IPPROTO_TCP, option, value)

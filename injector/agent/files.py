@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchard.injector.agent.accounts import UserAccount
-from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
+from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -257,3 +258,20 @@ class explained:
         if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
             raise RequestInvalid(f"{self._path} is not a regular file") from error
         raise RequestInvalid(f"{self._path}: {error.strerror}") from error
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory recursively, or a file; does nothing when there is none. Blocks.
+
+    Raises AgentError (`remove_failed`).
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_at(parent, path.name)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        raise AgentError(f"{path} could not be removed: {error.strerror}", reason="remove_failed") from error

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from orchard.injector.agent.errors import Conflict, Unsupported
-from orchard.injector.agent.machine import Host
+from orchard.injector.agent.interfaces import Host
 from orchard.injector.agent.sandboxes import Sandboxes
 
 

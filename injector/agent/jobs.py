@@ -24,9 +24,10 @@ from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.draining import drained
 from orchard.injector.agent.endings import SENTENCES, CommandEnding
 from orchard.injector.agent.errors import Conflict, NotFound
+from orchard.injector.agent.interfaces import RunningSandbox, account_of
 from orchard.injector.agent.kernel import sealed_file
-from orchard.injector.agent.machine import RunningSandbox, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
 from orchard.injector.agent.spawning import Report, Spawner, StartFailure
 
 TIMEOUT_EXIT_CODE = 124
@@ -254,7 +255,7 @@ class SandboxJobs:
             os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", os.fsencode(stdin))
         )
         timer = asyncio.get_running_loop().call_later(
-            float(request.get("timeout_seconds") or 300.0), self._stop, job, CommandEnding.TIMEOUT
+            float(request.get("timeout_seconds") or COMMAND_TIMEOUT), self._stop, job, CommandEnding.TIMEOUT
         )
         job.status = "running"
         job.started_at = time.time()
@@ -267,7 +268,7 @@ class SandboxJobs:
                     command=command,
                     account=account,
                     env={**environment, **(request.get("env") or {})},
-                    cwd=os.path.join(self.machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
+                    cwd=os.path.join(self.machine.working_directory, request.get("cwd") or WORKSPACE),  # noqa: PTH118
                     stdio=(source, readers[0].writer, readers[-1].writer),
                     report=self._ended(job, readers, timer),
                 )

@@ -5,8 +5,6 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-REQUEST_ID_HEADER = "X-Request-ID"
-"""Header of an orchestrator's responses, and of its requests to agents."""
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """Inherited by tasks, so that what a request starts is logged with it too."""
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, SandboxGone
+from orchard.injector.agent.interfaces import RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import SandboxJobs
-from orchard.injector.agent.machine import RunningSandbox, SandboxSpec
 from orchard.injector.agent.snapshots import Snapshots
 
 NAMESPACE = "local"

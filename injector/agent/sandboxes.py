@@ -19,8 +19,8 @@ from orchard.injector.agent.errors import (
     RequestInvalid,
     TimeIsUp,
 )
+from orchard.injector.agent.interfaces import Died, Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import SandboxJobs
-from orchard.injector.agent.machine import Died, Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Spawner
 

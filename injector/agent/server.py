@@ -13,13 +13,24 @@ from typing import IO, Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, contents, files, following, patches, watching
+from orchard.injector.agent import archives, bodies, file_transfer, files, job_events, patches, watching
+from orchard.injector.agent.bodies import query
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.image_requests import ImageRequests
+from orchard.injector.agent.interfaces import Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import TrackedJob
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from orchard.injector.agent.machine import Host, RunningSandbox, SandboxSpec
-from orchard.injector.agent.queries import query
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import (
+    COMMAND_TIMEOUT,
+    FRAME_LIMIT,
+    KEY_HEADER,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    VERSION,
+    VERSION_HEADER,
+    WAIT_TIMEOUT,
+    WORKSPACE,
+)
 from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.sandboxes import Sandboxes, matching
 from orchard.injector.agent.state_requests import StateRequests
@@ -27,14 +38,7 @@ from orchard.injector.agent.terminal_sessions import TerminalSession
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.agent.tunnels import Tunnels
 from orchard.injector.agent.uploads import FileUpload, discarded
-from orchard.injector.agent.version import VERSION, VERSION_HEADER
 
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
-WAIT_DEFAULT = 300.0
-WORKSPACE = "/workspace"
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one frame of a terminal session."""
 FAREWELL = 1.0
 """Seconds that the other end of a tunnel has to close its connection."""
 EXEC_WAIT_MARGIN = 30.0
@@ -148,7 +152,7 @@ class AgentServer:
         job = await jobs.start(body, request.headers.get(KEY_HEADER))
         if not wait:
             return _json({"job_id": job.job_id, "status": "queued"})
-        return await _finished(job, float(body.get("timeout_seconds") or 300.0) + EXEC_WAIT_MARGIN)
+        return await _finished(job, float(body.get("timeout_seconds") or COMMAND_TIMEOUT) + EXEC_WAIT_MARGIN)
 
     async def _terminal(self, request: web.Request, sandbox: HostedSandbox) -> web.WebSocketResponse:
         machine, _ = sandbox.running()
@@ -181,7 +185,7 @@ class AgentServer:
             await _in_thread(upload.open, machine, path)
             if "size" in request.query:
                 size = int(request.query["size"])
-                await contents.receive(request, size, upload.write)
+                await file_transfer.receive(request, size, upload.write)
             else:
                 async for piece in bodies.pieces(request):
                     await asyncio.to_thread(upload.write, piece)
@@ -208,7 +212,7 @@ class AgentServer:
                 return await bodies.streamed(request, "application/octet-stream", _first(source, size))
             reply = bodies.stream(request, "application/octet-stream")
             with bodies.broken_off(request):
-                await contents.send(request, reply, source, size)
+                await file_transfer.send(request, reply, source, size)
             return reply
 
     async def _files(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
@@ -282,10 +286,10 @@ class AgentServer:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         sandbox, job = self._find_job(request)
-        begin = following.place(request.query.get("offset", following.BEGINNING))
+        begin = job_events.place(request.query.get("offset", job_events.BEGINNING))
         job.document()  # says so where its output is not kept
         with self._sandboxes.active(sandbox):
-            return await bodies.streamed(request, "text/event-stream", following.events(job, begin))
+            return await bodies.streamed(request, "text/event-stream", job_events.events(job, begin))
 
     async def _cancel_job(self, request: web.Request) -> web.Response:
         sandbox, job = self._find_job(request)
@@ -348,7 +352,7 @@ async def _job_reply(job: TrackedJob) -> web.Response:
 
 
 def _seconds(request: web.Request) -> float:
-    return float(request.query.get("timeout", WAIT_DEFAULT))
+    return float(request.query.get("timeout", WAIT_TIMEOUT))
 
 
 def _path(request: web.Request, machine: RunningSandbox, default: str | None = None) -> str:

@@ -7,7 +7,7 @@ body is either whole, and then covered by its digest, or a stream of frames:
     length (4 bytes), MAC (32 bytes), data; the last frame has no data
 
 The MAC of a frame covers its number, so that frames cannot be left out, moved, or cut off unnoticed. Nothing
-is encrypted: a seal proves who sent it and that nobody changed it. Imports only the standard library.
+is encrypted: a seal proves who sent it and that nobody changed it. Only the standard library is imported.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from typing import Protocol
 
+from orchard.injector.agent.protocol import KEY_HEADER, REASON_HEADER
+
 TIME_HEADER = "X-Seal-Time"
 NONCE_HEADER = "X-Seal-Nonce"
 BODY_HEADER = "X-Seal-Body"
 SEAL_HEADER = "X-Seal"
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
 
 KEY_SIZE = 32
 WINDOW = 60.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid, SandboxGone
-from orchard.injector.agent.machine import RunningSandbox, Template
+from orchard.injector.agent.interfaces import RunningSandbox, Template
 
 MOST = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -21,7 +21,6 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 
 from orchard.injector.agent import kernel
-from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
 
 DESCRIPTOR = 3
@@ -194,3 +193,36 @@ def failure(calls: int) -> tuple[int, int] | None:
 def child(calls: int) -> int:
     """Return the child's process id as its starter sees it; 0 before it exists."""
     return int(_HEADER.unpack(os.pread(calls, _HEADER.size, 0))[3])
+
+
+_MACHINE = {"x86_64": 62, "aarch64": 183}
+_BASE = 0x400000
+_HEADERS = 64 + 56
+
+
+def elf(machine: str, code: bytes) -> bytes:
+    """Return an ELF executable for `machine` (as `os.uname` names it) whose entry is the first byte of
+    `code`.
+
+    Raises KeyError for an unknown machine.
+    """
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01",
+        2,
+        _MACHINE[machine],
+        1,
+        _BASE + _HEADERS,
+        64,
+        0,
+        0,
+        64,
+        56,
+        1,
+        64,
+        0,
+        0,
+    )
+    size = _HEADERS + len(code)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + code

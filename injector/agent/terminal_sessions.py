@@ -26,7 +26,8 @@ from aiohttp import WSMsgType, web
 
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import AgentError, RequestInvalid
-from orchard.injector.agent.machine import RunningSandbox, account_of
+from orchard.injector.agent.interfaces import RunningSandbox, account_of
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.agent.spawning import Spawner
 from orchard.injector.agent.terminals import TerminalProcesses, open_pair, resize, signal_number
 
@@ -95,7 +96,7 @@ class TerminalSession:
         if not (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
             raise RequestInvalid("`cmd` must be a command line or a list of words")
         environment = frame.get("env") or {}
-        cwd = frame.get("cwd") or "/workspace"
+        cwd = frame.get("cwd") or WORKSPACE
         if not isinstance(cwd, str) or not isinstance(environment, dict):
             raise RequestInvalid("`cwd` must be a path and `env` an object of strings")
         if not all(isinstance(value, str) for value in environment.values()):

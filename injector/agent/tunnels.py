@@ -20,9 +20,8 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from orchard.injector.agent.connections import Connections, connected
+from orchard.injector.agent.connections import Connections, connected, keep_alive
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.namespace_sockets import inside
 from orchard.injector.agent.sandbox import HostedSandbox

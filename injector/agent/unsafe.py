@@ -6,7 +6,8 @@ from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import NotFound, Unsupported
-from orchard.injector.agent.machine import Died, SandboxSpec, UnisolatedSandbox
+from orchard.injector.agent.interfaces import Died, SandboxSpec, UnisolatedSandbox
+from orchard.injector.agent.protocol import WORKSPACE
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 
@@ -46,5 +47,5 @@ class UnsafeHost:
             no_copy="without isolation a sandbox has no file system of its own",
             note=NOTE,
         )
-        files.make_directory(machine.root, "/workspace")
+        files.make_directory(machine.root, WORKSPACE)
         return machine

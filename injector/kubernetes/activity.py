@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import aiohttp
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.going import BackgroundTask
 from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
@@ -54,7 +54,7 @@ class Activity(BackgroundTask):
     @contextmanager
     def request(self, pod: Pod) -> Iterator[None]:
         """Track a request: its beginning, its end and the time between count as use. A context manager."""
-        if marks.birth(pod).request.ttl_seconds is None:
+        if pod_metadata.birth(pod).request.ttl_seconds is None:
             yield
             return
         _, others = self._under_way.get(pod.uid, (pod, 0))
@@ -82,8 +82,8 @@ class Activity(BackgroundTask):
                 self._touch(pod)
 
     def _touch(self, pod: Pod) -> None:
-        ttl = marks.birth(pod).request.ttl_seconds
-        last = max(self._written.get(pod.uid, 0.0), marks.moment(pod, marks.TOUCHED) or 0.0)
+        ttl = pod_metadata.birth(pod).request.ttl_seconds
+        last = max(self._written.get(pod.uid, 0.0), pod_metadata.moment(pod, pod_metadata.TOUCHED) or 0.0)
         if ttl is None or pod.uid in self._writing or time.time() - last < ttl * SHARE:
             return
         task = asyncio.get_running_loop().create_task(self._write(pod))
@@ -92,7 +92,7 @@ class Activity(BackgroundTask):
 
     async def _write(self, pod: Pod) -> None:
         now = time.time()
-        body = {"metadata": {"uid": pod.uid, "annotations": {marks.TOUCHED: marks.stamp(now)}}}
+        body = {"metadata": {"uid": pod.uid, "annotations": {pod_metadata.TOUCHED: pod_metadata.stamp(now)}}}
         try:
             self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
             self._written[pod.uid] = now

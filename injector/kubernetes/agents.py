@@ -18,11 +18,10 @@ from orchard.injector.errors import (
     SandboxNotFound,
     SandboxUnavailable,
 )
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.failures import mark_failed
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import PodVerdict, judge
@@ -54,7 +53,7 @@ class Agents:
         self.activity = activity
         self._settings = settings
         self._secret = secret
-        self.fingerprint = marks.fingerprint(secret)
+        self.fingerprint = pod_metadata.fingerprint(secret)
         self._connector = aiohttp.TCPConnector(limit=0)
         self._lines: dict[tuple[str, str], AgentConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -71,7 +70,7 @@ class Agents:
         place = (pod.uid, pod.address)
         if place not in self._lines:
             host = f"[{pod.address}]" if ":" in pod.address else pod.address
-            seal = Seal(sandbox_key(self._secret, pod.labels[marks.AGENT], pod.uid))
+            seal = Seal(sandbox_key(self._secret, pod.labels[pod_metadata.AGENT], pod.uid))
             address = f"http://{host}:{self._settings.port}"
             self._lines[place] = AgentConnection(self._connector, address, seal, owns_connector=False)
         return self._lines[place]
@@ -88,7 +87,7 @@ class Agents:
         while True:
             try:
                 with self.activity.request(pod):
-                    asked = work(self.line(pod), pod.labels[marks.AGENT])
+                    asked = work(self.line(pod), pod.labels[pod_metadata.AGENT])
                     return await self._unless_failed(pod, asked), pod
             except (SandboxUnavailable, SandboxFailed) as error:
                 pod = await self._after(error, pod, sandbox_id, deadline)
@@ -108,7 +107,7 @@ class Agents:
                 now = await self._still_usable(pod, sandbox_id)
                 if (now.uid, now.address) != (pod.uid, pod.address):
                     raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
-                await self.fail(pod, marks.FailureRecord(reason=error.reason, message=error.detail))
+                await self.fail(pod, pod_metadata.FailureRecord(reason=error.reason, message=error.detail))
         raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
@@ -121,25 +120,25 @@ class Agents:
             pod = await self._cache.look_up(sandbox_id)
         return await self._insist(pod, sandbox_id)
 
-    async def fail(self, pod: Pod, failure: marks.FailureRecord) -> None:
+    async def fail(self, pod: Pod, failure: pod_metadata.FailureRecord) -> None:
         """Mark a sandbox as failed for good, which ends its processes."""
-        await mark_failed(self._api, self._cache, pod, failure)
+        await self._cache.mark_failed(pod, failure)
 
     async def settled(self, pod: Pod, verdict: PodVerdict) -> PodVerdict:
         """Return the verdict; a failure that the Pod may later not show is marked first."""
         if verdict.failed and not verdict.settled:
-            await self.fail(pod, marks.FailureRecord(reason=verdict.reason, message=verdict.message))
+            await self.fail(pod, pod_metadata.FailureRecord(reason=verdict.reason, message=verdict.message))
         return verdict
 
     async def _insist(self, pod: Pod | None, sandbox_id: str) -> Pod:
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         verdict = await self.settled(pod, judge(pod, self._settings, time.time()))
         if verdict.failed:
             raise _failed(sandbox_id, verdict)
         if not verdict.ready:
             raise SandboxConflict(f"sandbox {sandbox_id} is not ready yet", reason="pending")
-        if marks.introduced_by(pod) != self.fingerprint:
+        if pod_metadata.introduced_by(pod) != self.fingerprint:
             # Not a replaced agent: it must not be given up for what is wrong here.
             raise SandboxUnavailable(
                 f"sandbox {sandbox_id} was made with another agent secret than this orchestrator has: all of"
@@ -177,7 +176,7 @@ class Agents:
 
     async def _end_of(self, pod: Pod) -> SandboxError:
         """Wait until the Pod has ended; returns the cause as an error."""
-        sandbox_id = pod.labels[marks.SANDBOX]
+        sandbox_id = pod.labels[pod_metadata.SANDBOX]
         while True:
             now = self._cache.named(pod.name)
             if now is None or now.uid != pod.uid:

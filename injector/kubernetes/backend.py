@@ -18,16 +18,16 @@ from orchard.injector.errors import (
     SandboxUnavailable,
     SandboxWaitTimeout,
 )
-from orchard.injector.kubernetes import marks, pods
+from orchard.injector.kubernetes import pod_metadata, pods
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents, PodAgent
 from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.caretaker import Maintenance
 from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.layers import LayerImages
 from orchard.injector.kubernetes.leadership import Leadership
+from orchard.injector.kubernetes.maintenance import Maintenance
 from orchard.injector.kubernetes.objects import NodeList, Pod, PodList
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.resources import resources
@@ -70,8 +70,8 @@ class KubernetesBackend:
         self._resources.push_async_callback(introductions.close)
         leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
         self._resources.push_async_callback(leadership.close)
-        caretaker = Maintenance(api, cache, leadership, settings, agents.fingerprint)
-        self._resources.push_async_callback(caretaker.close)
+        maintenance = Maintenance(api, cache, leadership, settings, agents.fingerprint)
+        self._resources.push_async_callback(maintenance.close)
         self._resources.push_async_callback(cache.close)
         self._parts = _Parts(
             api=api,
@@ -85,7 +85,7 @@ class KubernetesBackend:
         cache.start()
         activity.start()
         leadership.start()
-        caretaker.start()
+        maintenance.start()
 
     async def close(self) -> None:
         self._parts = None
@@ -122,7 +122,7 @@ class KubernetesBackend:
             if pod is None:
                 raise
             log.warning("sandbox %s is reported as it was: %s", sandbox_id, error.detail)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         with parts.activity.request(pod):
             verdict = await parts.agents.settled(pod, judge(pod, self._settings, time.time()))
@@ -133,7 +133,7 @@ class KubernetesBackend:
         deadline = asyncio.get_running_loop().time() + timeout
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id) or await parts.cache.look_up(sandbox_id)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         with parts.activity.request(pod):
             return await self._awaited(pod, sandbox_id, deadline, timeout)
@@ -163,10 +163,10 @@ class KubernetesBackend:
         await parts.cache.synced(SYNC_TIMEOUT)
         found: Any = parts.cache
         if labels:
-            chosen = {**marks.APP, **marks.user_labels(dict(labels))}
+            chosen = {**pod_metadata.APP, **pod_metadata.user_labels(dict(labels))}
             params = {"labelSelector": selector(chosen)}
             found = (await parts.api.get(PodList, parts.cache.path, params)).items
-        infos = [self._info(pod) for pod in found if marks.claimed(pod)]
+        infos = [self._info(pod) for pod in found if pod_metadata.claimed(pod)]
         return [info for info in infos if labels.items() <= info.labels.items()]
 
     async def delete(self, sandbox_id: str) -> None:
@@ -174,7 +174,7 @@ class KubernetesBackend:
         parts = self._open
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id) or await parts.cache.look_up(sandbox_id)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             return
         await parts.cache.delete(pod)
         if not await parts.cache.gone(pod.name, pod.uid, sandbox_id, self._settings.delete_timeout):
@@ -182,7 +182,7 @@ class KubernetesBackend:
                 f"the Pod of sandbox {sandbox_id} is not gone after {self._settings.delete_timeout:g} s",
                 reason="delete_timeout",
             )
-        if marks.birth(pod).reserved:
+        if pod_metadata.birth(pod).reserved:
             await parts.reservations.give_up(sandbox_id)
 
     def agent(self, sandbox_id: str) -> SandboxAgent:

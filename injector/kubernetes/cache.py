@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import PATIENCE, ClusterApi, passing_over, selector
-from orchard.injector.kubernetes.going import BackgroundTask
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
 from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
@@ -29,6 +29,8 @@ BACKOFF = (0.1, 10.0)
 """Seconds before another attempt, at first and at most."""
 STEADY = 1.0
 """Seconds after which a watch counts as working, so that the next one begins without back-off."""
+PROMPTLY = 1
+"""Seconds that a failed Pod may still run: the least that Kubernetes accepts."""
 GONE = 410
 """Status of a watch whose version the server no longer has."""
 
@@ -130,10 +132,10 @@ class PodCache(BackgroundTask):
         """Fetch the Pod of a sandbox, whichever replica made it."""
         if re.fullmatch(SANDBOX_ID, sandbox_id) is None:
             return None
-        pod = await self.refresh(marks.pod_name(sandbox_id))
-        if pod is not None and marks.sandbox_id(pod) == sandbox_id:
+        pod = await self.refresh(pod_metadata.pod_name(sandbox_id))
+        if pod is not None and pod_metadata.sandbox_id(pod) == sandbox_id:
             return pod
-        params = {"labelSelector": selector({**marks.APP, marks.SANDBOX: sandbox_id})}
+        params = {"labelSelector": selector({**pod_metadata.APP, pod_metadata.SANDBOX: sandbox_id})}
         found = await self._api.get(PodList, self.path, params)
         for pod in found.items:
             self.learn(pod)
@@ -144,6 +146,20 @@ class PodCache(BackgroundTask):
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
         with passing_over(409):  # another Pod has its name by now
             await self._api.delete(f"{self.path}/{pod.name}", body)
+
+    async def mark_failed(self, pod: Pod, failure: pod_metadata.FailureRecord) -> None:
+        """Mark a sandbox as failed on its Pod, so that it stays failed whatever becomes of the Pod.
+
+        What runs in the Pod ends; the Pod stays, so that it can be queried. The first mark wins.
+        """
+        if pod_metadata.failure(pod) is not None:
+            return
+        body = {
+            "metadata": {"uid": pod.uid, "annotations": {pod_metadata.FAILED: pod_metadata.encoded(failure)}},
+            "spec": {"activeDeadlineSeconds": PROMPTLY},
+        }
+        with passing_over(404, 409):  # gone, or another Pod of the same name
+            self.learn(await self._api.patch(Pod, f"{self.path}/{pod.name}", body))
 
     def learn(self, pod: Pod) -> None:
         """Add a Pod from a response, unless the watch was faster."""
@@ -171,7 +187,7 @@ class PodCache(BackgroundTask):
 
     async def _list(self) -> None:
         found: dict[str, Pod] = {}
-        params = {"labelSelector": selector(marks.APP), "limit": str(PAGE)}
+        params = {"labelSelector": selector(pod_metadata.APP), "limit": str(PAGE)}
         while True:
             page = await self._api.get(PodList, self.path, params)
             found.update((pod.name, pod) for pod in page.items)
@@ -192,7 +208,7 @@ class PodCache(BackgroundTask):
 
     async def _watch(self) -> None:
         params = {
-            "labelSelector": selector(marks.APP),
+            "labelSelector": selector(pod_metadata.APP),
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._version),
@@ -221,10 +237,10 @@ class PodCache(BackgroundTask):
 
     def _set(self, pod: Pod) -> None:
         known = self._pods.get(pod.name)
-        if known is not None and marks.sandbox_id(known) != marks.sandbox_id(pod):
+        if known is not None and pod_metadata.sandbox_id(known) != pod_metadata.sandbox_id(pod):
             self._forget(known)
         self._pods[pod.name] = pod
-        sandbox_id = marks.sandbox_id(pod)
+        sandbox_id = pod_metadata.sandbox_id(pod)
         if sandbox_id is not None:
             self._sandboxes.setdefault(sandbox_id, set()).add(pod.name)
         self._tell(known, pod)
@@ -235,7 +251,7 @@ class PodCache(BackgroundTask):
         self._tell(pod, None)
 
     def _forget(self, pod: Pod) -> None:
-        sandbox_id = marks.sandbox_id(pod)
+        sandbox_id = pod_metadata.sandbox_id(pod)
         names = self._sandboxes.get(sandbox_id or "", set())
         names.discard(pod.name)
         if not names:
@@ -243,7 +259,7 @@ class PodCache(BackgroundTask):
 
     def _tell(self, was: Pod | None, now: Pod | None) -> None:
         for pod in (was, now):
-            sandbox_id = None if pod is None else marks.sandbox_id(pod)
+            sandbox_id = None if pod is None else pod_metadata.sandbox_id(pod)
             for waiter in self._waiters.get(sandbox_id or "", ()):
                 if not waiter.done():
                     waiter.set_result(None)

@@ -12,12 +12,12 @@ import time
 import uuid
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.kubernetes import grants, marks, pods, warm
+from orchard.injector.kubernetes import pod_extras, pod_metadata, pods, warm
 from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.failing_registries import RegistryLimiter
 from orchard.injector.kubernetes.objects import Pod
-from orchard.injector.kubernetes.registries import RegistryLimiter
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
@@ -67,7 +67,9 @@ class Creation:
             if request.sandbox_id is not None:
                 return await self._named(request.sandbox_id, request, key)
             for attempt in range(IDS):
-                sandbox_id = uuid.uuid4().hex[:8] if key is None else marks.sandbox_id_for(key, attempt)
+                sandbox_id = (
+                    uuid.uuid4().hex[:8] if key is None else pod_metadata.sandbox_id_for(key, attempt)
+                )
                 try:
                     return await self._named(sandbox_id, request, key)
                 except _KeyReused:
@@ -79,14 +81,14 @@ class Creation:
             self._under_way -= 1
 
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
-        there = self._cache.named(marks.pod_name(sandbox_id))
+        there = self._cache.named(pod_metadata.pod_name(sandbox_id))
         if there is None and warm.pool_for(request, self._settings) is None:
             layers = (self._settings.layers.get(name, request.image) for name in request.layers)
             for image in (request.image, self._settings.agent_image, *layers):
                 self._brake.check(image)
-        born = marks.CreationRecord(
+        born = pod_metadata.CreationRecord(
             request=request,
-            key=marks.key_digest(key),
+            key=pod_metadata.key_digest(key),
             attempt=f"{self._identity}/{uuid.uuid4().hex}",
             at=time.time(),
             reserved=self._reservations is not None,
@@ -105,26 +107,26 @@ class Creation:
                 await self._reservations.give_up(sandbox_id)
             raise
 
-    async def _new(self, sandbox_id: str, born: marks.CreationRecord) -> Pod:
+    async def _new(self, sandbox_id: str, born: pod_metadata.CreationRecord) -> Pod:
         request = born.request
         body = pods.manifest(
-            marks.pod_name(sandbox_id),
+            pod_metadata.pod_name(sandbox_id),
             sandbox_id,
             request.image,
             request.cpu,
             request.memory,
             self._settings,
-            marks.claim_marks(sandbox_id, born),
+            pod_metadata.claim_marks(sandbox_id, born),
             request.env,
         )
-        await grants.add(body, request, self._settings)
+        await pod_extras.add(body, request, self._settings)
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
             with passing_over(409):
                 pod = await self._admission.create(request, body)
                 self._cache.learn(pod)
                 return pod
-            present = await self._cache.refresh(marks.pod_name(sandbox_id))
+            present = await self._cache.refresh(pod_metadata.pod_name(sandbox_id))
             if present is None:  # it has just gone
                 if asyncio.get_running_loop().time() > deadline:
                     raise SandboxUnavailable(
@@ -142,10 +144,10 @@ class Creation:
                 )
 
 
-def _same(present: Pod, born: marks.CreationRecord, sandbox_id: str) -> Pod:
+def _same(present: Pod, born: pod_metadata.CreationRecord, sandbox_id: str) -> Pod:
     """Return the existing Pod if it is from this attempt or this key. Raises SandboxConflict."""
-    if marks.claimed(present):
-        there = marks.birth(present)
+    if pod_metadata.claimed(present):
+        there = pod_metadata.birth(present)
         if there.attempt == born.attempt or (born.key and there.key == born.key):
             if there.request != born.request:
                 raise _KeyReused("this Idempotency-Key was used for another sandbox", reason="key_reused")

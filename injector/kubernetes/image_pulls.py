@@ -12,7 +12,7 @@ import msgspec
 
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.local.references import parse
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.objects import ContainerStatus, Pod
 
 INVALID_NAME = "InvalidImageName"
@@ -59,10 +59,11 @@ _WORDS = {
     r"|input/output error",
     # Before denials: a quota is used up, or a token is out of date, for a while only.
     PullFailure.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded"
-    r"|token has expired|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution|\btry again$"
-    r"|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway|stream error"
-    r"|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b|timeout awaiting"
-    r"|client\.timeout|service unavailable|bad gateway|gateway time-?out|internal server error|broken pipe",
+    r"|token has expired|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution"
+    r"|\btry again$|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway"
+    r"|stream error|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b"
+    r"|timeout awaiting|client\.timeout|service unavailable|bad gateway|gateway time-?out"
+    r"|internal server error|broken pipe",
     # Docker Hub, GHCR, GCR and ECR say so of names that do not exist, too.
     PullFailure.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
     r"|authorization failed|no basic auth credentials|insufficient_scope|may require|no pull access",
@@ -161,7 +162,7 @@ def waiting(pod: Pod) -> PendingPull | None:
     return None
 
 
-def noticed(pod: Pod, now: float) -> marks.PullAttempt | None:
+def noticed(pod: Pod, now: float) -> pod_metadata.PullAttempt | None:
     """Return the pull attempt to record on a Pod; None if it is recorded already.
 
     Another cause begins a new record. `waited` separates this attempt from the next.
@@ -174,7 +175,7 @@ def noticed(pod: Pod, now: float) -> marks.PullAttempt | None:
     if known is None or known.trouble != wait.trouble:
         if waited and wait.trouble is PullFailure.UNKNOWN:
             return None  # it says nothing of the look before
-        return marks.PullAttempt(
+        return pod_metadata.PullAttempt(
             image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited
         )
     return msgspec.structs.replace(known, waited=True) if waited and not known.waited else None
@@ -192,7 +193,7 @@ def settled(pod: Pod, now: float, after: float) -> bool:
     return again and known.trouble == wait.trouble and now >= known.since + after
 
 
-def _known(pod: Pod, image: str) -> marks.PullAttempt | None:
+def _known(pod: Pod, image: str) -> pod_metadata.PullAttempt | None:
     """The Pod's last recorded attempt for this image; a Pod may wait for several."""
-    look = marks.look(pod)
+    look = pod_metadata.look(pod)
     return look if look is not None and look.image == image else None

@@ -21,7 +21,7 @@ from typing import Any
 
 from orchard.injector.agent_connection import AGENT_REPLACED
 from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
-from orchard.injector.kubernetes import marks, policies
+from orchard.injector.kubernetes import pod_metadata, policies
 from orchard.injector.kubernetes.agents import Agents
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
@@ -80,7 +80,7 @@ class KeyExchange:
             self._consider(now, 0.0 if self._ours(now) else random.uniform(*DEFERENCE))
 
     def _ours(self, pod: Pod) -> bool:
-        return marks.claimed(pod) and marks.birth(pod).attempt.startswith(self._identity)
+        return pod_metadata.claimed(pod) and pod_metadata.birth(pod).attempt.startswith(self._identity)
 
     def _consider(self, pod: Pod, delay: float) -> None:
         if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:
@@ -123,11 +123,11 @@ class KeyExchange:
                 if now is None or self._others_turn(now) > 0:
                     return  # while we waited
                 pod = now
-                mark = f"{marks.stamp(time.time())} {self._identity}"
+                mark = f"{pod_metadata.stamp(time.time())} {self._identity}"
                 marked = asyncio.get_running_loop().time()
-                if not await self._write(pod, {marks.INTRODUCING: mark}):
+                if not await self._write(pod, {pod_metadata.INTRODUCING: mark}):
                     return
-            if marks.claimed(pod):
+            if pod_metadata.claimed(pod):
                 await policies.ensure(self._api, pod, self._settings)
             if not await self._send(pod, marked + SENDING):
                 return
@@ -138,7 +138,7 @@ class KeyExchange:
             current = await self._cache.refresh(name)
             if current is not None and (current.uid, current.address) == (uid, pod.address):
                 await self._agents.fail(
-                    current, marks.FailureRecord(reason=error.reason, message=error.detail)
+                    current, pod_metadata.FailureRecord(reason=error.reason, message=error.detail)
                 )
         except SandboxError as error:
             log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
@@ -152,7 +152,7 @@ class KeyExchange:
 
     def _others_turn(self, pod: Pod) -> float:
         """Seconds until this orchestrator may send the key; the mark has a time and its author."""
-        made, _, who = pod.annotations.get(marks.INTRODUCING, "0 ").partition(" ")
+        made, _, who = pod.annotations.get(pod_metadata.INTRODUCING, "0 ").partition(" ")
         return 0.0 if who == self._identity else float(made) + TAKEOVER - time.time()
 
     async def _send(self, pod: Pod, deadline: float) -> bool:
@@ -171,10 +171,11 @@ class KeyExchange:
     async def _confirm(self, name: str, uid: str, mark: str) -> None:
         while True:
             pod = await self._cache.refresh(name)
-            if pod is None or pod.uid != uid or pod.annotations.get(marks.INTRODUCING) != mark:
+            if pod is None or pod.uid != uid or pod.annotations.get(pod_metadata.INTRODUCING) != mark:
                 return
             if await self._write(
-                pod, {marks.INTRODUCED: f"{marks.stamp(time.time())} {self._agents.fingerprint}"}
+                pod,
+                {pod_metadata.INTRODUCED: f"{pod_metadata.stamp(time.time())} {self._agents.fingerprint}"},
             ):
                 return
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from enum import StrEnum
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
-from orchard.injector.kubernetes.going import BackgroundTask
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.objects import ClusterLease, Manifest, microtime
 from orchard.injector.kubernetes.refusals import ApiRefused
 
@@ -111,7 +111,7 @@ class Leadership(BackgroundTask):
         body: Manifest = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NAME, "namespace": self._namespace, "labels": marks.MANAGED_BY},
+            "metadata": {"name": NAME, "namespace": self._namespace, "labels": pod_metadata.MANAGED_BY},
             "spec": {
                 "holderIdentity": holder,
                 "leaseDurationSeconds": max(1, round(self._seconds)),

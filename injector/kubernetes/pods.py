@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.errors import SandboxRequestInvalid
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import PodVerdict
@@ -78,7 +78,12 @@ def manifest(
         spec["runtimeClassName"] = settings.runtime_class
     if settings.priority_class is not None:
         spec["priorityClassName"] = settings.priority_class
-    labels = {**marks.APP, **marks.MANAGED_BY, marks.AGENT: agent_id, **metadata.get("labels", {})}
+    labels = {
+        **pod_metadata.APP,
+        **pod_metadata.MANAGED_BY,
+        pod_metadata.AGENT: agent_id,
+        **metadata.get("labels", {}),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -169,7 +174,7 @@ def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
 
 
 def info(pod: Pod, namespace: str, verdict: PodVerdict) -> SandboxInfo:
-    born = marks.birth(pod)
+    born = pod_metadata.birth(pod)
     request = born.request
     message = verdict.message
     if not message and request.pids is not None:
@@ -177,7 +182,7 @@ def info(pod: Pod, namespace: str, verdict: PodVerdict) -> SandboxInfo:
             "its limit of processes is that of the node's kubelet (podPidsLimit): a Pod cannot have its own"
         )
     return SandboxInfo(
-        sandbox_id=pod.labels[marks.SANDBOX],
+        sandbox_id=pod.labels[pod_metadata.SANDBOX],
         namespace=namespace,
         image=request.image,
         pod_name=pod.name,

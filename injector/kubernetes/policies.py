@@ -3,7 +3,7 @@ sandboxes."""
 
 import ipaddress
 
-from orchard.injector.kubernetes import grants, marks
+from orchard.injector.kubernetes import pod_extras, pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.objects import Manifest, Named, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -18,8 +18,8 @@ def path(namespace: str) -> str:
 def allowance(pod: Pod, settings: KubernetesSettings) -> Manifest:
     """Return a policy that lets one sandbox reach the internet, or its permitted destinations; it is
     deleted with its Pod."""
-    if pod.annotations.get(marks.EGRESS):
-        return _policy(pod, settings, grants.egress(pod))
+    if pod.annotations.get(pod_metadata.EGRESS):
+        return _policy(pod, settings, pod_extras.egress(pod))
     networks = [ipaddress.ip_network(network) for network in settings.closed_networks]
     blocks = [
         {
@@ -41,11 +41,11 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
         "metadata": {
             "name": pod.name,
             "namespace": settings.namespace,
-            "labels": {**marks.APP, **marks.MANAGED_BY},
+            "labels": {**pod_metadata.APP, **pod_metadata.MANAGED_BY},
             "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}],
         },
         "spec": {
-            "podSelector": {"matchLabels": {marks.AGENT: pod.labels[marks.AGENT]}},
+            "podSelector": {"matchLabels": {pod_metadata.AGENT: pod.labels[pod_metadata.AGENT]}},
             "policyTypes": ["Egress"],
             "egress": egress,
         },
@@ -54,7 +54,7 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
 
 async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> None:
     """Create the policy that a sandbox asked for, if any; does nothing when it exists."""
-    request = marks.birth(pod).request
+    request = pod_metadata.birth(pod).request
     if request.block_network and not request.egress:
         return
     with passing_over(409):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchard.injector.kubernetes import image_pulls, marks, registries, warm
+from orchard.injector.kubernetes import failing_registries, image_pulls, pod_metadata, warm
 from orchard.injector.kubernetes.activity import DUE
 from orchard.injector.kubernetes.objects import ClusterLease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
@@ -33,7 +33,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 class Fail(msgspec.Struct, frozen=True):
     pod: Pod
-    failure: marks.FailureRecord
+    failure: pod_metadata.FailureRecord
 
 
 class MakeWarm(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class MakeWarm(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct, frozen=True):
     pod: Pod
-    look: marks.PullAttempt
+    look: pod_metadata.PullAttempt
 
 
 Action = Delete | Fail | MakeWarm | Note
@@ -55,7 +55,7 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
-        action = _for_sandbox(pod, settings, now) if marks.claimed(pod) else None
+        action = _for_sandbox(pod, settings, now) if pod_metadata.claimed(pod) else None
         if action is not None:
             done.append(action)
         elif (look := image_pulls.noticed(pod, now)) is not None:
@@ -65,13 +65,15 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
         for image, pool in settings.warm.items()
     }
-    return done + _for_pools([pod for pod in present if marks.WARM in pod.labels], wanted, settings, now)
+    return done + _for_pools(
+        [pod for pod in present if pod_metadata.WARM in pod.labels], wanted, settings, now
+    )
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
-    born = marks.birth(pod)
+    born = pod_metadata.birth(pod)
     ttl = born.request.ttl_seconds
-    touched = marks.moment(pod, marks.TOUCHED) or born.at
+    touched = pod_metadata.moment(pod, pod_metadata.TOUCHED) or born.at
     if ttl is not None and now > touched + ttl * DUE:
         return Delete(pod, f"nobody asked for it for {ttl:g} s")
     age = now - born.at
@@ -79,21 +81,28 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
         return Delete(pod, "it ended long ago")
     verdict = judge(pod, settings, now)
     if verdict.failed and not verdict.settled:
-        return Fail(pod, marks.FailureRecord(reason=verdict.reason, message=verdict.message))
+        return Fail(pod, pod_metadata.FailureRecord(reason=verdict.reason, message=verdict.message))
     if not verdict.failed and age > settings.max_lifetime:
         # Its kubelet should have ended it, but the node may be lost.
         return Fail(
-            pod, marks.FailureRecord(reason="expired", message="it reached the most that one may live")
+            pod, pod_metadata.FailureRecord(reason="expired", message="it reached the most that one may live")
         )
     return None
 
 
 def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
     """Fail Pods that would ask a failing registry, beyond a few. Their callers retry."""
-    crowded = (one for one in registries.crowd(pods) if marks.claimed(one[0]) and one[0].name not in over)
+    crowded = (
+        one
+        for one in failing_registries.crowd(pods)
+        if pod_metadata.claimed(one[0]) and one[0].name not in over
+    )
     why = "the image {} cannot be had now, and enough other sandboxes ask its registry: {}"
     return [
-        Fail(pod, marks.FailureRecord(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)))
+        Fail(
+            pod,
+            pod_metadata.FailureRecord(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)),
+        )
         for pod, wait in crowded
     ]
 
@@ -105,7 +114,7 @@ def _for_pools(
     done: list[Action] = []
     members: dict[str, list[Pod]] = {mark: [] for mark in wanted}
     for pod in sorted(pods, key=lambda pod: pod.created_at):
-        mark = pod.labels[marks.WARM]
+        mark = pod.labels[pod_metadata.WARM]
         if mark not in wanted:
             done.append(Delete(pod, "its pool is not wanted any more"))
         elif judge(pod, settings, now).failed and now > pod.created_at + WARM_RETRY:
@@ -124,7 +133,7 @@ def next_due(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> f
     """Seconds until something becomes due although no Pod changes; at most the interval."""
     soonest = settings.reconcile_interval
     for pod in pods:
-        until = judge(pod, settings, now).until if marks.claimed(pod) else None
+        until = judge(pod, settings, now).until if pod_metadata.claimed(pod) else None
         soonest = min(soonest, math.inf if until is None else max(0.05, until - now))
     return soonest
 
@@ -148,5 +157,5 @@ def orphaned_reservations(
     return [
         lease
         for lease in leases
-        if is_stale(lease, now) and lease.metadata.labels.get(marks.SANDBOX) not in sandbox_ids
+        if is_stale(lease, now) and lease.metadata.labels.get(pod_metadata.SANDBOX) not in sandbox_ids
     ]

@@ -3,7 +3,7 @@ invalid object."""
 
 import re
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes.objects import Status
 

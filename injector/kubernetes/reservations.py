@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from orchard.injector.errors import SandboxUnavailable
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.leadership import leases
@@ -58,7 +58,7 @@ class Reservations:
             await self._cache.changed(sandbox_id, LOOK)
 
     async def give_up(self, sandbox_id: str) -> None:
-        await self._api.delete(f"{self.path}/{marks.pod_name(sandbox_id)}", {})
+        await self._api.delete(f"{self.path}/{pod_metadata.pod_name(sandbox_id)}", {})
 
     async def _take_over(self, lease: ClusterLease, sandbox_id: str, holder: str) -> bool:
         body = self._body(sandbox_id, holder)
@@ -70,7 +70,7 @@ class Reservations:
 
     async def _read(self, sandbox_id: str) -> ClusterLease | None:
         with passing_over(404):
-            return await self._api.get(ClusterLease, f"{self.path}/{marks.pod_name(sandbox_id)}")
+            return await self._api.get(ClusterLease, f"{self.path}/{pod_metadata.pod_name(sandbox_id)}")
         return None
 
     def _body(self, sandbox_id: str, holder: str) -> Manifest:
@@ -78,9 +78,9 @@ class Reservations:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {
-                "name": marks.pod_name(sandbox_id),
+                "name": pod_metadata.pod_name(sandbox_id),
                 "namespace": self._namespace,
-                "labels": {**marks.MANAGED_BY, **RESERVED, marks.SANDBOX: sandbox_id},
+                "labels": {**pod_metadata.MANAGED_BY, **RESERVED, pod_metadata.SANDBOX: sandbox_id},
             },
             "spec": {
                 "holderIdentity": holder,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.kubernetes.objects import ClusterNode as ClusterNode
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings

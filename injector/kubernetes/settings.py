@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.layer_files import NAME
-from orchard.injector.agent.machine import quantity
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.schemas.quantities import Unit
 

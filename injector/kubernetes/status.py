@@ -2,7 +2,7 @@
 
 import msgspec
 
-from orchard.injector.kubernetes import image_pulls, marks
+from orchard.injector.kubernetes import image_pulls, pod_metadata
 from orchard.injector.kubernetes.objects import Pod, PodStatus, Terminated
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import SandboxStatus
@@ -49,13 +49,13 @@ class PodVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict:
     """Determine the state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
-    marked = marks.failure(pod)
+    marked = pod_metadata.failure(pod)
     if marked is not None:
         return _failed(marked.reason, marked.message, settled=True)
     ended = _ended(pod)
     if ended is not None:
         return ended
-    if marks.INTRODUCED in pod.annotations:
+    if pod_metadata.INTRODUCED in pod.annotations:
         return PodVerdict(status=SandboxStatus.READY)
     hopeless = _hopeless(pod) or _without_image(pod, settings, now)
     if hopeless is not None:
@@ -93,9 +93,9 @@ def _failed(reason: str, message: str, *, settled: bool = False) -> PodVerdict:
 
 def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float]:
     """Return when it began to start, and how many seconds it may take."""
-    if not marks.claimed(pod):
+    if not pod_metadata.claimed(pod):
         return pod.created_at, settings.pending_timeout
-    born = marks.birth(pod)
+    born = pod_metadata.birth(pod)
     return born.at, min(born.request.timeout, settings.pending_timeout)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchard.injector.agent.machine import quantity
-from orchard.injector.kubernetes import marks, pods
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.kubernetes import pod_metadata, pods
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Manifest, Pod
@@ -44,7 +44,7 @@ def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool |
 def manifest(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> Manifest:
     """Return a warm Pod, whose lifetime begins with its claim."""
     agent_id = f"warm-{uuid.uuid4().hex[:12]}"
-    metadata = {"labels": {marks.WARM: mark_of(image, pool, settings, fingerprint)}}
+    metadata = {"labels": {pod_metadata.WARM: mark_of(image, pool, settings, fingerprint)}}
     body = pods.manifest(agent_id, agent_id, image, pool.cpu, pool.memory, settings, metadata)
     del body["spec"]["activeDeadlineSeconds"]
     return body
@@ -55,7 +55,7 @@ async def claim(
     cache: PodCache,
     settings: KubernetesSettings,
     sandbox_id: str,
-    born: marks.CreationRecord,
+    born: pod_metadata.CreationRecord,
     fingerprint: str,
 ) -> Pod | None:
     """Claim a warm Pod for this sandbox; None when none is free.
@@ -67,12 +67,12 @@ async def claim(
         return None
     wanted = mark_of(born.request.image, pool, settings, fingerprint)
     for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
-        marked = marks.claim_marks(sandbox_id, born)
+        marked = pod_metadata.claim_marks(sandbox_id, born)
         body = {
             "metadata": {
                 "uid": pod.uid,
                 "resourceVersion": pod.metadata.resource_version,
-                "labels": {marks.WARM: None, **marked["labels"]},
+                "labels": {pod_metadata.WARM: None, **marked["labels"]},
                 "annotations": marked["annotations"],
             },
             "spec": {"activeDeadlineSeconds": math.ceil(born.at - pod.created_at + settings.max_lifetime)},
@@ -86,10 +86,10 @@ async def claim(
 
 def _free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float, fingerprint: str) -> bool:
     return (
-        pod.labels.get(marks.WARM) == wanted
-        and marks.sandbox_id(pod) is None
+        pod.labels.get(pod_metadata.WARM) == wanted
+        and pod_metadata.sandbox_id(pod) is None
         and judge(pod, settings, now).ready
-        and marks.introduced_by(pod) == fingerprint
+        and pod_metadata.introduced_by(pod) == fingerprint
     )
 
 

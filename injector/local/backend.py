@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import aiohttp
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
 from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.exchange import ConnectionPool
 from orchard.injector.local import agent_process
 from orchard.injector.resources import resources
+from orchard.injector.unix_http import ConnectionPool
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     Amounts,

@@ -12,19 +12,18 @@ import msgspec
 from aiohttp import web
 
 from orchard.injector import operations
+from orchard.injector.agent.bodies import query
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.machine import quantity
-from orchard.injector.agent.queries import query
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.agent.protocol import FRAME_LIMIT, KEY_HEADER, WAIT_TIMEOUT
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
 from orchard.injector.operations import (
-    FRAME_LIMIT,
     HTML,
     JSON,
     KEY,
-    KEY_HEADER,
     OPERATIONS,
     RAW,
     ApiOperation,
@@ -36,7 +35,6 @@ from orchard.injector.orchestrator.keys import Keys, offered_protocols
 from orchard.injector.orchestrator.limits import RequestAdmission, ServiceLimits
 from orchard.injector.orchestrator.metrics import MEDIA_TYPE, ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership, without_owner
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.orchestrator.replies import (
     KEY_NAME,
@@ -48,7 +46,7 @@ from orchard.injector.orchestrator.replies import (
     middleware,
     streamed,
 )
-from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, UploadBody, decoded
+from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Invalid, UploadBody, decoded
 from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
     ENVIRONMENT_SIZE,
@@ -63,8 +61,6 @@ from orchard.schemas.sandboxes import (
     ServiceInfo,
 )
 
-WAIT_DEFAULT = 300.0
-"""Default timeout of a wait in seconds."""
 SERVICE = "orchard-sandbox"
 _FILES = "/sandboxes/{id}/files"
 
@@ -322,7 +318,7 @@ def _asked_for(request: web.Request, operation: ApiOperation) -> dict[str, str]:
 
 def _timeout(text: str | None) -> float:
     if text is None:
-        return WAIT_DEFAULT
+        return WAIT_TIMEOUT
     try:
         seconds = msgspec.convert(text, float, strict=False)
     except msgspec.ValidationError as error:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import hdrs, web
 
-from orchard.injector.exchange import Sized
+from orchard.injector.unix_http import Sized
 
 HEADER_SECONDS = 60.0
 """Seconds for a connection to send the headers of its next request; then it is closed, even if idle."""

@@ -9,9 +9,8 @@ from orchard.injector.backend import Backend
 from orchard.injector.operations import ApiOperation
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.replies import KEY_NAME, Handler, json_reply
-from orchard.injector.orchestrator.requests import decoded
+from orchard.injector.orchestrator.requests import Invalid, decoded
 
 OPERATIONS = (
     operations.IMAGES,

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
-from orchard.injector.operations import TERMINAL
+from orchard.injector.operations import API_KEY_HEADER, TERMINAL
 from orchard.injector.orchestrator.limits import OPEN, name_of
 
-KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
 KEY_PROTOCOL = "api_key."
 """Prefix of a subprotocol that carries the key; the response repeats it."""
@@ -46,7 +45,7 @@ def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | AuthRef
         return OPEN
     given = _given(request)
     if given is None:
-        return AuthRefusal(401, f"the header {KEY_HEADER} is missing")
+        return AuthRefusal(401, f"the header {API_KEY_HEADER} is missing")
     # Compared with all of them, so that the time taken tells nothing.
     sent = given.encode("utf-8", "surrogateescape")
     names = [name for name, key in accepted.items() if hmac.compare_digest(sent, key)]
@@ -60,7 +59,7 @@ def offered_protocols(request: web.Request) -> list[str]:
 
 
 def _given(request: web.Request) -> str | None:
-    given = request.headers.get(KEY_HEADER)
+    given = request.headers.get(API_KEY_HEADER)
     resource = request.match_info.route.resource
     session = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
     if given is not None or not session or resource is None or resource.canonical != TERMINAL.path:

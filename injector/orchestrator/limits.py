@@ -98,6 +98,14 @@ class Excess(NamedTuple):
         return 503 if self.limit == OVERLOAD else 429
 
 
+class OverLimit(Exception):
+    """A request that exceeds a limit of its key."""
+
+    def __init__(self, excess: Excess) -> None:
+        super().__init__(excess.detail)
+        self.excess = excess
+
+
 class Bucket:
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate

@@ -9,8 +9,15 @@ from typing import Any
 
 import msgspec
 
-from orchard.injector.operations import JSON, OPERATIONS, ApiOperation, Parameter, Problem, ValidationProblem
-from orchard.injector.orchestrator.keys import KEY_HEADER
+from orchard.injector.operations import (
+    API_KEY_HEADER,
+    JSON,
+    OPERATIONS,
+    ApiOperation,
+    Parameter,
+    Problem,
+    ValidationProblem,
+)
 
 API_VERSION = "1.0"
 ANY_ROUTE = (403, 421, 500, 503)
@@ -41,7 +48,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": KEY_HEADER}},
+            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER}},
         },
         "security": [{"key": []}],
     }

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
-from orchard.injector.agent.machine import OWNER
+from orchard.injector.agent.interfaces import OWNER
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.limits import RequestAdmission, sandboxes_excess
-from orchard.injector.orchestrator.refusals import Invalid, OverLimit
+from orchard.injector.orchestrator.limits import OverLimit, RequestAdmission, sandboxes_excess
+from orchard.injector.orchestrator.requests import Invalid
 from orchard.schemas.sandboxes import SandboxStatus
 
 RESERVED = "orchard."

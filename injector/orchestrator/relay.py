@@ -6,7 +6,7 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.connections import keep_alive
 
 Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 from aiohttp import hdrs, web
 
 from orchard.injector import operations, wire
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import REASON_HEADER, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import OPERATIONS, REASON_HEADER
+from orchard.injector.operations import OPERATIONS
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import AuthRefusal, Keys, caller
-from orchard.injector.orchestrator.limits import OPEN, Excess, RequestAdmission
+from orchard.injector.orchestrator.limits import OPEN, Excess, OverLimit, RequestAdmission
 from orchard.injector.orchestrator.metrics import ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership
-from orchard.injector.orchestrator.refusals import Invalid, OverLimit
-from orchard.injector.orchestrator.turns import Turns
+from orchard.injector.orchestrator.request_queue import RequestQueue
+from orchard.injector.orchestrator.requests import Invalid
 
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
@@ -94,7 +95,7 @@ class AccessControl(NamedTuple):
 def middleware(door: AccessControl, metrics: ServiceMetrics, drain: Drain) -> Any:
     """Make the middleware: request id, origin, key, limits, owner, errors, metrics and log for every
     handler."""
-    turns = Turns(door.admission)
+    turns = RequestQueue(door.admission)
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:

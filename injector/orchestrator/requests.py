@@ -7,7 +7,7 @@ decoded as it comes: it may have 200 MB, and must not delay others.
 import difflib
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,6 @@ from orchard.injector import wire
 from orchard.injector.operations import JSON
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.deadlines import body as whole_body
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.schemas.sandboxes import ApplyPatch, ExecRequest, MoveFile, UploadFile
 
 JSON_BODY_LIMIT = 256 * 1024 * 1024
@@ -37,6 +36,16 @@ _OF_FILES = (ApplyPatch, ExecRequest, MoveFile, UploadFile)
 """Records with texts that may have bytes which are not UTF-8."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Invalid(Exception):
+    """A request that does not fit its schema; `place` is where, `kind` a word for programs."""
+
+    def __init__(self, place: Sequence[str | int], message: str, kind: str = "value_error") -> None:
+        super().__init__(message)
+        self.place = list(place)
+        self.message = message
+        self.kind = kind
 
 
 async def decoded(request: web.Request, kind: type[T]) -> T:

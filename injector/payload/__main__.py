@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from orchard.injector.payload.build import build
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchard.injector.payload import elf, launch, libraries
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 # fmt: off
 LEFT_OUT = frozenset({

@@ -3,8 +3,6 @@
 import struct
 from collections.abc import Iterator
 
-from orchard.injector.payload.errors import PayloadError
-
 MAGIC = b"\x7fELF"
 _CLASS_AND_ORDER = b"\x02\x01"
 """64 bits, little-endian, as on all machines that run containers."""
@@ -12,6 +10,10 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _PT_DYNAMIC, _PT_INTERP = 2, 3
 _DT_NULL, _DT_RPATH, _DT_RUNPATH = 0, 15, 29
+
+
+class PayloadError(Exception):
+    """An error whose message is one sentence that names the remedy."""
 
 
 def interpreter(program: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchard.injector.payload import elf
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 LOADER = "ld.so"
 _FOUND = re.compile(r"^\s+(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE)

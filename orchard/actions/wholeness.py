@@ -2,8 +2,8 @@
 
 import asyncio
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
 from orchard.streams.guard import Unjudged

@@ -13,7 +13,7 @@ from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.injector.agent_connection import AgentUnreachable

@@ -16,10 +16,10 @@ from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
+from orchard.storage.archive.archiving import ArchiveProgress
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.archive.sizes import Size, sizes
-from orchard.storage.archive.steps import ArchiveProgress
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook

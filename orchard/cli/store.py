@@ -15,8 +15,8 @@ from orchard.actions.terminal import console
 from orchard.cli.reading import rows_table
 from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.checking import examine

@@ -18,10 +18,10 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
+from orchard.storage.archive.archiving import ArchiveProgress, archive_events
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import MEMORY_LIMIT
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
-from orchard.storage.archive.steps import ArchiveProgress, archive_events
 from orchard.storage.archive.verify import check_part
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import ArchiveRefused, StorageError

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest
-from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
 from orchard.streams.connection import Connection

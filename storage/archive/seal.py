@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
 from orchard.schemas.subjects import campaign_subjects
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import EventListing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
-from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost
 from orchard.streams.connection import Connection
 from orchard.streams.reader import Arrived

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orchard.schemas.archives import Manifest, Segment
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import recorded, relisted
 from orchard.storage.archive.segments import ContentDigest, counted_subject, is_fence
-from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.errors import ArchiveCorrupt
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchard.storage import compaction
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.checking import check as check
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import (

@@ -18,9 +18,9 @@ import msgspec
 
 from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.backend import GLANCE
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.limits import ServiceLimits
@@ -116,9 +116,9 @@ class TestSandboxes:
                 assert worker or taint not in pod["spec"].get("tolerations", []), name
 
     def test_who_tidies_up_nodes_leaves_a_sandbox_and_takes_a_warm_pod(self, manifests: Manifests) -> None:
-        birth = marks.CreationRecord(request=CreateSandbox(image="i"), attempt="a", at=0.0)
-        annotations = marks.claim_marks("x", birth)["annotations"]
+        birth = pod_metadata.CreationRecord(request=CreateSandbox(image="i"), attempt="a", at=0.0)
+        annotations = pod_metadata.claim_marks("x", birth)["annotations"]
         assert annotations["karpenter.sh/do-not-disrupt"] == "true"
         assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
         unclaimed = sandbox_pod(manifests)["metadata"].get("annotations", {})
-        assert not unclaimed.keys() & marks.KEPT.keys()
+        assert not unclaimed.keys() & pod_metadata.KEPT.keys()

@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
-from orchard.injector.agent.machine import OWNER
+from orchard.injector.agent.interfaces import OWNER
 from orchard.injector.orchestrator import ownership
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.limits import KeyLimits, RequestAdmission, ServiceLimits, name_of
+from orchard.injector.orchestrator.limits import (
+    KeyLimits,
+    OverLimit,
+    RequestAdmission,
+    ServiceLimits,
+    name_of,
+)
 from orchard.injector.orchestrator.ownership import Ownership
-from orchard.injector.orchestrator.refusals import OverLimit
 from orchard.schemas.sandboxes import SandboxInfo, SandboxStatus
 
 KEY, OTHER = name_of("one"), name_of("two")

@@ -23,7 +23,7 @@ from orchard.injector.orchestrator.limits import (
     load,
     name_of,
 )
-from orchard.injector.orchestrator.turns import Turns
+from orchard.injector.orchestrator.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -87,7 +87,7 @@ async def test_ten_thousand_at_once_wait_for_their_turn_and_none_is_refused() ->
     limits = ServiceLimits(
         concurrent_requests=48, default=KeyLimits(concurrent_requests=32, waiting_requests=10_000)
     )
-    turns, served, most = Turns(RequestAdmission(limits, keys=2)), dict[str, list[int]](a=[], b=[]), 0
+    turns, served, most = RequestQueue(RequestAdmission(limits, keys=2)), dict[str, list[int]](a=[], b=[]), 0
     handled = 0
 
     async def ask(key: str, number: int) -> None:
@@ -107,7 +107,7 @@ async def test_ten_thousand_at_once_wait_for_their_turn_and_none_is_refused() ->
 
 async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
     admission = RequestAdmission(ServiceLimits(concurrent_requests=1, default=KeyLimits(waiting_requests=2)))
-    turns, order = Turns(admission), list[str]()
+    turns, order = RequestQueue(admission), list[str]()
     assert await turns.enter("a") is None
 
     async def ask(key: str) -> None:
@@ -128,7 +128,7 @@ async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
 
 async def test_commands_of_the_first_do_not_wait_behind_a_crowd_of_creations() -> None:
     """They have a time limit, and their sandboxes are there already."""
-    turns = Turns(
+    turns = RequestQueue(
         RequestAdmission(ServiceLimits(concurrent_requests=1, default=KeyLimits(waiting_requests=9_999)))
     )
     assert await turns.enter("a", creates=True) is None
@@ -152,7 +152,7 @@ async def test_commands_of_the_first_do_not_wait_behind_a_crowd_of_creations() -
 
 
 async def test_who_gives_up_keeps_nobody_waiting() -> None:
-    turns = Turns(
+    turns = RequestQueue(
         RequestAdmission(ServiceLimits(default=KeyLimits(concurrent_requests=1, waiting_requests=9)))
     )
     assert await turns.enter("a") is None

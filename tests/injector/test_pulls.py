@@ -16,8 +16,8 @@ from backports import zstd
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
 from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.injector.agent.local.pulling import Pull, pull
-from orchard.injector.agent.local.reach import local, public
 from orchard.injector.agent.local.registry import Credentials, PullRetry, RegistryUnavailable
+from orchard.injector.agent.local.ssrf_guard import local, public
 from orchard.injector.client import AsyncSandboxClient
 from tests.injector import registry as registries
 from tests.injector.registry import INDEX, Registry

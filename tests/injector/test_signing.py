@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.injector.agent import signing
+from orchard.injector.agent.protocol import KEY_HEADER
 from orchard.injector.agent.signing import (
     Admitted,
     Seal,
@@ -80,7 +81,7 @@ class TestRequests:
     def test_what_was_sealed_passes(self, method: str, target: str, body: bytes, key: str | None) -> None:
         caller, agent = ends()
         request = caller.request(method, target, body=body, idempotency_key=key)
-        headers = request.headers | ({} if key is None else {signing.KEY_HEADER: key})
+        headers = request.headers | ({} if key is None else {KEY_HEADER: key})
 
         admitted = agent.admit(method, target, headers)
 
@@ -92,7 +93,7 @@ class TestRequests:
     def test_no_part_can_be_changed(self, data: st.DataObject) -> None:
         caller, agent = ends()
         request = caller.request("POST", "/x?a=b", body=b"body", idempotency_key="k")
-        parts = {"method": "POST", "target": "/x?a=b", **request.headers, signing.KEY_HEADER: "k"}
+        parts = {"method": "POST", "target": "/x?a=b", **request.headers, KEY_HEADER: "k"}
         name = data.draw(st.sampled_from(sorted(parts)))
         parts[name] = data.draw(st.text().filter(lambda other: other != parts[name]))
         method, target = parts.pop("method"), parts.pop("target")

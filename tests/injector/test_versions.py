@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from orchard.injector.agent.version import VERSION, VERSION_HEADER
+from orchard.injector.agent.protocol import VERSION, VERSION_HEADER
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxError
-from orchard.injector.exchange import ConnectionPool, Sized
+from orchard.injector.unix_http import ConnectionPool, Sized
 from orchard.schemas.sandboxes import FileWritten, Health, SandboxInfo
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.subjects import campaign_subjects
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.shelf import ArchiveFiles
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.digest import store_digests
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events

@@ -17,10 +17,9 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from orchard.injector.agent.connections import accepted, connected
+from orchard.injector.agent.connections import accepted, connected, keep_alive
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.local.network import REFUSED, add_routes, local_route, own_addresses
 from orchard.injector.agent.namespace_sockets import inside
 from orchard.injector.agent.spawning import Entrance

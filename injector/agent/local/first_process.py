@@ -6,8 +6,8 @@ exits: spawner and agent may both have been killed before it asked to die with i
 sealed in-memory file, so the `/proc/1/exe` that a task can find leads to nothing that could be changed.
 """
 
-from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
+from orchard.injector.agent.syscall_program import elf
 
 _CODE = {
     "x86_64": bytes.fromhex(

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.interfaces import Died, SandboxSpec
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.cgroups import Cgroups
 from orchard.injector.agent.local.disk import DiskLimits, DiskWatch
@@ -16,11 +18,9 @@ from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
 from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, laid_over
-from orchard.injector.agent.local.machine import HostContext, LocalSandbox
 from orchard.injector.agent.local.network import RESOLVER
-from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.local.requirements import Requirements
-from orchard.injector.agent.machine import Died, SandboxSpec
+from orchard.injector.agent.local.sandbox import HostContext, LocalSandbox
 from orchard.injector.agent.sandboxes import RECORD
 from orchard.injector.agent.spawning import Spawner
 

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import Forbidden, RequestInvalid
-from orchard.injector.agent.local.bringing import bring, image_limit
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.local.image_process import bring, image_limit
 from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, check_name
 from orchard.injector.agent.local.layers import SizeBudget
 from orchard.injector.agent.local.references import parse
-from orchard.injector.agent.local.removal import remove_tree
 
 
 class LocalImages:

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid
+from orchard.injector.agent.files import remove_tree
 from orchard.injector.agent.local.overlay import MAX_LAYERS
-from orchard.injector.agent.local.removal import remove_tree
 
 HOST = "host"
 """Name of the image that is the machine's own root file system, and of its layers within other images."""

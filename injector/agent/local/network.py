@@ -21,7 +21,7 @@ from typing import Any
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.reading import PipeOutput
+from orchard.injector.agent.output import PipeOutput
 from orchard.injector.agent.spawning import Spawner, StartFailure
 
 PACKAGE = "slirp4netns"

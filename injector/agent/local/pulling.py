@@ -15,7 +15,6 @@ from typing import Any
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
 from orchard.injector.agent.local.archives import ARCHITECTURES, IMAGE_LIMIT, import_image
 from orchard.injector.agent.local.images import ImageStore, StoredImage, check_name
-from orchard.injector.agent.local.reach import REFUSED
 from orchard.injector.agent.local.references import DIGEST, Reference, parse
 from orchard.injector.agent.local.registry import (
     DOCUMENT_LIMIT,
@@ -24,6 +23,7 @@ from orchard.injector.agent.local.registry import (
     Registry,
     RegistryUnavailable,
 )
+from orchard.injector.agent.local.ssrf_guard import REFUSED
 
 AT_ONCE = 3
 PULL_SECONDS = 3600.0

@@ -19,8 +19,8 @@ import aiohttp
 from yarl import URL
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
-from orchard.injector.agent.local.reach import REFUSED, SsrfGuard, local
 from orchard.injector.agent.local.references import DIGEST, Reference
+from orchard.injector.agent.local.ssrf_guard import REFUSED, SsrfGuard, local
 
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",

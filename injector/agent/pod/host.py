@@ -1,21 +1,44 @@
 """Presents the agent's container as the one sandbox of its agent.
 
 Nothing is isolated here: that is what the container is for. Commands run as the agent's own user, in the
-agent's own root; `protection` and the seal on every request and response keep them from the agent.
+agent's own root; `start.protect` and the seal on every request and response keep them from the agent.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import AgentError, Conflict
-from orchard.injector.agent.machine import Died, SandboxSpec, UnisolatedSandbox
-from orchard.injector.agent.pod.memory import MemoryKills
+from orchard.injector.agent.interfaces import Died, SandboxSpec, UnisolatedSandbox
+from orchard.injector.agent.local.cgroups import oom_kills
+from orchard.injector.agent.protocol import WORKSPACE
 
-WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for memory look like any other"
+MEMORY_EVENTS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
+"""Files that count kills for memory in a container's own group: version 2, then 1."""
+
+
+class MemoryKills:
+    def __init__(self) -> None:
+        self._file = next((file for file in MEMORY_EVENTS if _readable(file)), None)
+
+    @property
+    def told(self) -> bool:
+        return self._file is not None
+
+    def count(self) -> int:
+        return 0 if self._file is None else oom_kills(self._file.read_text())
+
+
+def _readable(file: Path) -> bool:
+    try:
+        file.read_text()
+    except OSError:  # another version, not mounted, or not for us
+        return False
+    return True
 
 
 class PodHost:

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.protocol import INTRODUCTION, REASON_HEADER
 from orchard.injector.agent.signing import (
     KEY_SIZE,
     LINE,
-    REASON_HEADER,
     SEAL_HEADER,
     STREAM,
     Admitted,
@@ -29,7 +29,6 @@ from orchard.injector.agent.signing import (
     SealVerifier,
 )
 
-INTRODUCTION = "/introduction"
 INTRODUCTION_LIMIT = 4096
 _ADMITTED = web.RequestKey("admitted", Admitted)
 

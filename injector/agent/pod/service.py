@@ -7,19 +7,21 @@ import resource
 import signal
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 from aiohttp import web
 
 from orchard.injector.agent import logs
-from orchard.injector.agent.machine import SandboxSpec
+from orchard.injector.agent.interfaces import SandboxSpec
 from orchard.injector.agent.pod.host import PodHost
-from orchard.injector.agent.pod.protection import started_threads
 from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.agent.sandboxes import Sandboxes
 from orchard.injector.agent.server import AgentServer
 from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
+THREADS = 4
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ async def serve(
     """
     logs.configure()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(started_threads())
+    loop.set_default_executor(_started_threads())
     ending: asyncio.Future[int] = loop.create_future()
 
     def end(status: int, why: str) -> None:
@@ -71,6 +73,16 @@ async def serve(
         await runner.cleanup()
         loop.remove_signal_handler(signal.SIGCHLD)  # the spawner's end is the last, and nobody waits for it
         spawner.close()
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Return threads that exist already when commands have used up all processes of the container."""
+    executor = ThreadPoolExecutor(THREADS, "agent")
+    barrier = Barrier(THREADS + 1)
+    for _ in range(THREADS):
+        executor.submit(barrier.wait)
+    barrier.wait()
+    return executor
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,10 +1,10 @@
 """Starts the agent of a container in the one order that keeps its key from its commands."""
 
 import os
+import resource
 from pathlib import Path
 
-from orchard.injector.agent import spawner
-from orchard.injector.agent.pod.protection import protect
+from orchard.injector.agent import kernel, spawner
 from orchard.injector.agent.pod.variables import parsed, unpacked
 
 OF_THE_CLUSTER = "KUBERNETES_"
@@ -32,6 +32,15 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
         return loop.run_until_complete(serve((host, port), sandbox_id, channel, environment))
     finally:
         loop.close()
+
+
+def protect() -> None:
+    """Deny processes without CAP_SYS_PTRACE all access to this one: ptrace, /proc/PID/mem, core files.
+
+    Call it before there is anything to protect.
+    """
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _environment(left_out: frozenset[str]) -> dict[str, str]:

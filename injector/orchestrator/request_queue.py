@@ -11,7 +11,7 @@ from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Exc
 _Turn = asyncio.Future[Excess | None]
 
 
-class Turns:
+class RequestQueue:
     """Admits requests: those of a key in order of arrival, keys in rotation.
 
     Of a key, requests for existing sandboxes go before those that create more: behind a crowd of creations,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.events import make_event
 from orchard.schemas.subjects import campaign_subjects
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import listed, recorded, settled
 from orchard.storage.archive.seal import PartWriter
-from orchard.storage.archive.shelf import ArchiveFiles, ArchivePart
 from orchard.storage.archive.verify import check_part
 from orchard.streams import names
 from orchard.streams.connection import Connection

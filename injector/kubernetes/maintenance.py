@@ -6,12 +6,11 @@ import time
 from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks, policies, reconcile, warm
+from orchard.injector.kubernetes import pod_metadata, policies, reconcile, warm
 from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.failures import mark_failed
-from orchard.injector.kubernetes.going import BackgroundTask
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
@@ -47,7 +46,11 @@ class Maintenance(BackgroundTask):
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
         """Trigger a round when a warm Pod was claimed or has gone; all else can wait for the next one."""
-        if was is not None and marks.WARM in was.labels and (now is None or marks.WARM not in now.labels):
+        if (
+            was is not None
+            and pod_metadata.WARM in was.labels
+            and (now is None or pod_metadata.WARM not in now.labels)
+        ):
             self._asked.set()
 
     async def _go(self) -> None:
@@ -88,9 +91,14 @@ class Maintenance(BackgroundTask):
                 await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
-                await mark_failed(self._api, self._cache, pod, failure)
+                await self._cache.mark_failed(pod, failure)
             case reconcile.Note(pod, look):
-                body = {"metadata": {"uid": pod.uid, "annotations": {marks.LOOK: marks.encoded(look)}}}
+                body = {
+                    "metadata": {
+                        "uid": pod.uid,
+                        "annotations": {pod_metadata.LOOK: pod_metadata.encoded(look)},
+                    }
+                }
                 with passing_over(404, 409):  # gone, or another Pod of the same name
                     self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
             case reconcile.MakeWarm(image, pool, count):
@@ -102,12 +110,14 @@ class Maintenance(BackgroundTask):
 
     async def _sweep(self) -> None:
         namespace, now = self._settings.namespace, time.time()
-        ours = {"labelSelector": selector({**marks.APP, **marks.MANAGED_BY})}
+        ours = {"labelSelector": selector({**pod_metadata.APP, **pod_metadata.MANAGED_BY})}
         made = await self._api.get(NamedList, policies.path(namespace), ours)
         for policy in reconcile.orphaned_policies(made.items, self._cache, now):
             await self._delete(f"{policies.path(namespace)}/{policy.metadata.name}", policy.metadata)
         reserved = await self._api.get(LeaseList, leases(namespace), {"labelSelector": selector(RESERVED)})
-        known = {pod.labels[marks.SANDBOX] for pod in self._cache if marks.SANDBOX in pod.labels}
+        known = {
+            pod.labels[pod_metadata.SANDBOX] for pod in self._cache if pod_metadata.SANDBOX in pod.labels
+        }
         for lease in reconcile.orphaned_reservations(reserved.items, known, now):
             await self._delete(f"{leases(namespace)}/{lease.metadata.name}", lease.metadata)
 

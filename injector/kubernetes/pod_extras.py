@@ -16,7 +16,7 @@ import msgspec
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.layer_files import PLACE
 from orchard.injector.errors import SandboxRequestInvalid
-from orchard.injector.kubernetes import layers, marks
+from orchard.injector.kubernetes import layers, pod_metadata
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.pods import INSTALLED
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -55,14 +55,14 @@ async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettin
         main["volumeMounts"].append({**mount, "readOnly": settings.volumes[name].read_only})
     if request.egress:
         places = [place for text in request.egress for place in await _places(Rule.of(text), settings)]
-        body["metadata"]["annotations"][marks.EGRESS] = marks.encoded(places)
+        body["metadata"]["annotations"][pod_metadata.EGRESS] = pod_metadata.encoded(places)
         named = {(place.network.partition("/")[0], place.host) for place in places if place.host}
         spec["hostAliases"] = [{"ip": address, "hostnames": [host]} for address, host in sorted(named)]
         spec["dnsPolicy"], spec["dnsConfig"] = "None", {"nameservers": ["127.0.0.1"]}
 
 
 def egress(pod: Pod) -> list[Manifest]:
-    places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[EgressDestination])
+    places = msgspec.json.decode(pod.annotations[pod_metadata.EGRESS], type=list[EgressDestination])
     return [
         {
             "to": [{"ipBlock": {"cidr": place.network, "except": place.excepted}}],

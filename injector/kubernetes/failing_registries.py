@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from orchard.injector.errors import SandboxUnavailable
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.image_pulls import PendingPull, PullFailure, image_of, registry_of, waiting
 from orchard.injector.kubernetes.objects import Pod
 
@@ -35,7 +35,7 @@ def troubled(pods: Iterable[Pod]) -> dict[str, list[tuple[Pod, PendingPull]]]:
     found: dict[str, list[tuple[Pod, PendingPull]]] = defaultdict(list)
     for pod in pods:
         wait = waiting(pod)
-        if wait is not None and wait.trouble is PullFailure.REGISTRY and marks.failure(pod) is None:
+        if wait is not None and wait.trouble is PullFailure.REGISTRY and pod_metadata.failure(pod) is None:
             found[registry_of(wait.image)].append((pod, wait))
     for ones in found.values():
         ones.sort(key=lambda one: _made(one[0]))
@@ -54,7 +54,7 @@ def rests(pods: Iterable[Pod]) -> dict[str, FailingRegistry]:
         for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
             image = image_of(pod, container)
             rest = resting.get(registry_of(image))
-            if rest is None or marks.failure(pod) is not None or image in rest.had:
+            if rest is None or pod_metadata.failure(pod) is not None or image in rest.had:
                 continue
             if container.image_i_d:
                 rest.had.add(image)
@@ -102,4 +102,4 @@ class RegistryLimiter:
 
 def _made(pod: Pod) -> float:
     """Creation time in epoch seconds; a claimed Pod's is finer than Kubernetes's own."""
-    return marks.birth(pod).at if marks.claimed(pod) else pod.created_at
+    return pod_metadata.birth(pod).at if pod_metadata.claimed(pod) else pod.created_at

@@ -1,7 +1,7 @@
 """Pulls and imports images in a process of its own: they take minutes of processor time and no sandbox.
 
-`python -m orchard.injector.agent.local.bringing` reads the request on stdin (so that credentials are in no
-process list) and writes the result on stdout, both in JSON.
+`python -m orchard.injector.agent.local.image_process` reads the request on stdin (so that credentials are in
+no process list) and writes the result on stdout, both in JSON.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.archives import import_image
 from orchard.injector.agent.local.images import StoredImage
-from orchard.injector.agent.machine import quantity
 
 LIMIT_VARIABLE = "ORCHARD_IMAGE_LIMIT"
 """Variable with the bytes that an image's new layers may take, as a quantity."""

@@ -13,6 +13,8 @@ from orchard.injector.agent import files
 from orchard.injector.agent.accounts import UserAccount, account, others
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone, Unsupported
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.interfaces import Died, SandboxSpec
 from orchard.injector.agent.kernel import open_beneath
 from orchard.injector.agent.local import names, user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
@@ -22,12 +24,10 @@ from orchard.injector.agent.local.host_image import HostImage
 from orchard.injector.agent.local.images import FORK, HOST, ImageStore, StoredImage, tree_size
 from orchard.injector.agent.local.network import Outbound
 from orchard.injector.agent.local.overlay import MAX_LAYERS
-from orchard.injector.agent.local.reading import PipeOutput
-from orchard.injector.agent.local.removal import remove_tree
-from orchard.injector.agent.machine import Died, SandboxSpec
+from orchard.injector.agent.output import PipeOutput
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.agent.spawning import Entrance, Spawner, StartFailure
 
-WORKSPACE = "/workspace"
 HOSTS = "hosts"
 """File in the directory of a sandbox with egress rules: its /etc/hosts."""
 OWN = "own"

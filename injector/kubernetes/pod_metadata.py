@@ -36,7 +36,7 @@ LOOK = "orchard/image"
 """Annotation with the last failed pull of an image (`PullAttempt`)."""
 
 EGRESS = "orchard/egress"
-"""Annotation with the permitted destinations, resolved when the Pod was made (`pod_extras.EgressDestination`)."""
+"""Annotation with the permitted destinations, resolved at creation (`pod_extras.EgressDestination`)."""
 
 KEPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 """Annotations of a sandbox that keep it from being evicted when nodes are consolidated.
