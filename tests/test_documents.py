@@ -21,6 +21,7 @@ from orchard.storage import tables, views
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("schemas", "streams", "storage", "injector", "workers", "pipelines", "orchard", "infra", "tests")
+DECISIONS = ROOT / "docs" / "decisions"
 PAGES_OF_PEOPLE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SOURCES = sorted(
     file
@@ -218,10 +219,23 @@ def cites_nothing(text: str, file: Path) -> Iterator[str]:
             yield name
     yield from (name for name in PLACE.findall(text) if not (ROOT / name).exists())
     for number in DECISION.findall(text):
-        if not list((ROOT / "docs" / "decisions").glob(f"{int(number):04}-*.md")):
+        if int(number) not in decided():
             yield f"decision {number}"
     yield from (name for name in MODULE.findall(text) if not importable(name))
     yield from NOWHERE.findall(text)
+
+
+@cache
+def decided() -> set[int]:
+    """Numbers of the decisions that have a page or a line in the index."""
+    pages = {int(page.name[:4]) for page in DECISIONS.rglob("[0-9]*.md")}
+    lines = re.findall(r"^\| (\d+)", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    return pages | {int(number) for number in lines}
+
+
+def test_a_decision_is_one_screen() -> None:
+    pages = DECISIONS.rglob("[0-9]*.md")
+    assert [named(page) for page in pages if len(page.read_text().splitlines()) > 50] == []
 
 
 @cache
