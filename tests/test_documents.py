@@ -17,6 +17,7 @@ from orchard.reference.commands import walk
 from orchard.reference.glossary import COLUMNS, TABLES, VIEWS
 from orchard.reference.page import anchor
 from orchard.reference.pages import PAGES
+from orchard.schemas.outcomes import AbortCause
 from orchard.storage import tables, views
 
 ROOT = Path(__file__).parent.parent
@@ -253,6 +254,28 @@ def importable(name: str) -> bool:
 def resolved(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
+
+
+GLOSSARY_ROW = re.compile(
+    r"^\| (?P<word>[^|]+) \| [^|]+ \| `(?P<name>\w+)` in `(?P<file>[\w/]+\.py)` \|$", re.MULTILINE
+)
+
+
+def test_the_glossary_names_classes_that_exist() -> None:
+    rows = list(GLOSSARY_ROW.finditer((ROOT / "docs" / "concepts.md").read_text()))
+    assert len(rows) > 40
+    missing = [
+        row["word"]
+        for row in rows
+        if not re.search(rf"^class {row['name']}\b", (ROOT / row["file"]).read_text(), re.MULTILINE)
+    ]
+    assert not missing
+
+
+def test_the_glossary_has_every_cause_of_an_abort_once() -> None:
+    section = (ROOT / "docs" / "concepts.md").read_text().partition("## Causes of an abort")[2]
+    groups = re.findall(r"^\| (?:infrastructure|environment|user) \| ([^|]+) \|", section, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(groups))) == sorted(AbortCause)
 
 
 # --- troubleshooting -----------------------------------------------------------------------------
