@@ -1,4 +1,5 @@
-"""The version of the code that makes rows: of the package, and of the sources that decide what a row is."""
+"""The version of the code that makes rows: of the package, and of the sources that decide what a row is,
+those of domains as their records name them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,7 +7,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from orchard.workers.domain import domains
+from orchard.pipelines.domain import domains as pipeline_domains
+from orchard.workers.domain import domains as worker_domains
 
 ROOT = Path(__file__).parents[2]
 _CONVERSATIONS = (
@@ -44,8 +46,10 @@ def code_version() -> str:
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    for domain in domains().values():
-        digest.update("\n".join(domain.code()).encode() + b"\0")
+    codes = [domain.code() for domain in worker_domains().values()]
+    codes += [domain.code() for domain in pipeline_domains().values()]
+    for code in codes:
+        digest.update("\0".join([*code, ""]).encode())
     try:
         release = version("orchard-pipeline")
     except PackageNotFoundError:
