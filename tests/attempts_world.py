@@ -38,8 +38,9 @@ from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)

@@ -24,8 +24,9 @@ from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings
 
 
 async def run_worker(session: Session, name: str | None) -> None:

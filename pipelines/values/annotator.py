@@ -37,7 +37,9 @@ from orchard.streams.shifts import Shift, share_of
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.annotator")
 

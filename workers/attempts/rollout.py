@@ -46,7 +46,7 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.llm.client import OutOfTime
+from orchard.workers.llm.errors import OutOfTime
 from orchard.workers.masking import masked
 
 NOT_GRADED = "not-graded"

@@ -14,22 +14,10 @@ from orchard.schemas.rests import Rest
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.endpoint import ModelEndpoint, key_of
-from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, RequestRefused, context_too_small
 from orchard.workers.llm.patience import LOOK_SECONDS
 from orchard.workers.llm.resting import is_held, servers
 from orchard.workers.llm.rests import NoAnswer, Rests
-from orchard.workers.llm.settings import EndpointSettings, Price
-
-__all__ = [
-    "Completion",
-    "ContextLengthExceeded",
-    "EndpointSettings",
-    "ModelClient",
-    "OutOfTime",
-    "Price",
-    "RequestRefused",
-    "context_too_small",
-]
+from orchard.workers.llm.settings import EndpointSettings
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

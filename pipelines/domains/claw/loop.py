@@ -41,7 +41,8 @@ from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine, classified
 from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.synthesis")
 

@@ -17,8 +17,9 @@ from orchard.streams.claims import Claims
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
 from orchard.workers.llm import resting
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.oracle.server import OracleServer
 from tests.entries import named
 from tests.tiny_tasks import tiny_task

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchard.schemas.campaigns import ModelSpec
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 EXCHANGES = sorted((Path(__file__).parent / "exchanges").glob("*.json"))
 
