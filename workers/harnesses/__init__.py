@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchard.schemas.identity import digest
 from orchard.schemas.plugins import Kind, PluginError
-from orchard.workers.domain import domain_of, domains
+from orchard.workers.domain import components, domain_of, domains
 from orchard.workers.harnesses import orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
@@ -33,8 +33,7 @@ class UnknownHarness(PluginError):
 
 def built_in_names() -> list[str]:
     """Names of the harnesses that every installation of Orchard has, sorted."""
-    own = [each for each in domains().values() if each.package.startswith("orchard.")]
-    return sorted([*_HARNESSES, *(name for each in own for name in each.harnesses)])
+    return sorted([*_HARNESSES, *components(Kind.HARNESS, bundled=True)])
 
 
 def default_harness(domain: str) -> str | None:
