@@ -6,6 +6,8 @@ readable. So what a worker may rely on is checked here, in one place.
 
 import math
 import re
+from functools import cache
+from typing import TypeVar
 
 import msgspec
 
@@ -28,8 +30,9 @@ _REASON = 500
 """Characters of a reason: it may quote the request."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+S = TypeVar("S", bound=msgspec.Struct)
+
 _ROLLOUTS = msgspec.json.Decoder(RolloutRequest)
-_ANNOTATIONS = msgspec.json.Decoder(AnnotationRequest)
 
 
 class InvalidRequest(ValueError):
@@ -67,6 +70,23 @@ def read_rollout_request(body: bytes) -> RolloutRequest:
     return request
 
 
+def read_known(body: bytes, kind: type[S], what: str) -> S:
+    """The request of a kind in a body, whatever its values; raises as `read_rollout_request` does."""
+    known, asked = known_part(body, kind)
+    try:
+        request: S = decode_whole(_decoder(kind), known)
+    except Unreadable as error:
+        raise InvalidRequest(f"not {what} request: {error}") from error
+    if asked:
+        raise NewerRequest(_newer(asked))
+    return request
+
+
+@cache
+def _decoder(kind: type[S]) -> "msgspec.json.Decoder[S]":
+    return msgspec.json.Decoder(kind)
+
+
 def _newer(asked: list[str]) -> str:
     return f"it asks for {', '.join(asked[:5])}, which only a later version knows"
 
@@ -95,13 +115,7 @@ def rollout_in(body: bytes) -> RolloutRequest | None:
 
 def read_annotation_request(body: bytes) -> AnnotationRequest:
     """The request in a body; raises as `read_rollout_request` does."""
-    known, asked = known_part(body, AnnotationRequest)
-    try:
-        request = decode_whole(_ANNOTATIONS, known)
-    except Unreadable as error:
-        raise InvalidRequest(f"not an annotation request: {error}") from error
-    if asked:
-        raise NewerRequest(_newer(asked))
+    request = read_known(body, AnnotationRequest, "an annotation")
     try:
         _name("rollout_id", request.rollout_id)
         _name("annotator", request.annotator)

@@ -26,6 +26,7 @@ from orchard.storage.writing.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.consumer import RetryPolicy
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
@@ -45,6 +46,7 @@ SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
 SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
+QUICK_RETRIES = RetryPolicy(first=0.05)
 SECONDS = 200.0
 """Anything waited for takes less; a test that hangs says where."""
 

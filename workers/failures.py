@@ -5,6 +5,7 @@ typed cause, at the boundary where it happened, and passes untouched through har
 """
 
 from orchard.schemas.outcomes import AbortCause
+from orchard.streams.errors import AwaitsEndpoint
 from orchard.workers.masking import masked
 
 RETRYABLE = frozenset(
@@ -53,7 +54,7 @@ class InfrastructureError(Exception):
         return REST.get(self.cause, 0.0)
 
 
-class EndpointRests(InfrastructureError):
+class EndpointRests(InfrastructureError, AwaitsEndpoint):
     """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
     the rest, and no try is used up."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -11,6 +10,7 @@ from functools import partial
 import msgspec
 
 from orchard.actions.session import Session
+from orchard.processes.signals import call_on_signals
 from orchard.schemas import plugins
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
@@ -68,9 +68,7 @@ async def run_worker(session: Session, name: str | None) -> None:
             config.worker,
             shutdown_seconds=config.up.shutdown_seconds,
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.drain)
+        call_on_signals(asyncio.get_running_loop(), worker.consumer.drain)
         serves = ",".join(one.consumer for one in (queue, *lends))
         look = partial(_worker_report, worker, usable, endpoints)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=serves))
@@ -85,7 +83,7 @@ def _worker_report(
 ) -> ProcessReport:
     return msgspec.structs.replace(
         report,
-        numbers={"running": float(worker.running), "slots": float(worker.slots)},
+        numbers={"running": float(len(worker.consumer.open)), "slots": float(worker.consumer.slots)},
         plugins={kind.value: names for kind, names in usable.items()},
         endpoints=sorted(endpoints),
         priced={name: sorted(settings.prices) for name, settings in endpoints.items()},
