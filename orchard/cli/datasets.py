@@ -31,7 +31,7 @@ from orchard.pipelines.datasets.settings import read_settings
 from orchard.pipelines.domains.gui.exporter import LAYOUT as GUI_LAYOUT
 from orchard.pipelines.domains.gui.released_rows import read_gui_rows
 from orchard.pipelines.tasks.left_out import LeftOut, insist
-from orchard.processes.signals import stop_on_signals
+from orchard.processes.signals import call_on_signals
 from orchard.schemas.datasets import DatasetBuilt
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
@@ -117,13 +117,14 @@ def worker(
 
 
 async def _worker(session: Session, idle_exit: float) -> None:
-    from orchard.pipelines.datasets.queueing import QUEUE, ShardWorker
+    from orchard.pipelines.datasets.queueing import QUEUE, shard_consumer
 
-    stop = stop_on_signals(asyncio.get_running_loop())
     async with session.connection("dataset worker") as connection:
         await declare(connection, session.config.nats, [QUEUE])
         async with Claims(connection, QUEUE) as claims:
-            await ShardWorker(session.config.store, claims).run(stop, idle_exit)
+            with shard_consumer(session.config.store, claims, idle_exit) as consumer:
+                call_on_signals(asyncio.get_running_loop(), consumer.drain)
+                await consumer.run()
 
 
 async def announce(session: Session, manifest: Manifest, seconds: float) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import socket
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated
 
 import typer
@@ -17,12 +19,16 @@ from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.curves import Curve, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
-from orchard.processes.signals import stop_on_signals
+from orchard.processes.signals import call_on_signals
 from orchard.schemas.events import Event
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection
+from orchard.streams.consumer import Consumer
 from orchard.streams.publisher import Publisher
+from orchard.streams.shifts import Shift, share_of
 from orchard.streams.topology import declare
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
 
@@ -86,44 +92,57 @@ async def annotate_campaign(session: Session, campaign: str, asking: Asking, slo
         if not requests:
             console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
             return
-        publisher = Publisher(connection)
-        await offer(publisher, requests, f".again-{os.getpid()}" if asking.again else "")
+        await offer(Publisher(connection), requests, f".again-{os.getpid()}" if asking.again else "")
         bar = stack.enter_context(progress("trajectories"))
         task = bar.add_task(campaign, total=len(requests))
         missing = {request.rollout_id for request in requests}
-        verdicts: dict[str, int] = {}
-        stop = asyncio.Event()
+        verdicts: Counter[str] = Counter()
 
         def count(event: Event) -> None:
-            verdicts[event.type] = verdicts.get(event.type, 0) + 1
+            verdicts[event.type] += 1
             missing.discard(event.rollout_id or "")
             bar.update(task, completed=len(requests) - len(missing))
             if not missing:
-                stop.set()
+                consumer.drain()
 
-        rests = await stack.enter_async_context(Rests(connection, "annotator"))
-        models = ModelClient(session.endpoints(), rests)
-        stack.push_async_callback(models.close)
-        claims = await stack.enter_async_context(Claims(connection, QUEUE))
-        cases = Cases(session.config.store)
-        stack.callback(cases.close)
-        watching = asyncio.create_task(_watch(session, {one.annotator for one in requests}, missing, stop))
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        worker = Annotator(publisher, claims, models, cases, name=name, slots=slots, done=count)
-        await worker.run(stop)
+        consumer = await stack.enter_async_context(_annotating(session, connection, slots, Shift(), count))
+        annotators = {one.annotator for one in requests}
+        watching = asyncio.create_task(_watch(session, annotators, missing, consumer.drain))
+        await consumer.run()
         watching.cancel()
         await session.committed(connection)
     console.print(", ".join(f"{number} {kind}" for kind, number in sorted(verdicts.items())), highlight=False)
 
 
-async def _watch(session: Session, annotators: set[str], missing: set[str], stop: asyncio.Event) -> None:
-    """Strike off what others on the queue have done, and stop when nothing is left to wait for."""
-    while not stop.is_set():
+@asynccontextmanager
+async def _annotating(
+    session: Session,
+    connection: Connection,
+    slots: int,
+    shift: Shift,
+    done: Callable[[Event], None] | None = None,
+) -> AsyncIterator[Consumer]:
+    async with (
+        Rests(connection, "annotator") as rests,
+        ModelClient(session.endpoints(), rests) as models,
+        Claims(connection, QUEUE) as claims,
+    ):
+        cases = Cases(session.config.store)
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        annotator = Annotator(Publisher(connection), models, cases, name=name, done=done)
+        dead = DeadLetters(connection)
+        try:
+            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, shift=shift)
+        finally:
+            cases.close()
+
+
+async def _watch(session: Session, annotators: set[str], missing: set[str], over: Callable[[], None]) -> None:
+    """Strike off what others on the queue have done; `over` when nothing is left to wait for."""
+    while missing:
         await asyncio.sleep(5.0)
-        done = await asyncio.to_thread(_judged, session.config.store, annotators)
-        missing -= done
-        if not missing:
-            stop.set()
+        missing -= await asyncio.to_thread(_judged, session.config.store, annotators)
+    over()
 
 
 def _judged(store: str, annotators: set[str]) -> set[str]:
@@ -157,19 +176,12 @@ def worker(
 
 
 async def _worker(session: Session, slots: int, idle_exit: float, max_age: float) -> None:
-    stop = stop_on_signals(asyncio.get_running_loop())
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("annotator"))
+    shift = Shift(idle=idle_exit, age=share_of(max_age))
+    async with session.connection("annotator") as connection:
         await declare(connection, session.config.nats, [QUEUE])
-        rests = await stack.enter_async_context(Rests(connection, "annotator"))
-        models = ModelClient(session.endpoints(), rests)
-        stack.push_async_callback(models.close)
-        claims = await stack.enter_async_context(Claims(connection, QUEUE))
-        cases = Cases(session.config.store)
-        stack.callback(cases.close)
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        annotator = Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots)
-        await annotator.run(stop, idle_exit, max_age)
+        async with _annotating(session, connection, slots, shift) as consumer:
+            call_on_signals(asyncio.get_running_loop(), consumer.drain)
+            await consumer.run()
 
 
 @app.command()
