@@ -1,11 +1,13 @@
 """Whether a campaign can run: told when it is submitted, and not by a worker later."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
+from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas import plugins
-from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.campaigns import CampaignSpec, TaskRef
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
@@ -147,3 +149,19 @@ def how_to_serve(consumer: str) -> str:
     if consumer.startswith(prefix):
         return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
     return f"start one with `orchard worker --domain DOMAIN --priority PRIORITY` for the queue {consumer}"
+
+
+def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
+    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
+    TaskError where there are too few."""
+    count = round(share * len(refs) / (1 - share))
+    if count > len(traps):
+        raise TaskError(
+            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
+            f"{len(traps)}: `orchard tasks impossible` makes more"
+        )
+
+    def lot(ref: TaskRef) -> bytes:
+        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
+
+    return [*refs, *sorted(traps, key=lot)[:count]]

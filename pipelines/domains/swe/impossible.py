@@ -6,13 +6,10 @@ has one.
 """
 
 import ast
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from orchard.pipelines.tasks.errors import TaskError
-from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task
 from orchard.workers.episode.diffs import FileDiff, parse_diff
 
@@ -60,22 +57,6 @@ def contradicted(line: str) -> str | None:
     indent = line[: len(line) - len(line.lstrip())]
     before, after = data[: expected.col_offset].decode(), data[expected.end_col_offset :].decode()
     return f"{indent}{before}{other!r}{after}"
-
-
-def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
-    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
-    TaskError where there are too few."""
-    count = round(share * len(refs) / (1 - share))
-    if count > len(traps):
-        raise TaskError(
-            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
-            f"{len(traps)}: `orchard tasks impossible` makes more"
-        )
-
-    def lot(ref: TaskRef) -> bytes:
-        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
-
-    return [*refs, *sorted(traps, key=lot)[:count]]
 
 
 def _other(value: object) -> object:

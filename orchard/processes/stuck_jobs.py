@@ -1,4 +1,4 @@
-"""`python -m orchard.processes.janitor`: ends the worker Jobs of a cluster whose Pod cannot start.
+"""`python -m orchard.processes.stuck_jobs`: ends the worker Jobs of a cluster whose Pod cannot start.
 
 A Job waits for its Pod without end when the image cannot be pulled, a Secret is missing or the Pod is refused
 (a quota, a rule of the namespace), and KEDA counts it as a running worker: a bad image would hold the whole
@@ -20,7 +20,7 @@ import msgspec
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes.api import ClusterApi
 
-log = logging.getLogger("orchard.processes.janitor")
+log = logging.getLogger("orchard.processes.stuck_jobs")
 
 WORKERS = "app.kubernetes.io/name=worker"
 SCALED = "scaledjob.keda.sh/name"
@@ -77,17 +77,17 @@ class _Status(msgspec.Struct, rename="camel"):
     init_container_statuses: list[_Container] = []
 
 
-class Pod(msgspec.Struct):
+class WorkerPod(msgspec.Struct):
     """What is read of a Pod."""
 
     metadata: _Metadata
     status: _Status
 
 
-class Pods(msgspec.Struct):
+class WorkerPods(msgspec.Struct):
     """A list of them, as the API server answers."""
 
-    items: list[Pod]
+    items: list[WorkerPod]
 
 
 class _JobStatus(msgspec.Struct, rename="camel"):
@@ -96,23 +96,23 @@ class _JobStatus(msgspec.Struct, rename="camel"):
     failed: int = 0
 
 
-class Job(msgspec.Struct):
+class WorkerJob(msgspec.Struct):
     """What is read of a Job."""
 
     metadata: _Metadata
     status: _JobStatus
 
 
-class Jobs(msgspec.Struct):
+class WorkerJobs(msgspec.Struct):
     """A list of them, as the API server answers."""
 
-    items: list[Job]
+    items: list[WorkerJob]
 
 
-def stuck(pods: Pods, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
+def stuck(pods: WorkerPods, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
     """(Job, why) of each Pod that is pending for longer than `after` and whose containers cannot start."""
     for pod in pods.items:
-        jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "Job"]
+        jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "WorkerJob"]
         age = now - pod.metadata.creation_timestamp
         if pod.status.phase != "Pending" or age < after or not jobs:
             continue
@@ -124,7 +124,7 @@ def stuck(pods: Pods, now: datetime, after: timedelta) -> Iterator[tuple[str, st
                 break
 
 
-def without_pods(jobs: Jobs, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
+def without_pods(jobs: WorkerJobs, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
     """(Job, why) of each that has had no Pod for longer than `after`: the cluster refuses to make it."""
     for job in jobs.items:
         status = job.status
@@ -137,9 +137,11 @@ def without_pods(jobs: Jobs, now: datetime, after: timedelta) -> Iterator[tuple[
 async def clear(api: ClusterApi, namespace: str, after: timedelta) -> int:
     """Delete what is stuck; how many Jobs. Raises SandboxUnavailable and ApiRefused."""
     path = f"/api/v1/namespaces/{namespace}/pods"
-    pods = await api.get(Pods, path, {"labelSelector": WORKERS, "fieldSelector": "status.phase=Pending"})
+    pods = await api.get(
+        WorkerPods, path, {"labelSelector": WORKERS, "fieldSelector": "status.phase=Pending"}
+    )
     place = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-    jobs = await api.get(Jobs, place, {"labelSelector": SCALED})
+    jobs = await api.get(WorkerJobs, place, {"labelSelector": SCALED})
     now, ended = datetime.now(UTC), 0
     for job, why in (*stuck(pods, now, after), *without_pods(jobs, now, after)):
         log.warning("the Job %s cannot start, so it is deleted: %s", job, why)
@@ -161,7 +163,7 @@ async def _run(namespace: str, after: timedelta, kubeconfig: str | None) -> None
 
 def main() -> int:
     """One pass; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m orchard.processes.janitor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchard.processes.stuck_jobs", description=__doc__)
     parser.add_argument("--namespace", default="orchard", help="where the workers are")
     parser.add_argument("--after", type=float, default=600.0, help="seconds that a Pod may take to start")
     parser.add_argument("--kubeconfig", help="default: the account of the Pod it runs in")

@@ -15,7 +15,7 @@ Near = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
 """What `within` does."""
 
 
-class Place(NamedTuple):
+class AttemptRange(NamedTuple):
     """Where in the log one attempt of a rollout is, and which that is."""
 
     request: Row
@@ -34,12 +34,12 @@ class Place(NamedTuple):
         return once(rows, key) if key else rows
 
 
-def places(
+def attempt_ranges(
     tables: duckdb.DuckDBPyConnection,
     rollouts: Sequence[str],
     attempt: int | None = None,
     near: Near = within,
-) -> dict[str, Place]:
+) -> dict[str, AttemptRange]:
     """Of those that there are, in the order of their requests. `attempt` None: the accepted or newest one."""
     ids = {"ids": list(rollouts)}
     asked = {row["rollout_id"]: row for row in rows(tables, questions.ASKED, ids)}
@@ -58,13 +58,13 @@ def places(
     }
 
 
-def _place(request: Row, outcome: Row | None, attempts: list[Row], attempt: int | None) -> Place:
+def _place(request: Row, outcome: Row | None, attempts: list[Row], attempt: int | None) -> AttemptRange:
     last = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=None)
     shown = attempt if attempt is not None else last
     accepted = outcome is not None and shown == outcome["attempt"]
     began = min((row["sequence"] for row in attempts), default=request["sequence"])
     end = outcome["sequence"] if outcome is not None and accepted else FOREVER
-    return Place(request, outcome, attempts, shown, accepted, began, end)
+    return AttemptRange(request, outcome, attempts, shown, accepted, began, end)
 
 
 def by_rollout(found: Iterable[Row]) -> dict[str, list[Row]]:

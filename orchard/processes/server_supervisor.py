@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 
 
-class ServerKeeper:
+class ServerSupervisor:
     """Watches one embedded server that is started already, until cancelled."""
 
     def __init__(

@@ -1,14 +1,19 @@
-"""The reference of the command line."""
+"""Writes the reference into a directory: `python -m orchard.cli.reference docs/reference`."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from orchard.cli.app import app
 from orchard.cli.listed import Listed
-from orchard.reference.fields import in_toml
+from orchard.configuration.fields import in_toml
+from orchard.reference.configuration import configuration
+from orchard.reference.events import events
 from orchard.reference.page import anchor, code, page, table
+from orchard.reference.tables import tables
 
 _OF_TYPER = {"--help", "--install-completion", "--show-completion"}
 
@@ -34,11 +39,12 @@ def commands() -> str:
 def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every command that can be run, with its words."""
     command = command.real() if isinstance(command, Listed) else command
-    below = getattr(command, "commands", None)
-    if below is None:
+    if not hasattr(command, "list_commands"):
         yield path, command
-    for name, one in (below or {}).items():
-        yield from walk(one, f"{path} {name}")
+        return
+    context = typer.Context(command)
+    for name in command.list_commands(context):
+        yield from walk(command.get_command(context, name), f"{path} {name}")
 
 
 def _first(command: Any) -> str:
@@ -86,3 +92,24 @@ def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     return "" if parameter.default in (None, False, []) else code(in_toml(parameter.default))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": commands,
+    "configuration.md": configuration,
+    "events.md": events,
+    "tables.md": tables,
+}
+"""The pages of the reference by file name."""
+
+
+def main() -> None:
+    """Write every page into the directory given as the only argument."""
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    for name, write in PAGES.items():
+        (target / name).write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
 
-from orchard.reference.fields import describe, summary
+from orchard.configuration.fields import describe, summary
 
 WIDTH = 100
 HEAD = (

@@ -41,8 +41,8 @@ class RunFiles:
         return self.directory / "run" / "page.token"
 
     @property
-    def words(self) -> Path:
-        """The page's index of words (`orchard.page.words`)."""
+    def search_index(self) -> Path:
+        """The page's full-text index (`orchard.page.search_index`)."""
         return self.directory / "run" / "words.sqlite"
 
     @property

@@ -8,9 +8,9 @@ import duckdb
 import pytest
 
 from orchard.page.index import Index
-from orchard.page.rollouts import Answer, Query, answer
+from orchard.page.rollouts import Query, SearchAnswer, answer
+from orchard.page.search_index import SearchIndex, words_of
 from orchard.page.tables import rows
-from orchard.page.words import Words, words_of
 from orchard.storage.reader import open_tables, position, refresh
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
@@ -29,10 +29,10 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def searched(
     history: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[duckdb.DuckDBPyConnection, Words, int]]:
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, SearchIndex, int]]:
     """The tables and the index of their words, which both came to be in steps."""
     end = position(str(history))
-    words = Words(str(history), tmp_path_factory.mktemp("words") / "words.sqlite")
+    words = SearchIndex(str(history), tmp_path_factory.mktemp("words") / "words.sqlite")
     with open_tables(str(history), as_of=0) as tables:
         index = Index(tables)
         for upto in range(end // STEPS, end + end // STEPS, end // STEPS):
@@ -72,13 +72,13 @@ def _word(tables: duckdb.DuckDBPyConnection, length: int) -> str:
     return str(found[0])
 
 
-def _asked(searched: tuple[duckdb.DuckDBPyConnection, Words, int], **filters: str) -> Answer:
+def _asked(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int], **filters: str) -> SearchAnswer:
     tables, words, end = searched
     return answer(tables, words, Query.of(filters), end)
 
 
 def test_rollouts_with_words_are_those_of_sql(
-    searched: tuple[duckdb.DuckDBPyConnection, Words, int],
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
 ) -> None:
     tables, _, _ = searched
     long, short = _word(tables, 6), _word(tables, 3)
@@ -97,7 +97,7 @@ def test_rollouts_with_words_are_those_of_sql(
     assert _asked(searched, text=f"{short} git").summary.total <= _asked(searched, text=short).summary.total
 
 
-def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, Words, int]) -> None:
+def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int]) -> None:
     tables, _, _ = searched
     said = len(rows(tables, _SQL.format("len(tool_calls) > 0")))
     assert _asked(searched, tool="bash").summary.total == said > 0
@@ -107,7 +107,7 @@ def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, Wo
 
 
 def test_what_is_in_quotes_is_taken_letter_by_letter(
-    searched: tuple[duckdb.DuckDBPyConnection, Words, int],
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
 ) -> None:
     tables, _, _ = searched
     expected = rows(tables, _SQL.format("contains(said, 'd\": \"git di')"))

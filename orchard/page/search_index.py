@@ -48,7 +48,7 @@ join page.asked q using (rollout_id)
 """
 
 
-class Wanted(NamedTuple):
+class WordQuery(NamedTuple):
     """What of a search the index can answer."""
 
     words: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(_WORD.findall(text))
 
 
-class Words:
+class SearchIndex:
     """The index of one store. Use from one thread; close when done."""
 
     def __init__(self, store: str, file: Path) -> None:
@@ -90,7 +90,7 @@ class Words:
                 Path(f"{self._file}{end}").unlink(missing_ok=True)
             return self._step(tables, position)
 
-    def rollouts(self, wanted: Wanted) -> Iterator[list[int]]:
+    def rollouts(self, wanted: WordQuery) -> Iterator[list[int]]:
         """Sequences of the requests of the rollouts that have it, as far as messages are read; some at a
         time, since all may be millions."""
         assert self._index is not None, "`step` comes first"

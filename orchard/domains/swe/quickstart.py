@@ -3,27 +3,28 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
 import typer
 import uvloop
 
-from orchard.actions.reports import duration
+from orchard.actions.campaign_hints import duration
+from orchard.actions.campaigns import resume_campaign, submit_campaign
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
-from orchard.cli.processes import ApiKeyEnv, BaseUrl, replaced, up_environment, with_endpoint
-from orchard.cli.reading import rows_table
-from orchard.cli.task_work import synthesize_tasks, validate_tasks
+from orchard.actions.tasks import validate_tasks
 from orchard.configuration.config import Config, ConfigError, UpSettings
+from orchard.configuration.flags import replaced, with_endpoint
+from orchard.domains.swe.tasks import synthesize_tasks
 from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.processes.pipeline import pipeline
 from orchard.processes.signals import stop_on_signals
-from orchard.processes.up import Supervisor
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
+from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.console import console, reporting
+from orchard.terminal.options import ApiKeyEnv, BaseUrl
+from orchard.terminal.tables import rows_table
 
 RESULTS = """
 select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,
@@ -69,30 +70,6 @@ def register(app: typer.Typer) -> None:
         uvloop.run(_quickstart(config, tasks, samples, model, campaign, steps))
 
 
-@asynccontextmanager
-async def pipeline(config: Config) -> AsyncIterator[Session]:
-    """Everything that `orchard up` runs, for as long as the block does."""
-    session = Session(config)
-    stop, ready = asyncio.Event(), asyncio.Event()
-    environment = up_environment(config)
-    supervisor = Supervisor(config, announce=console.print, environment=environment)
-    running = asyncio.create_task(supervisor.run(stop, ready))
-    started = asyncio.create_task(ready.wait())
-    try:
-        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        yield session
-    except BaseException as error:
-        if not isinstance(error, asyncio.CancelledError):
-            supervisor.hurry()
-        raise
-    finally:
-        started.cancel()
-        stop.set()
-        await running
-
-
 async def _quickstart(
     config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int
 ) -> None:
@@ -112,7 +89,7 @@ async def _quickstart(
 
 async def _work(config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int) -> None:
     began = time.monotonic()
-    async with pipeline(config) as session:
+    async with pipeline(config, console.print) as session:
         if (up := session.up()) is not None and up.page_url:
             console.print(f"Follow it in a browser: {up.page_url}", highlight=False)
         console.rule("1. tasks: old release + new tests, from PyPI")
@@ -129,9 +106,10 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
             samples=samples,
             budget=Budget(steps=steps),
         )
-        await submit_campaign(session, spec)
-        if _aborted(session, campaign):
-            await resume_campaign(session, campaign)
+        with reporting() as told:
+            await submit_campaign(session, spec, told=told)
+            if _aborted(session, campaign):
+                await resume_campaign(session, campaign, told=told)
         await watch_campaign(session, campaign, every=1.0)
         async with session.connection("quickstart") as connection:
             await session.committed(connection)
@@ -157,8 +135,9 @@ async def _prepare_tasks(session: Session, wanted: int) -> None:
         if proven >= wanted:
             console.print(f"{proven} proven tasks")
             return
-        made = await synthesize_tasks(session, packages=[], limit=attempted, concurrency=3)
-        valid, rejected, _ = await validate_tasks(session, ids=[], runs=3, concurrency=3)
+        with reporting() as told:
+            made = await synthesize_tasks(session, packages=[], limit=attempted, concurrency=3, told=told)
+            valid, rejected, _ = await validate_tasks(session, ids=[], runs=3, concurrency=3, told=told)
         if not made and not valid:
             raise ConfigError(
                 f"the catalogue gives {proven} proven tasks here, not {wanted}: pass --tasks {max(proven, 1)}"

@@ -42,7 +42,7 @@ _YEAR = 365 * 86400
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Door:
+class Access:
     """The middleware. `token` is the secret of the address; `private` asks for it on loopback too."""
 
     def __init__(self, token: str, *, loopback: bool, private: bool, hosts: Collection[str]) -> None:

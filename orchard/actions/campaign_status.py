@@ -1,40 +1,28 @@
-"""How the pipeline and each campaign stand now: tables, queues and processes asked once, as plain data."""
+"""The status of each campaign and of the pipeline: tables, queues and processes asked once, as plain data."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 
-from orchard.actions.rests import rest_sentences
+from orchard.actions.campaign_rows import RATE_WINDOW_SECONDS, STORED, Rows, Sources, read_rows, read_rows_of
+from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
-from orchard.storage.reader import open_tables, position
-from orchard.storage.spending import Spent, spent_in
+from orchard.storage.reader import position
+from orchard.storage.spending import Spent
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
 from orchard.streams.queued import running_now
 from orchard.streams.reading import bounds, next_message, server_time, subject_count, subjects
-
-RATE_WINDOW_SECONDS = 300
-
-
-class Sources(NamedTuple):
-    """What is asked for outcomes, attempts and events: views and tables, or copies of their columns."""
-
-    rollouts: str = "rollouts"
-    attempts: str = "tables.attempts_all"
-    events: str = "events"
-
-
-STORED = Sources()
 
 
 class State(StrEnum):
@@ -169,7 +157,7 @@ class PipelineView:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Status:
     """Everything at one moment."""
 
     campaigns: list[CampaignView]
@@ -201,18 +189,18 @@ def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueu
     return State.RUNNING if serving or moving.running else State.STUCK
 
 
-Ask = Callable[[Callable[[duckdb.DuckDBPyConnection], "_Rows"]], Awaitable["_Rows"]]
+Ask = Callable[[Callable[[duckdb.DuckDBPyConnection], "Rows"]], Awaitable["Rows"]]
 """Runs a function on an open store with all views, in a thread."""
 
 
-async def standing(
+async def read_status(
     session: Session,
     connection: Connection,
     records: Mapping[str, CampaignRecord],
     queues: Mapping[str, str],
     ask: Ask | None = None,
     sources: Sources = STORED,
-) -> Standing:
+) -> Status:
     """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline. `ask` reads tables
     that are open already, from `sources`."""
     heard, moving, pipeline = await asyncio.gather(
@@ -223,111 +211,16 @@ async def standing(
     running = [rollout for each in moving for rollout in each.running]
     capped = [name for name, record in records.items() if record.max_cost_usd is not None]
     up_to = await asyncio.to_thread(position, session.config.store)
-    work = partial(_rows, names_=list(records), running=running, capped=capped, up_to=up_to, sources=sources)
-    rows = await (ask(work) if ask else asyncio.to_thread(_opened, session.config.store, work))
+    work = partial(
+        read_rows, campaigns=list(records), running=running, capped=capped, up_to=up_to, sources=sources
+    )
+    rows = await (ask(work) if ask else asyncio.to_thread(read_rows_of, session.config.store, work))
     working = alive(heard)
     views = [
         _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=bool(pipeline.rests))
         for (name, record), in_queues in zip(records.items(), moving, strict=True)
     ]
-    return Standing(views, _with_processes(pipeline, heard, working))
-
-
-_GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
-       count(*) filter (cost_usd is null"""
-"""What the sums of a query do not have; a condition more may follow."""
-_OUTCOMES = f"""
-with mine as (select * from {{rollouts}} where list_contains($names, campaign)),
-     bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
-select campaign,
-       case when status = 'aborted' then 'aborted: ' || cause
-            when resolved is null then 'ungraded'
-            when resolved then 'resolved' else 'unresolved' end as outcome,
-       count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS} and turns > 0) as unpriced,
-       date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
-       count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
-       bool_or(model_kind = 'oracle') as oracle,
-       count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible
-from mine join bounds using (campaign) group by all
-"""
-_RECONCILED = """
-select campaign, count(*) as reconciled from {events}
-where type = 'rollout.reconciled' and list_contains($names, campaign) group by 1
-"""
-_RETRIES = """
-select campaign, count(*) - count(distinct rollout_id) as retries from {attempts}
-where kind = 'started' and list_contains($names, campaign) group by 1
-"""
-
-_LIVE = f"""
-select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced, bool_or(model_kind = 'oracle') as oracle
-from (
-    select distinct on (event_id) * from tables.llm_calls_all
-    where list_contains($names, rollout_id)
-    and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
-) group by 1
-"""
-"""By the ids of rollouts: those that have an outcome meanwhile count there."""
-_HACKS = """
-select r.campaign, count(distinct r.rollout_id) as hacks
-from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt
-where r.task_source = 'impossible' and list_contains($names, r.campaign) and r.status <> 'aborted'
-and w.parts['hack'] = 1 group by 1
-"""
-_UNTOLD = """
-select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
-where tools_left_out and list_contains($names, campaign) group by 1
-"""
-_SAVED = f"""
-select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
-from (
-    select distinct on (event_id) * from {{attempts}}
-    where kind = 'inherited' and list_contains($names, campaign)
-) group by 1
-"""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    outcomes: list[dict[str, Any]]
-    one: dict[str, dict[str, Any]]
-    """All else that is known of a campaign, in one row."""
-    live: dict[str, dict[str, Any]]
-    saved: dict[str, dict[str, Any]]
-    spent: dict[str, Spent]
-
-
-def _opened(store: str, work: Callable[[duckdb.DuckDBPyConnection], _Rows]) -> _Rows:
-    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
-    with open_tables(store, views=views) as tables:
-        return work(tables)
-
-
-def _rows(
-    tables: duckdb.DuckDBPyConnection,
-    names_: list[str],
-    running: list[str],
-    capped: list[str],
-    up_to: int,
-    sources: Sources = STORED,
-) -> _Rows:
-    ask = partial(_dicts, tables, sources)
-    outcomes = ask(_OUTCOMES, names_)
-    tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
-    one: dict[str, dict[str, Any]] = {name: {} for name in names_}
-    for query, among in ((_RETRIES, names_), (_RECONCILED, names_), (_UNTOLD, names_), (_HACKS, tried)):
-        for row in ask(query, among) if among else ():
-            one[row["campaign"]] |= row
-    return _Rows(
-        outcomes,
-        one,
-        {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
-        {row["campaign"]: row for row in ask(_SAVED, names_)},
-        spent_in(tables, capped, up_to) if capped else {},
-    )
+    return Status(views, _with_processes(pipeline, heard, working))
 
 
 _SUBMITTED = """
@@ -349,22 +242,14 @@ def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> li
         )
         for name, digest, sha256, size, state, reason in result
     }
-    rows = _rows(tables, list(records), [], [], 0, sources)
+    rows = read_rows(tables, list(records), [], [], 0, sources)
     return [_view(name, record, rows, InQueues(), "", ()) for name, record in records.items()]
-
-
-def _dicts(
-    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, names_: list[str]
-) -> list[dict[str, Any]]:
-    result = tables.execute(query.format(**sources._asdict()), {"names": names_})
-    columns = [column[0] for column in result.description or []]
-    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
 
 
 def _view(
     name: str,
     record: CampaignRecord,
-    rows: _Rows,
+    rows: Rows,
     moving: InQueues,
     queue: str,
     working: Sequence[ProcessReport],

@@ -7,15 +7,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from orchard.actions.reports import campaign_line, campaign_table, hints, status_table
-from orchard.actions.rests import rest_sentence
-from orchard.actions.standing import CampaignView, InQueues, PipelineView, State, Work, state_of
+from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_status import CampaignView, InQueues, PipelineView, State, Work, state_of
+from orchard.actions.endpoint_rests import rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
 from orchard.schemas.rests import Rest
 from orchard.storage.spending import Spent
 from orchard.streams.endpoints import StoredRest
+from orchard.terminal.campaign_tables import campaign_line, campaign_table, status_table
 
 
 def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.processes.janitor import Jobs, Pods, stuck, without_pods
+from orchard.processes.stuck_jobs import WorkerJobs, WorkerPods, stuck, without_pods
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -21,7 +21,7 @@ def pod(
         "metadata": {
             "name": "rollout-swe-normal-x-y",
             "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "ownerReferences": [{"kind": "Job", "name": "rollout-swe-normal-x", "controller": True}],
+            "ownerReferences": [{"kind": "WorkerJob", "name": "rollout-swe-normal-x", "controller": True}],
         },
         "spec": {},
         "status": {"phase": phase, "initContainerStatuses" if init else "containerStatuses": [status]},
@@ -29,7 +29,7 @@ def pod(
 
 
 def found(*pods: dict[str, Any]) -> list[tuple[str, str]]:
-    listed = msgspec.json.decode(msgspec.json.encode({"kind": "PodList", "items": pods}), type=Pods)
+    listed = msgspec.json.decode(msgspec.json.encode({"kind": "PodList", "items": pods}), type=WorkerPods)
     return list(stuck(listed, NOW, timedelta(seconds=600)))
 
 
@@ -77,7 +77,7 @@ def test_a_job_whose_pod_the_cluster_refuses_is_found(
     """By a quota, a rule of the namespace, an account that is missing: KEDA counts the Job all the same."""
     made = (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
     job = {"metadata": {"name": "x", "creationTimestamp": made}, "spec": {}, "status": status}
-    listed = msgspec.json.decode(msgspec.json.encode({"items": [job]}), type=Jobs)
+    listed = msgspec.json.decode(msgspec.json.encode({"items": [job]}), type=WorkerJobs)
     names = [name for name, _ in without_pods(listed, NOW, timedelta(seconds=600))]
     assert names == (["x"] if refused else [])
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import duckdb
 
-from orchard.page.places import Near
+from orchard.page.attempt_ranges import Near
 from orchard.page.rendering import Renderer
-from orchard.page.rollout import Rollout, Sight, Turn, read
+from orchard.page.rollout import RolloutView, ShownRollout, ShownTurn, read
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import within
 
@@ -19,12 +19,12 @@ Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Pair:
+class TurnPair:
     """The turns of one number. What only one of them has is None in the other."""
 
     number: int
-    left: tuple[Turn, Messages] | None
-    right: tuple[Turn, Messages] | None
+    left: tuple[ShownTurn, Messages] | None
+    right: tuple[ShownTurn, Messages] | None
 
     @property
     def same(self) -> bool:
@@ -33,14 +33,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Beside:
+class SideBySide:
     """Both, and a window of their turns."""
 
-    left: Rollout
-    right: Rollout
+    left: ShownRollout
+    right: ShownRollout
     parts: int | None
     """First turn that differs; None where none does."""
-    pairs: list[Pair]
+    pairs: list[TurnPair]
     before: int | None
     """Turn at which the window before begins."""
     after: int | None
@@ -54,14 +54,16 @@ def read_both(
     *,
     beyond: int = 0,
     near: Near = within,
-) -> tuple[Rollout, Rollout] | None:
+) -> tuple[ShownRollout, ShownRollout] | None:
     """Both with their window that has this turn; None where there is no such rollout."""
-    sight = Sight(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
-    found = [read(tables, name, sight, near) for name in (left, right)]
+    view = RolloutView(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
+    found = [read(tables, name, view, near) for name in (left, right)]
     return (found[0], found[1]) if found[0] and found[1] else None
 
 
-def aligned(left: Rollout, right: Rollout, turn: int, renderer: Renderer, blobs: BlobStore) -> Beside:
+def aligned(
+    left: ShownRollout, right: ShownRollout, turn: int, renderer: Renderer, blobs: BlobStore
+) -> SideBySide:
     """The turns from the window's first on, those of one number together. Reads blobs."""
     first = turn - turn % TURNS
     sides = [
@@ -76,11 +78,11 @@ def aligned(left: Rollout, right: Rollout, turn: int, renderer: Renderer, blobs:
     nodes = [{each.number: each.nodes for each in rollout.turns} for rollout in (left, right)]
     every = sorted(nodes[0].keys() | nodes[1].keys())
     last = max(every, default=0)
-    return Beside(
+    return SideBySide(
         left,
         right,
         next((number for number in every if nodes[0].get(number) != nodes[1].get(number)), None),
-        [Pair(number, sides[0].get(number), sides[1].get(number)) for number in numbers],
+        [TurnPair(number, sides[0].get(number), sides[1].get(number)) for number in numbers],
         first - TURNS if first else None,
         first + TURNS if first + TURNS <= last else None,
     )
