@@ -1,17 +1,14 @@
 """Whether a campaign can run: told when it is submitted, and not by a worker later."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.tasks.errors import TaskError
-from orchard.schemas import plugins
-from orchard.schemas.campaigns import CampaignSpec, TaskRef
+from orchard.schemas.campaigns import CampaignSpec
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.plugins import Kind
+from orchard.schemas.plugins import GUIDE, Kind
 from orchard.streams.settings import Queue
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.settings import EndpointSettings, uncut
@@ -59,7 +56,7 @@ def check_workers(
         if not any(names <= set(each.plugins.get(kind, [])) for each in serving):
             raise ConfigError(
                 f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
-                f"the workers run, and start them again ({plugins.GUIDE})"
+                f"the workers run, and start them again ({GUIDE})"
             )
     known = [each.endpoints for each in serving]
     if not any(names is None or endpoints <= set(names) for names in known):
@@ -149,19 +146,3 @@ def how_to_serve(consumer: str) -> str:
     if consumer.startswith(prefix):
         return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
     return f"start one with `orchard worker --domain DOMAIN --priority PRIORITY` for the queue {consumer}"
-
-
-def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
-    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
-    TaskError where there are too few."""
-    count = round(share * len(refs) / (1 - share))
-    if count > len(traps):
-        raise TaskError(
-            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
-            f"{len(traps)}: `orchard tasks impossible` makes more"
-        )
-
-    def lot(ref: TaskRef) -> bytes:
-        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
-
-    return [*refs, *sorted(traps, key=lot)[:count]]

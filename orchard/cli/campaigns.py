@@ -17,7 +17,7 @@ from orchard.actions.campaigns import (
     usual_harnesses,
 )
 from orchard.actions.session import Session
-from orchard.actions.submission import endpoints_of, mixed
+from orchard.actions.submission import endpoints_of
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
@@ -120,7 +120,8 @@ def register(app: typer.Typer) -> None:
             orchard submit desk --domain DOMAIN --model NAME
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
-        from orchard.pipelines.tasks.registry import needs_of, read_task_refs  # a status need not wait for it
+        from orchard.actions.tasks import mixed  # a status need not wait for it
+        from orchard.pipelines.tasks.registry import needs_of, read_task_refs
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj

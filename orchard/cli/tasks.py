@@ -16,11 +16,12 @@ from orchard.cli.routes import chosen, help_text, options_of, routed
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.registry import stored_tasks
 from orchard.pipelines.tasks.sources import TaskSource, tasks_of
-from orchard.schemas.plugins import GUIDE, Kind, names, need
+from orchard.schemas.plugins import GUIDE, Kind
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import SkipMalformed, Strict, import_shown
 from orchard.workers.discovery import load
+from orchard.workers.plugins import names, need
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
 

@@ -19,9 +19,10 @@ from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.pipelines.domains.gui.exporter import GUI
-from orchard.schemas.plugins import Kind, find, names, need
+from orchard.schemas.plugins import Kind
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.pictures import data_url, read_picture
+from orchard.workers.plugins import find, names, need
 
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter

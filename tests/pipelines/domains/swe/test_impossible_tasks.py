@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.actions.submission import mixed
+from orchard.actions.tasks import mixed
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
