@@ -1,7 +1,6 @@
 """Tasks: registered, imported, proven, contradicted."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,14 +14,14 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore
-from orchard.pipelines.domains.swe.workshop import as_ready
 from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
+from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator, provable
-from orchard.schemas.campaigns import TaskRef
+from orchard.pipelines.tasks.sandboxes import as_ready
+from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
 from orchard.streams.publisher import Publisher
@@ -172,19 +171,3 @@ def _directory_task(session: Session, directory: Directory, image: str, told: Re
         return directory_task(directory, name)
     known = local.find(name)
     return directory_task(directory, name, known.working_directory, known.environment)
-
-
-def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
-    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
-    TaskError where there are too few."""
-    count = round(share * len(refs) / (1 - share))
-    if count > len(traps):
-        raise TaskError(
-            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
-            f"{len(traps)}: `orchard tasks impossible` makes more"
-        )
-
-    def lot(ref: TaskRef) -> bytes:
-        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
-
-    return [*refs, *sorted(traps, key=lot)[:count]]

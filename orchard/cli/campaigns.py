@@ -120,8 +120,8 @@ def register(app: typer.Typer) -> None:
             orchard submit desk --domain DOMAIN --model NAME
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
-        from orchard.actions.tasks import mixed  # a status need not wait for it
-        from orchard.pipelines.tasks.registry import needs_of, read_task_refs
+        # a status need not wait for these
+        from orchard.pipelines.tasks.registry import mixed, needs_of, read_task_refs
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj

@@ -11,19 +11,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from orchard.actions import domain as front
 from orchard.actions.datasets import announce, build_through_queue, import_rollouts
 from orchard.actions.session import Session
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import (
     Foreign,
-    read_released,
-    released,
+    read_layout,
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
-from orchard.pipelines.domains.gui.exporter import LAYOUT as GUI_LAYOUT
-from orchard.pipelines.domains.gui.released_rows import read_gui_rows
+from orchard.pipelines.domain import domains, offered
 from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.processes.signals import stop_on_signals
 from orchard.storage.reader import open_tables
@@ -34,6 +33,13 @@ from orchard.terminal.left_out import Strict, counted, end, tell_left_out
 from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
+
+_USUAL = front.domains()[0].name
+_LAYOUTS = sorted(
+    offered(lambda each: each.released_layouts),
+    key=lambda name: (name not in domains()[_USUAL].released_layouts, name),
+)
+"""Layouts of published trajectories, the usual domain's first."""
 
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
@@ -213,24 +219,19 @@ def import_(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(help="Parquet files in a released Orchard layout.")],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
-    name: Annotated[str, typer.Option(help="Name of the published dataset.")] = "orchard-swe",
+    name: Annotated[str, typer.Option(help="Name of the published dataset.")] = _LAYOUTS[0],
     harness: Annotated[str, typer.Option(help="Harness that made the trajectories.")] = "mini-swe-agent",
-    layout: Annotated[str, typer.Option("--format", help="orchard-swe or orchard-gui.")] = "orchard-swe",
+    layout: Annotated[str, typer.Option("--format", help=f"{' or '.join(_LAYOUTS)}.")] = _LAYOUTS[0],
     strict: Strict = False,
 ) -> None:
     """Bring published trajectories into the log, to be annotated and built like our own. What is not in the
     layout is left out and named; the exit status is then 3.
 
-    The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
+    The rows of some layouts are steps: those of one trajectory stand together, and become one rollout.
     """
     session: Session = context.obj
-    readers: dict[str, Read] = {
-        "orchard-swe": lambda: released(read_released(files), harness),
-        GUI_LAYOUT: lambda: read_gui_rows(files, session.blobs, harness),
-    }
-    if layout not in readers:
-        raise DatasetError(f"--format {layout!r} is not known: use {' or '.join(readers)}")
-    import_into(session, readers[layout], campaign, name, strict=strict)
+    read = partial(read_layout, layout, files, session.blobs, harness)
+    import_into(session, read, campaign, name, strict=strict)
 
 
 Read = Callable[[], Iterator[Foreign | LeftOut]]

@@ -14,8 +14,9 @@ from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import Pair, choose_pairs
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import known_hashes
-from orchard.pipelines.tasks.validate import Validation, ValidationSettings, Validator
+from orchard.pipelines.tasks.validate import Validation, Validator
 from orchard.schemas.events import TaskRejected
 
 RECENT_PAIRS = 30

@@ -6,12 +6,35 @@ has one.
 """
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task
 from orchard.workers.episode.diffs import FileDiff, parse_diff
+from orchard.workers.failures import InfrastructureError
+
+MOST_VARIANTS = 8
+"""Variants of a task that are tried until one is impossible."""
+
+
+async def contradict(task: Task, context: ProofContext) -> Task | None:
+    """The first variant whose tests run, and fail with the task's own gold patch in what a solution must make
+    pass; None where there is none. Raises InfrastructureError."""
+    for variant in itertools.islice(variants(task), MOST_VARIANTS):
+        assert isinstance(variant.grading, SWETests)
+        try:
+            reward = await context.grade(variant, task.gold_patch)
+        except InfrastructureError as error:
+            if error.cause not in UNFIT:
+                raise
+            continue
+        failing = any(reward.tests.get(test) == "FAILED" for test in variant.grading.fail_to_pass)
+        if failing and not reward.resolved:
+            return variant
+    return None
 
 
 def variants(task: Task) -> Iterator[Task]:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.models.picture_tokens import picture_token
 from orchard.pipelines.vision.places import Misplaced, positions, runs
 from orchard.pipelines.vision.reading import PictureReader, Pictures, Seen
 
@@ -79,24 +80,6 @@ def packed_pictures(seen: Sequence[Seen], device: torch.device) -> PackedPicture
         pixels=torch.from_numpy(pixels).to(device, non_blocking=True),
         grids=torch.tensor([one.grid for one in seen], device=device),
     )
-
-
-def picture_token(config: Any) -> int | None:
-    """The token that pictures consist of, by a model's configuration; None for a model of text alone."""
-    token: int | None = getattr(config, "image_token_id", None)
-    return token
-
-
-NEVER = -1e9
-"""In place of the logit of a token that no model may say: a probability of exactly 0."""
-
-
-def never_said(config: Any) -> list[int]:
-    """Tokens that stand for pictures and films: one that was said would be taken for a picture. Servers and
-    trainers leave them out alike, so that both know the same probabilities."""
-    tokens = (getattr(config, f"{kind}_token_id", None) for kind in ("image", "video"))
-    size = config.get_text_config().vocab_size
-    return [token for token in tokens if token is not None and token < size]
 
 
 def eyes_of(model: PreTrainedModel, processor: Any, fetch: Callable[[str], bytes]) -> Eyes | None:
