@@ -103,7 +103,7 @@ lock: | $(BIN)/python  ## write infra/requirements.txt (images) and constraints.
 schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the code
 	$(BIN)/python -m orchard.schemas.documents docs/schemas
 	$(BIN)/python -m orchard.injector.orchestrator.openapi docs/schemas/openapi.json
-	$(BIN)/python -m orchard.reference docs/reference
+	$(BIN)/python -m orchard.cli.reference docs/reference
 
 up: $(STAMP) debian
 	$(BIN)/orchard up $(ARGS)

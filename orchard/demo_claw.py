@@ -17,27 +17,28 @@ from typing import Annotated, Any
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.evaluation import show_results
-from orchard.cli.quickstart import pipeline
-from orchard.cli.reading import rows_table
 from orchard.demo_rl import toml
 from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
 from orchard.domains.claw.synthesis import with_progress
 from orchard.domains.claw.synthesizing import SEEDED
 from orchard.pipelines.campaigns.scores import Score
-from orchard.pipelines.datasets.importing import import_trajectories, released
+from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.domains.claw.author import Author, mistake_of
 from orchard.pipelines.domains.claw.drafts import SOURCE
 from orchard.pipelines.domains.claw.drills import drills
 from orchard.pipelines.domains.claw.errands import Errands
 from orchard.pipelines.domains.claw.loop import Wanted
+from orchard.pipelines.domains.swe.released_rows import released
 from orchard.pipelines.evaluation.results import Pair, Results, paired, read_results
 from orchard.pipelines.tasks.held_out import HeldOut
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
+from orchard.terminal.console import console
+from orchard.terminal.evaluation_tables import show_results
+from orchard.terminal.tables import rows_table
 from orchard.workers.harnesses.programs.layers import layers_among
 
 HARNESSES = ("claw-react", "mcp-loop")
@@ -192,7 +193,7 @@ class ClawDemo(Demonstration):
         train = Errands(2 * seed + 1, settings.worlds, guesses=settings.guesses)
         known = train.statements(10 * settings.tasks)
         held_out = Errands(2 * seed + 2, settings.held_out_worlds, guesses=0.0, without=known)
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             with self.step("1. the program mcp-loop"):
                 await self._program(session)
             with self.step("2. worlds, proven, and the solver's rollouts"):

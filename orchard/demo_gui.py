@@ -15,9 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.quickstart import pipeline
-from orchard.cli.reading import rows_table
 from orchard.demonstrations import ENDPOINT, CommandFailed, Demonstration, campaign_score
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.settings import DatasetSettings, Pictures, Source
@@ -26,11 +23,14 @@ from orchard.pipelines.domains.gui.synthesis import synthesize
 from orchard.pipelines.rl.barren import NothingToLearn
 from orchard.pipelines.rl.curves import plot_curves
 from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.gui import DOMAIN
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.sites import NAME
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import console
+from orchard.terminal.tables import rows_table
 from orchard.workers.domains.gui.sites.look import Split
 
 HARNESS = "browser-compact"
@@ -139,7 +139,7 @@ class GuiDemo(Demonstration):
     async def run(self) -> GuiDemoResult:
         """All steps; raises what their commands raise."""
         settings, name = self.settings, self.run_name
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             with self.step("1. worlds"):
                 train = await self._tasks(session, "train", settings.tasks, 0)
                 further = await self._tasks(session, "train", settings.rl_tasks, 1)

@@ -15,16 +15,16 @@ from typing import Annotated
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.evaluation import show_results
-from orchard.cli.quickstart import pipeline
 from orchard.demonstrations import ANSWER_TOKENS, BUDGET, HARNESS, TIMEOUTS, Demonstration, campaign_of
 from orchard.pipelines.domains.swe.repairs import SOURCE, Split, repair_tasks
 from orchard.pipelines.evaluation.results import Results, read_results
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.tasks import Task
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import console
+from orchard.terminal.evaluation_tables import show_results
 from orchard.workers.domains.swe.oracle.repairs import at_home
 from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.harnesses.programs.layers import layers_among
@@ -94,7 +94,7 @@ class MatrixDemo(Demonstration):
 
     async def run(self) -> Results:
         """All steps; raises what their commands raise."""
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             with self.step(f"1. the program {UNSEEN}"):
                 await self._program(session)
             with self.step("2. tasks and their image"):

@@ -17,9 +17,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.quickstart import pipeline
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.demo_sft import AFTER, ORACLE
 from orchard.demonstrations import (
@@ -37,8 +34,11 @@ from orchard.injector.errors import SandboxError
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.domains.swe.repairs import Split
 from orchard.pipelines.rl.curves import plot_curves, plot_seeds
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import TaskRef
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import console
+from orchard.terminal.tables import rows_table
 
 DEATHS_POLL_SECONDS = 0.1
 
@@ -163,7 +163,7 @@ class RlDemo(Demonstration):
 
         chance = (settings.temperature, settings.samples)
 
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             train = await asyncio.to_thread(self._new_tasks)
             with self.step("1. held-out tasks before"):
                 await evaluate(session, before, self.policy, *chance)

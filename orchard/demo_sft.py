@@ -12,10 +12,7 @@ from typing import Annotated
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.quickstart import pipeline
-from orchard.cli.reading import rows_table
-from orchard.cli.values import annotate_campaign
+from orchard.actions.values import annotate_campaign
 from orchard.demonstrations import (
     ANSWER_TOKENS,
     Demonstration,
@@ -25,8 +22,11 @@ from orchard.demonstrations import (
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.domains.swe.repairs import FUNCTIONS, Split, repair_tasks
 from orchard.pipelines.values.requests import Asking
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
+from orchard.terminal.console import console
+from orchard.terminal.tables import rows_table
 from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
 ORACLE = "demo-oracle"
@@ -93,7 +93,7 @@ class Demo(Demonstration):
 
     async def run(self) -> DemoResult:
         """All steps; raises what their commands raise."""
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             with self.step("1. tasks and their image"):
                 train, held_out = await self._tasks(session)
             with self.step("2. a campaign of oracle rollouts"):

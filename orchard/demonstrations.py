@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchard.actions.campaigns import resume_campaign, submit_campaign
+from orchard.actions.datasets import announce
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.campaigns import resume_campaign, submit_campaign, watch_campaign
-from orchard.cli.datasets import announce
-from orchard.cli.task_work import registry
+from orchard.actions.tasks import registry
 from orchard.configuration.config import Config, ConfigError, load
 from orchard.pipelines.campaigns.commands import OtherPlan
 from orchard.pipelines.campaigns.scores import Score, Tally, score
@@ -26,6 +25,8 @@ from orchard.processes.up import die_with_parent
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.tasks import Task
 from orchard.storage.reader import open_tables
+from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.console import console
 from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
 if TYPE_CHECKING:

@@ -79,9 +79,10 @@ class Delivery(Generic[R]):
         """The result of the part that takes long. It keeps an idle process alive, and raises Interrupted
         where the process may not wait for its end."""
         body = asyncio.create_task(work)
+        either: set[asyncio.Future[Any]] = {body, self._interrupted}
         try:
             with self._shift.at_work():
-                await asyncio.wait({body, self._interrupted}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not body.done():
                     body.cancel()
                     await asyncio.wait({body})
@@ -102,7 +103,9 @@ class Delivery(Generic[R]):
 class Handler(Protocol[R]):
     """What a kind of request is and how it is carried out."""
 
-    retries: RetryPolicy
+    @property
+    def retries(self) -> RetryPolicy:
+        """What a failure that is not the request's own costs."""
 
     def read(self, body: bytes) -> R:
         """The request in a body. Raises InvalidRequest or NewerRequest, whatever the bytes are."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.directories import HARBOR, TERMINAL_BENCH
 from orchard.pipelines.tasks.registry import Needs
-from orchard.schemas import plugins
 from orchard.schemas.campaigns import CampaignSpec
 from orchard.schemas.plugins import Kind
+from orchard.workers import plugins
 from orchard.workers.episode.networks import SHUT, WAY_OUT
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.graders.plugin import Grader

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchard.actions.wholeness import expected
+from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
-from orchard.configuration.running import UNSAFE_HOST, RunFiles, UpRecord, running
+from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import orchard
 from orchard.cli.listed import MARKUP, Commands
 
 _MISTAKES = (
@@ -72,7 +71,9 @@ The same by hand, in two terminals:
 def show_version(asked: bool) -> None:
     """Print the version and end."""
     if asked:
-        typer.echo(f"orchard {orchard.__version__}")
+        from importlib import metadata  # slow, and needed once in a while
+
+        typer.echo(f"orchard {metadata.version('orchard-pipeline')}")
         raise typer.Exit
 
 
@@ -102,7 +103,7 @@ def options(
     """Options that every command shares."""
     from orchard.actions.session import Session
     from orchard.configuration import config as configuration  # whoever asks for help needs neither
-    from orchard.schemas import plugins
+    from orchard.workers import plugins
 
     if config is not None:
         _hand_down(context, config)

@@ -6,7 +6,7 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
+from orchard.terminal.console import console
 
 
 def register(app: typer.Typer) -> None:

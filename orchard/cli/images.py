@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
@@ -22,6 +21,7 @@ from orchard.injector.local.backend import LocalBackend
 from orchard.injector.registry_credentials import CredentialsError, stored_credentials
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.schemas.sandboxes import ImageDeleted
+from orchard.terminal.console import console
 
 app = typer.Typer(no_args_is_help=True, help="Images of local sandboxes.")
 

@@ -10,13 +10,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.actions.tracking import Tracking
 from orchard.pipelines.models.errors import require_torch
 from orchard.pipelines.sft.events import EventSink
 from orchard.pipelines.sft.metrics import Fact, Sink
 from orchard.pipelines.sft.settings import read_settings
 from orchard.schemas.training import TrainingStarted, TrainingStep
+from orchard.terminal.console import console
 
 
 def register(app: typer.Typer) -> None:

@@ -1,36 +1,23 @@
 """`values ...`: what unresolved trajectories were worth, step by step, as an annotator sees it."""
 
 import asyncio
-import os
-import socket
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated
 
 import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
+from orchard.actions.values import annotate_campaign, annotating
 from orchard.cli import measuring
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.curves import Curve, shape_statistics
-from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from orchard.pipelines.values.requests import QUEUE, Asking
 from orchard.processes.signals import call_on_signals
-from orchard.schemas.events import Event
 from orchard.storage.reader import open_tables
-from orchard.streams.claims import Claims
-from orchard.streams.connection import Connection
-from orchard.streams.consumer import Consumer
-from orchard.streams.publisher import Publisher
 from orchard.streams.shifts import Shift, share_of
 from orchard.streams.topology import declare
-from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.terminal.console import console, reporting
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
 
@@ -71,85 +58,11 @@ def annotate(
         context_characters=characters,
         again=again,
     )
-    uvloop.run(annotate_campaign(session, campaign, asking, slots))
-
-
-async def annotate_campaign(session: Session, campaign: str, asking: Asking, slots: int) -> None:
-    """Offer what is open, and work on the queue until all of it has its verdict."""
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("values"))
-        await declare(connection, session.config.nats, [QUEUE])
-        await session.committed(connection)
-        with open_tables(session.config.store) as tables:
-            if (
-                tables.execute("select 1 from rollouts where campaign = ? limit 1", [campaign]).fetchone()
-                is None
-            ):
-                raise ConfigError(
-                    f"no rollout of {campaign!r} has ended: `orchard status` lists the campaigns"
-                )
-            requests = open_requests(tables, campaign, asking)
-        if not requests:
-            console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
-            return
-        await offer(Publisher(connection), requests, f".again-{os.getpid()}" if asking.again else "")
-        bar = stack.enter_context(progress("trajectories"))
-        task = bar.add_task(campaign, total=len(requests))
-        missing = {request.rollout_id for request in requests}
-        verdicts: Counter[str] = Counter()
-
-        def count(event: Event) -> None:
-            verdicts[event.type] += 1
-            missing.discard(event.rollout_id or "")
-            bar.update(task, completed=len(requests) - len(missing))
-            if not missing:
-                consumer.drain()
-
-        consumer = await stack.enter_async_context(_annotating(session, connection, slots, Shift(), count))
-        annotators = {one.annotator for one in requests}
-        watching = asyncio.create_task(_watch(session, annotators, missing, consumer.drain))
-        await consumer.run()
-        watching.cancel()
-        await session.committed(connection)
+    with reporting("trajectories") as told:
+        verdicts = uvloop.run(annotate_campaign(session, campaign, asking, slots, told))
+    if not verdicts:
+        console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
     console.print(", ".join(f"{number} {kind}" for kind, number in sorted(verdicts.items())), highlight=False)
-
-
-@asynccontextmanager
-async def _annotating(
-    session: Session,
-    connection: Connection,
-    slots: int,
-    shift: Shift,
-    done: Callable[[Event], None] | None = None,
-) -> AsyncIterator[Consumer]:
-    async with (
-        Rests(connection, "annotator") as rests,
-        ModelClient(session.endpoints(), rests) as models,
-        Claims(connection, QUEUE) as claims,
-    ):
-        cases = Cases(session.config.store)
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        annotator = Annotator(Publisher(connection), models, cases, name=name, done=done)
-        dead = DeadLetters(connection)
-        try:
-            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, shift=shift)
-        finally:
-            cases.close()
-
-
-async def _watch(session: Session, annotators: set[str], missing: set[str], over: Callable[[], None]) -> None:
-    """Strike off what others on the queue have done; `over` when nothing is left to wait for."""
-    while missing:
-        await asyncio.sleep(5.0)
-        missing -= await asyncio.to_thread(_judged, session.config.store, annotators)
-    over()
-
-
-def _judged(store: str, annotators: set[str]) -> set[str]:
-    query = "select rollout_id from values_all where list_contains($names, annotator)"
-    with open_tables(store) as tables:
-        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
-    return {row[0] for row in rows}
 
 
 @app.command()
@@ -179,7 +92,7 @@ async def _worker(session: Session, slots: int, idle_exit: float, max_age: float
     shift = Shift(idle=idle_exit, age=share_of(max_age))
     async with session.connection("annotator") as connection:
         await declare(connection, session.config.nats, [QUEUE])
-        async with _annotating(session, connection, slots, shift) as consumer:
+        async with annotating(session, connection, slots, shift) as consumer:
             call_on_signals(asyncio.get_running_loop(), consumer.drain)
             await consumer.run()
 

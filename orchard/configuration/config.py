@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orchard.configuration.faults import Fault, fault
-from orchard.configuration.running import UNSAFE_HOST
+from orchard.configuration.faults import ConfigFault, fault
+from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
 from orchard.schemas.addresses import check_http_url
 from orchard.schemas.plugins import PluginSettings
@@ -180,7 +180,7 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        found = fault(tree, Config) or Fault((), str(error))
+        found = fault(tree, Config) or ConfigFault((), str(error))
         at, known = ".".join(found.path), origins or {}
         origin = known.get(at)
         where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))

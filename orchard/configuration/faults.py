@@ -11,14 +11,14 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 import msgspec
 
 
-class Fault(NamedTuple):
+class ConfigFault(NamedTuple):
     """A value that cannot be."""
 
     path: tuple[str, ...]
     reason: str
 
 
-def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> Fault | None:
+def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | None:
     """The first value that its type refuses, as deep as it can be named; None where there is none."""
     try:
         msgspec.convert(value, shape)
@@ -27,10 +27,10 @@ def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> Fault | None:
         reason = str(error).partition(" - at `$")[0]
     for key, inner, kind in _inside(value, shape):
         if kind is None:
-            return Fault((*path, key), _no_key(path, key, inner))
+            return ConfigFault((*path, key), _no_key(path, key, inner))
         if found := fault(inner, kind, (*path, key)):
             return found
-    return Fault(path, _quoted(value, shape) or reason)
+    return ConfigFault(path, _quoted(value, shape) or reason)
 
 
 def members(shape: Any) -> list[Any]:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from orchard.actions.campaign_status import CampaignView, PipelineView, read_status, recorded
 from orchard.actions.session import Session
-from orchard.actions.standing import CampaignView, PipelineView, recorded, standing
 from orchard.page.index import STANDING
 from orchard.page.tables import Tables
 from orchard.streams.campaigns import CampaignBook
@@ -38,7 +38,7 @@ class Overview:
     taken: float = field(default=0.0, compare=False)
 
 
-class Watch:
+class CampaignWatch:
     """The newest overview, made for all who look at once: ten open pages cost as much as one."""
 
     def __init__(self, session: Session, tables: Tables) -> None:
@@ -92,7 +92,7 @@ class Watch:
                     records = {name: record for name, (record, _) in book.items()}
                     for name, record in records.items():
                         self._queues.setdefault(name, record.queue)
-                    now = await standing(
+                    now = await read_status(
                         self._session, self._connection, records, self._queues, self._tables.ask, STANDING
                     )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)

@@ -28,7 +28,7 @@ _SOURCES = "select unnest(map_entries(task_sets)) as set from evaluations where 
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixCell:
     """A cell of the matrix."""
 
     cell: Cell
@@ -46,7 +46,7 @@ class Matrix:
 
     task_set: str
     harnesses: list[str]
-    rows: list[tuple[str, list[Place | None]]]
+    rows: list[tuple[str, list[MatrixCell | None]]]
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ def _matrix(results: Results, name: str, sources: Sequence[str]) -> Matrix:
     harnesses = list(dict.fromkeys(harness for _, harness in cells))
     which = {"task_source": sources[0]} if len(sources) == 1 else {}
 
-    def place(cell: Cell | None) -> Place | None:
+    def place(cell: Cell | None) -> MatrixCell | None:
         if cell is None:
             return None
         score = cell.pass_at(1)
         asked = {"campaign": results.campaign, "harness": cell.harness, "model": cell.model, **which}
-        return Place(
+        return MatrixCell(
             cell,
             share(score),
             None if score is None else min(int(score.value * SHADES), SHADES - 1),

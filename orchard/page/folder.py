@@ -29,7 +29,7 @@ _OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """What a report has."""
 
     rollouts: int
@@ -82,7 +82,7 @@ class Folder:
         html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
         self._put(self._out / name, html.encode("utf-8", "replace"))
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenReport:
         """With the list of what was masked."""
         self._page = "secrets"
         lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
@@ -93,7 +93,7 @@ class Folder:
             told += f"\nNot searched for keys: {there} pictures. {left_out} had no room.\n"
         self._put(self._out / "secrets.txt", told.encode())
         secrets = dict(self._secrets)
-        return Written(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
+        return WrittenReport(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
 
     def clean(self, text: str) -> str:
         """The text with keys masked, and counted for the page that is made."""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
@@ -36,7 +36,7 @@ TRIES = 3
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
+async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT) -> tuple[RunPlan, int]:
     """The run's plan and where its events begin; put into the log now, or there already.
 
     Raises RunError where the log has another plan under the name.
@@ -57,14 +57,10 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         store, left_out = session.config.store, Counter[str]()
         tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
         if idle := left_out.pop(UNMATCHED, 0):
-            console.print(f"{idle} patterns of `tasks.exclude` name no task of the store", highlight=False)
+            told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
         for reason, number in sorted((+left_out).items()):
-            console.print(f"{number} tasks are no prompts: {reason}", highlight=False)
-        plan = make_plan(
-            settings,
-            tasks,
-            await asyncio.to_thread(choose_traps, store, settings.impossible),
-        )
+            told.note(f"{number} tasks are no prompts: {reason}")
+        plan = make_plan(settings, tasks, await asyncio.to_thread(choose_traps, store, settings.impossible))
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)
@@ -106,10 +102,13 @@ def _address(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class Processes:
+class RunProcesses:
     """The children of one run. All die with this process, also when it is killed."""
 
-    def __init__(self, session: Session, settings: RlSettings, file: Path, server: str) -> None:
+    def __init__(
+        self, session: Session, settings: RlSettings, file: Path, server: str, told: Reporter = SILENT
+    ) -> None:
+        self._told = told
         self._directory = Path(settings.out)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings
@@ -158,7 +157,7 @@ class Processes:
                 raise RunStopped(f"{_last_line(log)} (all of it: {log})")
             if failures == TRIES:
                 raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
-            console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
+            self._told.note(f"the {name} ended with {code} and is started again")
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _serving(self) -> None:

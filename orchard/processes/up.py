@@ -22,11 +22,11 @@ from typing import IO
 
 import msgspec
 
-from orchard.actions.wholeness import expected
+from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
-from orchard.configuration.running import UNSAFE_HOST, RunFiles, UpRecord
+from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord
 from orchard.injector.local.backend import SOCKET
-from orchard.processes.keeper import ServerKeeper
+from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
@@ -287,7 +287,7 @@ class Supervisor:
             self._write_record()
 
         pause = self.config.up.restart_seconds
-        await ServerKeeper(server, self.config.nats, self.announce, started, pause).run()
+        await ServerSupervisor(server, self.config.nats, self.announce, started, pause).run()
 
     async def _watch_stream(self) -> None:
         """Say when workers hold, and why: the children look themselves."""

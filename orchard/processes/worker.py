@@ -11,7 +11,6 @@ import msgspec
 
 from orchard.actions.session import Session
 from orchard.processes.signals import call_on_signals
-from orchard.schemas import plugins
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
 from orchard.streams.campaigns import CampaignBook
@@ -20,6 +19,7 @@ from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.workers import plugins
 from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.domains.gui.browser.pool import browsers

@@ -7,12 +7,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from orchard.configuration.config import Config
+from orchard.configuration.fields import describe, named, summary
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.orchestrator.limits import Limits
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.settings import SftSettings
-from orchard.reference.fields import describe, named, summary
 from orchard.reference.page import code, page, table
 
 _INTRODUCTION = """\

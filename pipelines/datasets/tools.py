@@ -3,7 +3,6 @@
 from typing import Any
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.workers.domains.claw.react import ClawReact
 from orchard.workers.harnesses import UnknownHarness, planned_harness
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 
@@ -31,7 +30,7 @@ def is_program(harness: str, version: str | None) -> bool:
         found = planned_harness(harness, version)
     except UnknownHarness as error:
         raise DatasetError(f"{error}, in `source.harnesses`") from None
-    return isinstance(found, ProgramHarness | ClawReact)
+    return isinstance(found, ProgramHarness) or (getattr(found, "tools_in_log", False) and not found.tools)
 
 
 def tool_names(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:

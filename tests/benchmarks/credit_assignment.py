@@ -21,9 +21,7 @@ from statistics import fmean
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.quickstart import pipeline
-from orchard.cli.values import annotate_campaign
+from orchard.actions.values import annotate_campaign
 from orchard.demo_sft import ORACLE, Demo, DemoSettings
 from orchard.demonstrations import campaign_score
 from orchard.pipelines.campaigns.scores import Score
@@ -32,9 +30,11 @@ from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, 
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
 from orchard.pipelines.values.requests import Asking
+from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import CampaignSpec, TaskRef, Timeouts
 from orchard.schemas.llm_calls import ModelKind
 from orchard.streams.tasks import end
+from orchard.terminal.console import console
 from tests.benchmarks.credit_arms import Arm, rows_of
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 
@@ -97,7 +97,7 @@ class Experiment(Demo):
 
     async def run_arms(self, seeds: Sequence[int], most: int | None = None) -> None:
         """What is missing of these seeds, all arms of one before the next; at most so many of them."""
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, console.print) as session:
             train, held_out = await self._tasks(session)
             if not (self.directory / "dataset").is_dir():
                 await self.campaign(session, self._oracle(train))

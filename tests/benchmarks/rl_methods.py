@@ -20,7 +20,6 @@ import matplotlib
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.cli.quickstart import pipeline
 from orchard.demo_rl import Method, RlDemo, RlDemoSettings, toml
 from orchard.demo_sft import Demo
 from orchard.demonstrations import campaign_score, repair_refs
@@ -28,6 +27,7 @@ from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.domains.swe.repairs import Split
 from orchard.pipelines.rl.policies import policy_directory
 from orchard.pipelines.rl.runs import pass_rates
+from orchard.processes.pipeline import pipeline
 from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from tests.benchmarks.credit_assignment import EXPERIMENT
@@ -74,7 +74,7 @@ class Compared(RlDemo):
     async def measured(self, budget: int | None) -> "Line":
         """Train, or go on with it, and measure the policy at `budget`; None: the last."""
         settings = self.settings
-        async with pipeline(self.config) as session:
+        async with pipeline(self.config, print) as session:
             tasks = await asyncio.to_thread(self._new_tasks)
             await self.held_out(session, BEFORE, self.policy)
             await self.sampled(

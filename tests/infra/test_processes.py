@@ -304,7 +304,7 @@ class TestCommands:
         [
             ("orchestrator", "orchard.injector.orchestrator"),
             ("metrics", "orchard.processes.metrics"),
-            ("janitor", "orchard.processes.janitor"),
+            ("janitor", "orchard.processes.stuck_jobs"),
         ],
     )
     def test_other_programs_understand_their_arguments(

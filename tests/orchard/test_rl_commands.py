@@ -34,7 +34,7 @@ def test_mistakes_are_one_sentence(command_line, tmp_path, words, says):
 async def test_a_trainer_that_ended_its_run_is_not_started_again(tmp_path, monkeypatch, code, starts, error):
     monkeypatch.setattr(rl_run, "RESTART_SECONDS", 0.0)
     session = SimpleNamespace(config=SimpleNamespace(store="s"), directory=Path("d"))
-    processes = rl_run.Processes(session, run_settings(out=str(tmp_path)), Path("f"), "http://elsewhere:1")
+    processes = rl_run.RunProcesses(session, run_settings(out=str(tmp_path)), Path("f"), "http://elsewhere:1")
     (tmp_path / "trainer.log").write_text("error: run 'run' stops at step 2\n")
     started = []
 

@@ -123,27 +123,27 @@ class Worker:
         return await self._attempt(delivery, attempt)
 
     async def _attempt(self, delivery: Delivery[RolloutRequest], attempt: Attempt) -> PutOff | None:
+        request = attempt.request
+        outcome: RolloutFinished | RolloutAborted
         try:
             outcome = await delivery.run(attempt.run())
         except Interrupted as interrupted:
-            if interrupted.why == CANCELLED:
-                return await self._end(
-                    attempt,
-                    attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", attempt.request.failures),
-                )
-            return await self._again(attempt, interrupted.why, 0.0)
+            if interrupted.why != CANCELLED:
+                return await self._again(attempt, request, interrupted.why, 0.0)
+            outcome = attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", request.failures)
         except EndpointRests as rest:
-            return await self._again(attempt, "resting", rest.seconds, rest, awaits=rest.key)
+            return await self._again(attempt, request, "resting", rest.seconds, rest, awaits=rest.key)
         except InfrastructureError as error:
             return await self._failed(attempt, error)
         except NewerTask as error:
             await attempt.publish(AttemptReleased(reason="newer", detail=str(error)))
             raise NewerRequest(str(error)) from error
         except Exception as error:
-            log.exception("attempt %s.%d", attempt.request.rollout_id, attempt.number)
+            log.exception("attempt %s.%d", request.rollout_id, attempt.number)
             ours = InfrastructureError(AbortCause.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
             return await self._failed(attempt, ours)
-        return await self._end(attempt, outcome)
+        await self._end(attempt, outcome)
+        return None
 
     async def _end(self, attempt: Attempt, data: RolloutFinished | RolloutAborted) -> None:
         """Publish the terminal event under its fence. The request is acknowledged after it, always."""
@@ -176,19 +176,19 @@ class Worker:
             max_memory=self._dependencies.sandbox_settings.max_memory,
         )
         if isinstance(step, Abort):
-            return await self._end(attempt, attempt.aborted(step.cause, error.detail, failures))
-        changes = {"failures": failures, "memory": step.memory}
-        return await self._again(attempt, "infrastructure", step.delay, error, **changes)
+            await self._end(attempt, attempt.aborted(step.cause, error.detail, failures))
+            return None
+        request = msgspec.structs.replace(request, failures=failures, memory=step.memory)
+        return await self._again(attempt, request, "infrastructure", step.delay, error)
 
     async def _again(
         self,
         attempt: Attempt,
+        request: RolloutRequest,
         reason: str,
         seconds: float,
         error: InfrastructureError | None = None,
-        *,
         awaits: str = "",
-        **changes: Any,
     ) -> PutOff:
         """The request under new attempt numbers, so that what was paid for is replayed."""
         await attempt.publish(
@@ -200,7 +200,7 @@ class Worker:
                 next_attempt_base=attempt.number,
             )
         )
-        request = msgspec.structs.replace(attempt.request, attempt_base=attempt.number, **changes)
+        request = msgspec.structs.replace(request, attempt_base=attempt.number)
         entry = rollout_entry(request, after_attempt(attempt.number))
         return PutOff(entry, seconds, error.detail if error else reason, awaits)
 

@@ -16,11 +16,12 @@ from orchard.injector.client import AsyncSandbox
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.plugins import need
 
 T = TypeVar("T")
 

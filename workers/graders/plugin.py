@@ -11,7 +11,7 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.judging import Verdict
 from orchard.schemas.outcomes import AbortCause, Reward
-from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -21,6 +21,7 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.masking import masked
+from orchard.workers.plugins import need
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from orchard.schemas.identity import digest
-from orchard.schemas.plugins import Kind, find, names
+from orchard.schemas.plugins import Kind
 from orchard.workers.harnesses import compact_prompts, orchard_bash_prompts, orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
@@ -16,6 +16,7 @@ from orchard.workers.harnesses.mini_swe_agent import PackageUnusable, TextWords,
 from orchard.workers.harnesses.own_words import OwnWords
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import ProgramHarness
+from orchard.workers.plugins import find, names
 
 DEFAULT = "orchard-bash"
 """For tasks that are judged by a patch. Needs no package beside Orchard."""

@@ -4,10 +4,11 @@ A *protocol* is what is asked and what is taken for an answer. It has a name wit
 or a plug-in (entry points `orchard.judges`). The model is any at an endpoint of the configuration.
 """
 
-from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.workers.domains.gui.judge_protocols import DEEPSHOP, ORCHARD, WEBJUDGE, WEBVOYAGER
 from orchard.workers.judges.interface import Protocol
 from orchard.workers.judges.rubric import RUBRIC, SUCCESS
+from orchard.workers.plugins import need
 
 BROWSING: dict[str, Protocol] = {one.version: one for one in (ORCHARD, WEBVOYAGER, WEBJUDGE, DEEPSHOP)}
 """Protocols for browser agents."""

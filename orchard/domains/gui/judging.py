@@ -10,14 +10,14 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.judging.again import Judging, read_episodes
 from orchard.pipelines.domains.gui.judging.agreement import Agreement, agreement, read_pairs
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
+from orchard.terminal.console import console, progress
+from orchard.terminal.tables import rows_table
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.judges import BROWSING
 from orchard.workers.llm.client import ModelClient

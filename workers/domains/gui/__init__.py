@@ -1,1 +1,19 @@
 """Browser agents: Chromium in a sandbox, generated sites, graders and judges."""
+
+from orchard.workers.domain import WorkerDomain
+
+DOMAIN = WorkerDomain(
+    name="gui",
+    package=__name__,
+    harnesses={
+        "browser": f"{__name__}.browser.harness:BrowserHarness",
+        "browser-compact": f"{__name__}.browser.compact:CompactBrowser",
+    },
+    graders={
+        "sites": f"{__name__}.sites.grading:SitesGrader",
+        "gui-judge": f"{__name__}.judge_grader:GuiJudgeGrader",
+    },
+    worlds={"browser": f"{__name__}.browser.world:BrowserWorld"},
+    default_harness="browser",
+    sources=("browser/*.py",),
+)
