@@ -66,7 +66,7 @@ class Interrupted(Exception):
         self.why = why
 
 
-class Delivery(Generic[R]):
+class ClaimedRequest(Generic[R]):
     """A request in a handler's hands."""
 
     def __init__(self, claim: Claim, request: R, shift: Shift) -> None:
@@ -113,7 +113,7 @@ class Handler(Protocol[R]):
     def entry(self, request: R, occasion: str) -> QueueEntry:
         """The request's place on its queue; see `streams.entries.entry` for the occasion."""
 
-    async def handle(self, delivery: Delivery[R]) -> PutOff | None:
+    async def handle(self, delivery: ClaimedRequest[R]) -> PutOff | None:
         """Carry the request out, or say what takes its place. Killed anywhere and begun again, its result
         must be accepted once. Raises as the module says."""
 
@@ -149,7 +149,7 @@ class Consumer:
         self.slots = slots
         self.faults = 0
         """Deliveries that ended in an exception that nobody expected."""
-        self.open: set[Delivery[Any]] = set()
+        self.open: set[ClaimedRequest[Any]] = set()
         """What is being carried out."""
         self._claims = claims
         self._dead = dead
@@ -214,7 +214,7 @@ class Consumer:
     async def _deliver(self, claim: Claim) -> None:
         handler = self._handlers[claim.queue.kind]
         try:
-            delivery = Delivery(claim, handler.read(claim.body), self._shift)
+            delivery = ClaimedRequest(claim, handler.read(claim.body), self._shift)
             again = await self._handle(handler, delivery)
         except NewerRequest as error:
             await self._dead.leave(claim, str(error))
@@ -228,7 +228,7 @@ class Consumer:
             elif not claim.settled:
                 await claim.complete()
 
-    async def _handle(self, handler: Handler[Any], delivery: Delivery[Any]) -> PutOff | None:
+    async def _handle(self, handler: Handler[Any], delivery: ClaimedRequest[Any]) -> PutOff | None:
         request, occasion = delivery.request, successor(delivery.claim.message_id)
         self.open.add(delivery)
         try:

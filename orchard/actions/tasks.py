@@ -1,8 +1,9 @@
 """Tasks: registered, imported, proven, contradicted."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,19 +15,32 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore
+from orchard.pipelines.domain import PROVE
 from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
+from orchard.pipelines.tasks.prover import TaskProver
 from orchard.pipelines.tasks.proving import ValidationSettings
-from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
+from orchard.pipelines.tasks.registry import (
+    TaskRegistry,
+    known_hashes,
+    read_tasks,
+    reference,
+    stored_tasks,
+)
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validator, provable
-from orchard.schemas.events import TaskValidated
+from orchard.schemas.events import TaskRejected, TaskValidated, payload
 from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
+from orchard.schemas.work import ProveRequest
+from orchard.streams.answers import OfferedRequests, RequestAnswer, working
+from orchard.streams.claims import Claims
+from orchard.streams.consumer import Consumer
 from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.episode.networks import refusal
-from orchard.workers.failures import InfrastructureError
 
 
 @asynccontextmanager
@@ -56,40 +70,57 @@ class Validated(NamedTuple):
 async def validate_tasks(
     session: Session, *, ids: Sequence[str], runs: int, concurrency: int, told: Reporter = SILENT
 ) -> Validated:
-    """Prove the named tasks, or all unproven ones. Raises ConfigError for one that nothing here can prove."""
-    chosen = await asyncio.to_thread(_to_validate, session, ids, told)
-    valid = rejected = undecided = 0
+    """Have the named tasks proven, or all unproven ones: by any worker, and `concurrency` at once in this
+    process. Raises ConfigError for one that nothing here can prove."""
+    chosen = {task_hash(task): task for task in await asyncio.to_thread(_to_validate, session, ids, told)}
+    counts: Counter[str] = Counter()
 
-    def count() -> None:
-        told.progress("validating", valid + rejected + undecided, len(chosen))
+    def request(key: str, fence: int) -> ProveRequest:
+        task = reference(chosen[key], session.blobs)
+        return ProveRequest(task=task, task_hash=key, runs=runs, fence=fence)
 
-    def left(task: Task, error: InfrastructureError) -> None:
-        nonlocal undecided
-        undecided += 1
-        told.note(f"{task.task_id}: {error}"[:300], "not judged:")
-        count()
-
-    async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(
-            client,
-            session.blobs,
-            ValidationSettings(runs=runs, concurrency=concurrency),
-            task_network=session.config.sandbox.task_network,
+    async with session.connection("tasks") as connection, session.sandboxes() as client:
+        await declare(connection, session.config.nats, [PROVE])
+        network = session.config.sandbox.task_network
+        prover = TaskProver(Publisher(connection), session.blobs, client, task_network=network)
+        offered = OfferedRequests(connection, PROVE.kind)
+        await offered.offer(
+            list(chosen), lambda key, fence, occasion: prover.entry(request(key, fence), occasion)
         )
-        count()
-        async for verdict in validator.many(chosen, left=left):
-            await tasks.record(verdict)
-            event = verdict.event
-            good = isinstance(event, TaskValidated)
-            valid, rejected = valid + good, rejected + (not good)
-            if (
-                said := event.detail or ""
-                if isinstance(event, TaskValidated)
-                else f"{event.reason}, {event.detail}"
-            ):
-                told.note(f"{event.task_id}: {said[:200]}")
-            count()
-    return Validated(valid, rejected, undecided)
+        async with (
+            Claims(connection, PROVE) as claims,
+            working(
+                offered,
+                Consumer(
+                    claims,
+                    DeadLetters(connection),
+                    {PROVE.kind: prover},
+                    slots=concurrency,
+                    shutdown_seconds=0.0,
+                ),
+            ),
+            aclosing(offered.answers()) as answers,
+        ):
+            told.progress("validating", 0, len(chosen))
+            async for answer in answers:
+                verdict, said = _verdict(answer)
+                counts[verdict] += 1
+                if said:
+                    label = "not judged:" if verdict == "undecided" else ""
+                    told.note(f"{chosen[answer.key].task_id}: {said}"[:300], label)
+                told.progress("validating", counts.total(), len(chosen))
+        await session.committed(connection)
+    return Validated(counts["valid"], counts["rejected"], counts["undecided"])
+
+
+def _verdict(answer: RequestAnswer) -> tuple[str, str]:
+    """`valid`, `rejected` or `undecided`, and what there is to say of it."""
+    match payload(answer.event) if answer.event is not None else None:
+        case TaskValidated() as event:
+            return "valid", event.detail or ""
+        case TaskRejected() as event:
+            return "rejected", f"{event.reason}, {event.detail}"
+    return "undecided", answer.reason
 
 
 def _to_validate(session: Session, ids: Sequence[str], told: Reporter) -> list[Task]:

@@ -61,6 +61,12 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         name: Annotated[str | None, typer.Option(help="Name in events.", show_default="host and pid")] = None,
         slots: Annotated[int | None, typer.Option(help="Rollouts at once.", min=1)] = None,
+        kinds: Annotated[
+            str,
+            typer.Option(
+                help="Kinds of requests that it serves, by comma, the first before the others; or `all`."
+            ),
+        ] = "rollout",
         domain: Annotated[
             str | None,
             typer.Option(help="Domain whose queue it serves.", show_default=WorkerSettings().domain),
@@ -81,7 +87,7 @@ def register(app: typer.Typer) -> None:
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
     ) -> None:
-        """Run one worker: claims rollouts until SIGTERM, which drains it."""
+        """Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it."""
         session: Session = context.obj
         config = replaced(
             session.config,
@@ -95,7 +101,8 @@ def register(app: typer.Typer) -> None:
         start_logging()
         from orchard.processes.worker import run_worker
 
-        uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name))
+        wanted = [kind.strip() for kind in kinds.split(",")]
+        uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name, wanted))
 
     @app.command()
     def writer(context: typer.Context, probe_port: ProbePort = None) -> None:

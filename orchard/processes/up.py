@@ -211,7 +211,11 @@ class Supervisor:
             plan.append(Child("page", command, stop_seconds=5.0, descriptors=(at,)))
         workers = range(1, self.config.up.workers + 1)
         plan += [
-            Child(f"worker-{n}", [*orchard, "worker", "--name", f"worker-{n}"], stop_seconds=shutdown + 30)
+            Child(
+                f"worker-{n}",
+                [*orchard, "worker", "--name", f"worker-{n}", "--kinds", "all"],
+                stop_seconds=shutdown + 30,
+            )
             for n in workers
         ]
         return plan

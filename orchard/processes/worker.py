@@ -3,13 +3,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 import msgspec
 
 from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.domain import request_kinds
 from orchard.processes.signals import call_on_signals
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
@@ -22,23 +24,28 @@ from orchard.streams.topology import declare
 from orchard.workers import plugins
 from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
+from orchard.workers.discovery import load
 from orchard.workers.domains.gui.browser.pool import browsers
+from orchard.workers.episode.settings import WorkerSettings
 from orchard.workers.episode.worlds import Shared
 from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.rests import Rests
 
+ALL = ["all"]
+"""Every kind of request."""
 
-async def run_worker(session: Session, name: str | None) -> None:
-    """One worker process until drained."""
+
+async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -> None:
+    """One worker process for requests of these kinds, or ALL, until drained."""
     config = session.config
-    queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
-    lends = [Queue(domain=queue.domain, priority=priority) for priority in config.worker.lent_to]
     name = name or f"{socket.gethostname()}-{os.getpid()}"
+    queues = _queues(config.worker, kinds)
+    served = {queue.kind for queue in queues}
     usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
-        await declare(connection, config.nats, [queue, *lends])
+        await declare(connection, config.nats, queues)
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
         rests = await stack.enter_async_context(Rests(connection, f"worker {name}"))
@@ -48,7 +55,8 @@ async def run_worker(session: Session, name: str | None) -> None:
         sandboxes = await stack.enter_async_context(session.sandboxes())
         stack.push_async_callback(shared.close)
         spare = await shared.of(browsers)
-        spare.keep(sandboxes, config.sandbox, config.worker.spare_browsers)
+        if "rollout" in served:
+            spare.keep(sandboxes, config.sandbox, config.worker.spare_browsers)
         dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
@@ -60,19 +68,33 @@ async def run_worker(session: Session, name: str | None) -> None:
             shared=shared,
             standby=spare,
         )
-        claims = await stack.enter_async_context(Claims(connection, queue, lends))
+        claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:]))
         worker = Worker(
             dependencies,
             claims,
             CampaignBook(connection),
             config.worker,
             shutdown_seconds=config.up.shutdown_seconds,
+            others={kind: load(one.handler)(dependencies) for kind, one in request_kinds().items()},
         )
         call_on_signals(asyncio.get_running_loop(), worker.consumer.drain)
-        serves = ",".join(one.consumer for one in (queue, *lends))
+        serves = ",".join(one.consumer for one in queues)
         look = partial(_worker_report, worker, usable, endpoints)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=serves))
         await worker.run()
+
+
+def _queues(settings: WorkerSettings, kinds: Sequence[str]) -> list[Queue]:
+    """What the worker claims from: where it finds nothing in the first, it looks into the others."""
+    own = Queue(domain=settings.domain, priority=settings.priority)
+    lent = [Queue(domain=own.domain, priority=priority) for priority in settings.lent_to]
+    known = {"rollout": [own, *lent]} | {kind: [one.queue] for kind, one in request_kinds().items()}
+    if kinds == ALL:
+        kinds = list(known)
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(f"no worker serves requests of the kind {kind!r}: there is {', '.join(known)}")
+    return [queue for kind in kinds for queue in known[kind]]
 
 
 def _worker_report(

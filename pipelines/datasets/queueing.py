@@ -32,7 +32,7 @@ from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.streams.claims import Claims
-from orchard.streams.consumer import Consumer, Delivery, RetryPolicy
+from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
@@ -185,13 +185,13 @@ class ShardWorker:
 
     def read(self, body: bytes) -> ShardRequest:
         """See Handler."""
-        return read_known(body, ShardRequest, "a shard")
+        return read_known(body, ShardRequest, "a shard request")
 
     def entry(self, request: ShardRequest, occasion: str) -> QueueEntry:
         """See Handler."""
         return _entry(request, occasion)
 
-    async def handle(self, delivery: Delivery[ShardRequest]) -> None:
+    async def handle(self, delivery: ClaimedRequest[ShardRequest]) -> None:
         """Make a shard, or write why it cannot be made."""
         if delivery.request.code_version != code_version():
             raise OtherCode(

@@ -29,7 +29,7 @@ from orchard.schemas.values import AnnotationFacts, AnnotationFailed, Annotation
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
-from orchard.streams.consumer import Delivery, RetryPolicy
+from orchard.streams.consumer import ClaimedRequest, RetryPolicy
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import MessageTooLarge
 from orchard.streams.publisher import Publisher
@@ -104,7 +104,7 @@ class Annotator:
         """See Handler."""
         return queue_entry(request, occasion)
 
-    async def handle(self, delivery: Delivery[AnnotationRequest]) -> None:
+    async def handle(self, delivery: ClaimedRequest[AnnotationRequest]) -> None:
         """Publish the verdict on a trajectory."""
         request = delivery.request
         if rest := await self._models.resting(request.model.endpoint):

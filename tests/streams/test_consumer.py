@@ -11,7 +11,7 @@ from orchard.schemas.requests import read_known
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
-from orchard.streams.consumer import Consumer, Delivery, PutOff, RetryPolicy
+from orchard.streams.consumer import ClaimedRequest, Consumer, PutOff, RetryPolicy
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry
 from orchard.streams.errors import AwaitsEndpoint
 from orchard.streams.publisher import Publisher
@@ -37,17 +37,17 @@ class Errands:
 
     retries = RetryPolicy(on=(Unlucky,), first=30.0, longest=40.0, most=2)
 
-    def __init__(self, do: Callable[[Delivery[Errand]], object]) -> None:
+    def __init__(self, do: Callable[[ClaimedRequest[Errand]], object]) -> None:
         self._do = do
         self.done: list[str] = []
 
     def read(self, body: bytes) -> Errand:
-        return read_known(body, Errand, "an errand")
+        return read_known(body, Errand, "an errand request")
 
     def entry(self, request: Errand, occasion: str) -> QueueEntry:
         return entry(QUEUE, Place("demo", request.name), occasion, msgspec.json.encode(request))
 
-    async def handle(self, delivery: Delivery[Errand]) -> PutOff | None:
+    async def handle(self, delivery: ClaimedRequest[Errand]) -> PutOff | None:
         result = self._do(delivery)
         if asyncio.iscoroutine(result):
             await result
@@ -77,8 +77,8 @@ async def offer(connection: Connection, handler: Errands, *errands: Errand) -> N
         await Publisher(connection).offer(handler.entry(one, FIRST))
 
 
-def raising(error: Exception) -> Callable[[Delivery[Errand]], None]:
-    def do(_: Delivery[Errand]) -> None:
+def raising(error: Exception) -> Callable[[ClaimedRequest[Errand]], None]:
+    def do(_: ClaimedRequest[Errand]) -> None:
         raise error
 
     return do
@@ -161,7 +161,7 @@ async def test_an_endpoint_that_rests_is_waited_for_and_no_failure_is_counted(
 async def test_an_error_that_nobody_expected_costs_its_request_a_delivery_and_the_others_nothing(
     connection: Connection, eventually: Eventually
 ) -> None:
-    def do(delivery: Delivery[Errand]) -> None:
+    def do(delivery: ClaimedRequest[Errand]) -> None:
         if delivery.request.name == "odd":
             raise KeyError("nobody thought of this")
 

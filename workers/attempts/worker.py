@@ -20,7 +20,7 @@ from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_rollout_request
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.consumer import Consumer, Delivery, Handler, Interrupted, PutOff
+from orchard.streams.consumer import ClaimedRequest, Consumer, Handler, Interrupted, PutOff
 from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry, successor
 from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.streams.shifts import Shift, share_of
@@ -91,7 +91,7 @@ class Worker:
         """See Handler."""
         return rollout_entry(request, occasion)
 
-    async def handle(self, delivery: Delivery[RolloutRequest]) -> PutOff | None:
+    async def handle(self, delivery: ClaimedRequest[RolloutRequest]) -> PutOff | None:
         """Run an attempt, unless this request is a leftover: its rollout has an outcome, or was reopened
         since."""
         request, publisher = delivery.request, self._dependencies.publisher
@@ -122,7 +122,7 @@ class Worker:
         )
         return await self._attempt(delivery, attempt)
 
-    async def _attempt(self, delivery: Delivery[RolloutRequest], attempt: Attempt) -> PutOff | None:
+    async def _attempt(self, delivery: ClaimedRequest[RolloutRequest], attempt: Attempt) -> PutOff | None:
         request = attempt.request
         outcome: RolloutFinished | RolloutAborted
         try:

@@ -36,7 +36,7 @@ from orchard.schemas.tasks import Task, task_hash
 from orchard.storage.errors import StorageError
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
-from orchard.streams.consumer import Consumer, Delivery, Interrupted, RetryPolicy
+from orchard.streams.consumer import ClaimedRequest, Consumer, Interrupted, RetryPolicy
 from orchard.streams.entries import FIRST, Place, QueueEntry, entry
 from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
@@ -182,13 +182,13 @@ class Run:
 
     def read(self, body: bytes) -> SynthesisRequest:
         """See Handler."""
-        return read_known(body, SynthesisRequest, "a synthesis")
+        return read_known(body, SynthesisRequest, "a synthesis request")
 
     def entry(self, request: SynthesisRequest, occasion: str) -> QueueEntry:
         """See Handler."""
         return _entry(request, occasion)
 
-    async def handle(self, delivery: Delivery[SynthesisRequest]) -> None:
+    async def handle(self, delivery: ClaimedRequest[SynthesisRequest]) -> None:
         """Do one step. A slot whose step fails again and again is given up, or the run would never end."""
         request = delivery.request
         try:
