@@ -240,8 +240,13 @@ class World:
 
     def process(self, *words: str) -> subprocess.Popen[bytes]:
         """An `orchard` command in a process of its own."""
-        environment = {
-            **os.environ,
+        line = [sys.executable, "-m", "orchard", *words]
+        return subprocess.Popen(line, env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a command finds this world."""
+        return {
             "ORCHARD_STORE": str(self.store),
             "ORCHARD_NATS__URL": self.nats_url,
             "ORCHARD_NATS__ACK_WAIT": str(SETTINGS.ack_wait),
@@ -252,8 +257,6 @@ class World:
             "ORCHARD_SANDBOX__HEARTBEAT_SECONDS": "1",
             "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": self.model.url,
         }
-        line = [sys.executable, "-m", "orchard", *words]
-        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)
 
     async def outcomes(self, *rollouts: str, seconds: float = SECONDS) -> dict[str, Event]:
         """The terminal event of each rollout, waited for."""

@@ -1,23 +1,25 @@
-"""A worker of any kind is killed in its middle, and another one finishes what it had begun."""
+"""A worker of any kind is killed in its middle; the test then has another one finish what it had begun."""
 
 import asyncio
-import signal
-from collections.abc import Awaitable, Callable
+import os
+import sys
+from collections.abc import Awaitable, Mapping
 
-from tests.attempts_world import SECONDS, World
+SECONDS = 100.0
 
 
 async def killed_in_the_middle(
-    place: World, words: tuple[str, ...], begun: Callable[[], Awaitable[bool]]
+    words: tuple[str, ...], environment: Mapping[str, str], begun: Awaitable[object]
 ) -> None:
-    """SIGKILL a process of this command as soon as it has `begun`."""
-    process = place.process(*words)
+    """SIGKILL a process of this `orchard` command when it has `begun`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orchard", *words),
+        env={**os.environ, **environment},
+        stdin=asyncio.subprocess.DEVNULL,
+    )
     try:
-        async with asyncio.timeout(SECONDS):
-            while not await begun():
-                assert process.poll() is None, f"{words} has ended by itself"
-                await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
+        await asyncio.wait_for(begun, SECONDS)
+        assert process.returncode is None, "it ended by itself"
     finally:
         process.kill()
-        await asyncio.to_thread(process.wait)
+        await process.wait()

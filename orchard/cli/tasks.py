@@ -134,9 +134,11 @@ def validate(
     context: typer.Context,
     task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all unproven ones.")] = None,
     runs: Annotated[int, typer.Option(help="Times that each is graded.", min=1)] = 3,
-    concurrency: Concurrency = 3,
+    concurrency: Annotated[int, typer.Option(help="Tasks at once in this process.", min=1)] = 3,
 ) -> None:
     """Prove tasks: the known solution must resolve and nothing at all must not, every time.
+
+    Workers of `orchard up` prove too. Begun again it goes on with what is left.
 
     Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
     code 1 when a task was rejected, or could not be judged now.

@@ -67,7 +67,7 @@ def judge(
     endpoint: Annotated[
         str | None, typer.Option(help="Endpoint.", show_default="judge.endpoint of the configuration")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    slots: Annotated[int, typer.Option(help="Rollouts at once in this process.", min=1)] = 8,
     max_cost: Annotated[
         float | None, typer.Option(help="USD: begin nothing more when the calls have cost it.", min=0.0)
     ] = None,

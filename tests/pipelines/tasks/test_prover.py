@@ -147,11 +147,12 @@ async def test_the_command_has_tasks_proven_and_tells_of_each(place: World) -> N
 
 
 async def test_a_prover_that_is_killed_costs_nothing(place: World) -> None:
-    async def begun() -> bool:
-        return bool(await place.sandboxes.list_sandboxes({"purpose": "validation"}))
+    async def begun() -> None:
+        while not await place.sandboxes.list_sandboxes({"purpose": "validation"}):
+            await asyncio.sleep(0.02)
 
     await offer(place, request(place, runs=20))
-    await killed_in_the_middle(place, ("worker", "--kinds", "prove"), begun)
+    await killed_in_the_middle(("worker", "--kinds", "prove"), place.environment, begun())
     assert await verdicts(place) == []
     async with proving(place):
         await settled(place)
@@ -233,11 +234,8 @@ async def test_a_command_that_is_stopped_leaves_nothing_on_the_queue(
 
 async def test_two_commands_share_the_requests(place: World) -> None:
     """The second one offers nothing twice, and both are told of the verdict."""
-    first, second = (
-        OfferedRequests(place.connection, PROVE.kind),
-        OfferedRequests(place.connection, PROVE.kind),
-    )
-    for requests in (first, second):
+    both = [OfferedRequests(place.connection, PROVE.kind) for _ in range(2)]
+    for requests in both:
         await requests.offer(
             [task_hash(TASK)],
             lambda _, fence, occasion: a_prover(place).entry(request(place, fence=fence), occasion),
