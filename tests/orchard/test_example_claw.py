@@ -1,4 +1,4 @@
-"""`make demo-claw ARGS="--start 1"`: what a further start shares with the first, and what it has of its own."""
+"""`make demo-claw ARGS="--start 1"`: what a further start shares with the first, and what is its own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Examples: each file's steps can be done, with what their functions take and with names that stand for something."""
+"""Examples: steps can be done, with what their functions take and with names that stand for something."""
 
 import inspect
 import re
