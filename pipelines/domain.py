@@ -8,14 +8,13 @@ declares an entry point of the group `orchard.pipeline_domains`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from orchard.schemas.tasks import PluginGrading, Task
-from orchard.workers.discovery import code_of, records
+from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.pipeline_domains"
 """Entry points of other packages' records."""
@@ -87,8 +86,7 @@ class PipelineDomain:
 
     def suite_files(self) -> list[Path]:
         """The files of `suites`, by name."""
-        folder = Path(str(import_module(self.package).__file__)).parent
-        return sorted(folder.glob(self.suites))
+        return matching(self.package, [self.suites])
 
 
 @cache

@@ -14,7 +14,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
