@@ -34,8 +34,9 @@ _OTHER_FILES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
     (
         "Fine-tuning",
         SftSettings,
-        f"The argument of `orchard sft` ([guide](../training.md)). `preset`, which is "
-        f"{_named(presets(lambda each: each.sft_preset))}, sets the paper's values first; keys in the file win.",
+        "The argument of `orchard sft` ([guide](../training.md)). `preset`, "
+        f"{_named(presets(lambda each: each.sft_preset))}, sets the paper's values first; keys in the file "
+        "win.",
     ),
     (
         "Reinforcement learning",

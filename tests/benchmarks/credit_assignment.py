@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from examples.domains.swe import ORACLE
 from examples.run import do_step, example
 from examples.steps import measure
-from examples.swe import ORACLE
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
@@ -37,7 +37,7 @@ from orchard.terminal.console import console
 from tests.benchmarks.credit_arms import Arm, rows_of
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 
-_BEFORE = ("examples.swe:repair_world", "oracle", "annotate", "tokenizer", "dataset")
+_BEFORE = ("examples.domains.swe:repair_world", "oracle", "annotate", "tokenizer", "dataset")
 """Steps of the example that all arms share."""
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 EVERY_STEP = -2.0

@@ -20,9 +20,10 @@ import duckdb
 import matplotlib
 import msgspec
 
-from examples import steps, swe
+from examples import steps
+from examples.domains import swe
+from examples.domains.swe import BEFORE, METHODS
 from examples.run import FOLDER, OWN, example, filled, run
-from examples.swe import BEFORE, METHODS
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.rl.policies import policy_directory
 from orchard.pipelines.rl.runs import pass_rates
@@ -111,7 +112,7 @@ class Compared:
 
     def _recipe(self) -> dict[str, Any]:
         """What the file of the example says of reinforcement learning, with one learning rate."""
-        step = next(one for one in self.example.steps if one["do"] == "examples.swe:reinforced")
+        step = next(one for one in self.example.steps if one["do"] == "examples.domains.swe:reinforced")
         recipe = filled({key: value for key, value in step.items() if key not in OWN}, self.values)
         recipe["min_lr"] = recipe["lr"]
         if self.unsolved:

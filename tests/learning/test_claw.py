@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.claw import HARNESSES, RL, SFT
+from examples.domains.claw import HARNESSES, RL, SFT
 from examples.run import example, run
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.storage.reader import open_tables

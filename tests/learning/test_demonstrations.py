@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from examples.domains.swe import ORACLE
 from examples.run import example, run
-from examples.swe import ORACLE
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
 from orchard.pipelines.models.directories import load_model

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from examples.claw import left_over
+from examples.domains.claw import left_over
 from examples.run import example, filled
 
 

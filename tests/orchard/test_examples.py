@@ -15,7 +15,15 @@ from orchard.configuration.config import ConfigError
 from orchard.workers.discovery import load
 
 FILES = sorted(file.stem for file in FOLDER.glob("*.toml"))
-OPEN = {"rl", "suite", "dataset", "sft", "oracle", "examples.swe:reinforced", "examples.swe:taught"}
+OPEN = {
+    "rl",
+    "suite",
+    "dataset",
+    "sft",
+    "oracle",
+    "examples.domains.swe:reinforced",
+    "examples.domains.swe:taught",
+}
 """Steps that hand further keys on to a command's file, or to a campaign."""
 NAME = re.compile(r"\{(\w+)")
 
@@ -57,7 +65,7 @@ def test_each_step_is_a_function_that_takes_its_keys_and_names_that_are_known(
 def test_each_setting_is_used_and_explained(name: str) -> None:
     text = (FOLDER / f"{name}.toml").read_text()
     described = tomllib.loads(text)
-    source = "".join(file.read_text() for file in FOLDER.glob("*.py"))
+    source = "".join(file.read_text() for file in FOLDER.rglob("*.py"))
     for setting in described["settings"]:
         assert re.search(rf"^{setting} = .+  # .+", text, re.M), setting
         assert f"{{{setting}" in text or f'"{setting}"' in source, setting
