@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -13,7 +12,8 @@ from typing import Any
 from orchard.actions.session import Session
 from orchard.configuration.config import Config, load
 from orchard.configuration.config_toml import toml_value
-from orchard.processes.up import die_with_parent
+from orchard.processes.children import die_with_parent
+from orchard.processes.ports import free_port
 from orchard.terminal.console import console
 from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
@@ -49,7 +49,7 @@ class Example:
         """Fields that all its campaigns have."""
         self.seconds: dict[str, float] = {}
         """Time of each titled step."""
-        self.ports = {name: _free_port() for name in described.get("endpoints", ["policy"])}
+        self.ports = {name: free_port() for name in described.get("endpoints", ["policy"])}
         self.config = self._configuration(store, described["settings"])
 
     def _configuration(self, store: str, settings: Mapping[str, Any]) -> Config:
@@ -140,9 +140,3 @@ class Example:
 def toml(tree: Mapping[str, Any]) -> str:
     """A table of TOML; tables in it are inline ones."""
     return "".join(f"{name} = {toml_value(value)}\n" for name, value in tree.items())
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

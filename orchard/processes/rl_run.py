@@ -23,7 +23,7 @@ from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
-from orchard.processes.up import die_with_parent
+from orchard.processes.children import die_with_parent
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of

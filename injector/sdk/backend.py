@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 ENTRANCE = "orchard_env"
 NEEDS = ("aiohttp", "msgspec")
 PIPELINE = "orchard.actions.reading"
@@ -32,7 +32,7 @@ def build_wheel(
     """Write the wheel into a directory; returns its name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     about = f"orchard_env-{project['version']}.dist-info"
-    files = {str(file.relative_to(ROOT)): file.read_bytes() for file in modules()}
+    files = {str(file.relative_to(_base(file))): file.read_bytes() for file in modules()}
     files |= {f"{package}/py.typed": b"" for package in ("orchard", "orchard_env")}
     files |= {
         f"{about}/METADATA": _metadata(project).encode(),
@@ -50,7 +50,9 @@ def build_wheel(
 
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
     """There is none: the sources are the pipeline's."""
-    raise NotImplementedError("orchard-env is built from a clone, as a wheel: pip wheel ./sdk --no-deps")
+    raise NotImplementedError(
+        "orchard-env is built from a clone, as a wheel: pip wheel ./injector/sdk --no-deps"
+    )
 
 
 def modules() -> list[Path]:
@@ -70,8 +72,13 @@ def _file(module: str) -> Path | None:
     """None for what is not ours, and for names that are no modules."""
     if module.partition(".")[0] not in ("orchard", "orchard_env") or module == PIPELINE:
         return None
-    path = ROOT.joinpath(*module.split("."))
+    path = (HERE if module.startswith(ENTRANCE) else ROOT).joinpath(*module.split("."))
     return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+
+
+def _base(file: Path) -> Path:
+    """The folder that a module's path in the wheel begins in."""
+    return HERE if file.is_relative_to(HERE) else ROOT
 
 
 def _imports(file: Path) -> Iterator[str]:
