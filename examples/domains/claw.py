@@ -25,7 +25,7 @@ SFT, RL = "sft", "rl"
 
 
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where policies lie and what runs are called: another start shares worlds, log and drills with the
+    """Folder of the policies and names of the runs: another start shares worlds, log and drills with the
     first."""
     seed, start = values["seed"], values["start"]
     home = Path(values["store"]) / f"demo-claw-{seed}"
@@ -38,7 +38,7 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _errands(values: Mapping[str, Any]) -> tuple[Errands, Errands]:
-    """Of the worlds to learn from and of those to measure on, without a statement of the first."""
+    """Errands to learn from, and errands to measure on that have no statement of the first."""
     seed = values["seed"]
     train = Errands(2 * seed + 1, values["worlds"], guesses=values["guesses"])
     known = train.statements(10 * values["tasks"])

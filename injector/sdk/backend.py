@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 ENTRANCE = "orchard_env"
 NEEDS = ("aiohttp", "msgspec")
 PIPELINE = "orchard.actions.reading"
-"""Of the names that `orchard` loads when they are first used, the module that needs the pipeline."""
+"""The one module with a name of `orchard` that needs the pipeline."""
 WHEEL = b"Wheel-Version: 1.0\nGenerator: orchard\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 

@@ -11,7 +11,7 @@ from orchard.streams.wholeness import Expected
 
 
 async def expected(store_url: str, archive: ArchiveSettings) -> Expected:
-    """Of the store and its archive as they are now; raises Unjudged when they cannot be read."""
+    """Read what the store and its archive have now. Raises Unjudged when they cannot be read."""
     try:
         return await asyncio.to_thread(_expected, store_url, archive)
     except StorageError as error:

@@ -158,7 +158,7 @@ def _send(session: Session, image: Path, layer: Layer) -> None:
 
 
 def _layers(session: Session) -> list[tuple[Layer, ImageInfo]]:
-    """At a service of another machine as it says, on this one as it lies there."""
+    """Layers that the service of another machine reports, or that this machine stores."""
     if session.config.sandbox.url not in (None, UNSAFE_HOST):
 
         async def asked() -> list[ImageInfo]:

@@ -129,7 +129,8 @@ def delete(
 
 
 async def _deleted(state: Path, name: str) -> None:
-    """By the agent, which knows what is in use. Without one nothing is; the next one removes the layers."""
+    """Ask the agent, which knows what is in use. Without one nothing is, and the next one removes the
+    layers."""
     backend = LocalBackend(state, start_agent=False)
     await backend.open()
     try:

@@ -135,7 +135,7 @@ async def _status(session: Session) -> None:
 
 
 def _outcomes(store: str) -> dict[str, dict[str, int]]:
-    """Of each campaign, how many rollouts ended how."""
+    """Numbers of rollouts by campaign and ending."""
     query = """
     select campaign, if(status = 'aborted', 'aborted: ' || cause, 'graded'), count(*)
     from rollouts group by all

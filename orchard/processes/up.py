@@ -52,7 +52,7 @@ class Child:
     command: list[str]
     stop_seconds: float
     descriptors: tuple[int, ...] = ()
-    """Of ours that it gets under the same numbers."""
+    """Open descriptors of this process that it gets under the same numbers."""
     cleans_up_alone: bool = False
     """It notices our end by itself and removes what it made, instead of being killed with us."""
     process: asyncio.subprocess.Process | None = None
@@ -77,11 +77,11 @@ class Supervisor:
     _pids: dict[str, int] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
     _page: socket.socket | None = None
-    """Where the page listens, open from the start: nobody can take its port, and a page that is started again
-    answers who came meanwhile."""
+    """Socket that the page listens on, open from the start: nobody can take its port, and a page that is
+    started again answers who came meanwhile."""
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-        """Until `stop` is set. Raises ConfigError when another `up` holds the store."""
+        """Run until `stop` is set. Raises ConfigError when another `up` holds the store."""
         files = RunFiles(self.config.directory)
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -141,12 +141,12 @@ class Supervisor:
 
     @property
     def nats_url(self) -> str:
-        """Of the embedded server, which has a token in it, or the configured one."""
+        """Address of the embedded server, with its token, or the configured one."""
         return self.config.nats.url or self._nats_url
 
     @property
     def sandbox_url(self) -> str:
-        """Of this machine's orchestrator, or the configured one."""
+        """Address of this machine's orchestrator, or the configured one."""
         own = f"http://127.0.0.1:{self._ports['sandbox']}"
         return own if self._own_sandboxes else str(self.config.sandbox.url)
 
@@ -157,12 +157,12 @@ class Supervisor:
 
     @property
     def oracle_url(self) -> str | None:
-        """Of the oracle teacher, when it runs."""
+        """Address of the oracle teacher; None when it does not run."""
         return f"http://127.0.0.1:{self._ports['oracle']}/v1" if self.config.up.oracle else None
 
     @property
     def page_url(self) -> str | None:
-        """Of the page, when it runs."""
+        """Address of the page; None when it does not run."""
         return f"http://127.0.0.1:{self._page.getsockname()[1]}/" if self._page else None
 
     async def _start_children(self) -> None:
