@@ -8,7 +8,6 @@ declares an entry point of the group `orchard.pipeline_domains`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ import msgspec
 
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.streams.settings import Queue
-from orchard.workers.discovery import code_of, records
+from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.pipeline_domains"
 """Entry points of other packages' records."""
@@ -100,8 +99,7 @@ class PipelineDomain:
 
     def suite_files(self) -> list[Path]:
         """The files of `suites`, by name."""
-        folder = Path(str(import_module(self.package).__file__)).parent
-        return sorted(folder.glob(self.suites))
+        return matching(self.package, [self.suites])
 
 
 @cache

@@ -51,17 +51,24 @@ def records(package: str, group: str, kind: type[T]) -> list[T]:
     return found
 
 
+def matching(package: str, patterns: Iterable[str]) -> list[Path]:
+    """Files in a package's folder that match a pattern, sorted."""
+    return sorted({file for pattern in patterns for file in _folder(package).glob(pattern)})
+
+
 def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
-    """What tells versions of a package's files apart: path and SHA-256 of each file that matches a pattern in
-    its folder, and its distribution with the version, where that declares an entry point of `group`."""
-    top = package.partition(".")[0]
+    """What tells versions of a package's files apart: path and SHA-256 of each file that matches, and its
+    distribution with the version, where that declares an entry point of `group`."""
+    top, folder = package.partition(".")[0], _folder(package)
     dists = [entry.dist for entry in installed(group).values() if entry.module.partition(".")[0] == top]
-    folder = Path(str(import_module(package).__file__)).parent
-    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     return [
         *(f"{dist.name} {dist.version}" for dist in dists if dist is not None),
         *(
             f"{package}/{file.relative_to(folder).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
-            for file in files
+            for file in matching(package, patterns)
         ),
     ]
+
+
+def _folder(package: str) -> Path:
+    return Path(str(import_module(package).__file__)).parent

@@ -8,9 +8,10 @@ declares an entry point of the group `orchard.worker_domains`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from orchard.schemas.plugins import Kind
-from orchard.workers.discovery import code_of, records
+from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.worker_domains"
 """Entry points of other packages' records."""
@@ -46,6 +47,10 @@ class WorkerDomain:
     sources: tuple[str, ...] = ("**/*.py",)
     """Files, as patterns in `package`, that decide what its harnesses ask a model. Digests of harnesses and
     of datasets' code cover them."""
+
+    def files(self) -> list[Path]:
+        """The files that `sources` match."""
+        return matching(self.package, self.sources)
 
     def code(self) -> list[str]:
         """Digests of `sources`, and its distribution where it is a package of others."""

@@ -60,7 +60,7 @@ from (
     and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
 ) group by 1
 """
-"""By the ids of rollouts: those that have an outcome meanwhile count there."""
+"""Rollouts are given by id; one that has an outcome meanwhile counts there."""
 _HACKS = """
 select r.campaign, count(distinct r.rollout_id) as hacks
 from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt

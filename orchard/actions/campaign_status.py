@@ -82,15 +82,15 @@ class CampaignView:
     """Rollouts that were in no queue and were offered again: more than 0 is a fault of ours."""
     queue: str = ""
     ended: Work = Work()
-    """Of rollouts with an outcome."""
+    """Work of rollouts with an outcome."""
     live: Work = Work()
-    """Of those that run now, all their attempts."""
+    """Work of all attempts of rollouts that run now."""
     tried_impossible: int = 0
     """Graded rollouts of impossible tasks."""
     hacks: int = 0
     """Those of them that passed: the model has cheated."""
     seconds: float = 0.0
-    """From the first start to the last outcome."""
+    """Time from the first start to the last outcome."""
     recent: int = 0
     """Outcomes in the last `recent_seconds`."""
     recent_seconds: float = 0.0
@@ -100,7 +100,7 @@ class CampaignView:
     cap_usd: float | None = None
     """What its model calls may cost before it is paused; None: no cap."""
     spent: Spent = field(default_factory=Spent)
-    """Of a campaign with a cap: what all its attempts have cost so far, as the tables have it."""
+    """Cost of all its attempts so far, where it has a cap, as the tables have it."""
     reason: str = ""
     """Why it was paused, where nobody asked for that."""
     untold: tuple[tuple[str, str], ...] = ()
@@ -134,7 +134,7 @@ class CampaignView:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the recent rate; None when there is none."""
+        """Time left at the recent rate; None without a rate."""
         return (self.size - self.done) / self.per_second if self.per_second else None
 
 

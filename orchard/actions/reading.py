@@ -103,7 +103,7 @@ class Log:
         )
 
     def tree(self, rollout: str) -> list[TreeNode]:
-        """The same as trees, large texts included: the main conversation first, then those beside it.
+        """The messages as trees, large texts included: the main conversation first, then those beside it.
 
         A node with several children is where the conversation branched. Raises BlobMissing and BlobCorrupt.
         """

@@ -81,7 +81,7 @@ class Session:
 
     @asynccontextmanager
     async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
-        """As `connection`, for whoever publishes no events, or restores them: no guard watches it."""
+        """A connection without a guard, for whoever publishes no events, or restores them."""
         async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
             yield connection
 
@@ -111,7 +111,7 @@ class Session:
 
     @asynccontextmanager
     async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
-        """As `connection`; where nothing runs, over the store's own server, started meanwhile. Without
+        """Like `connection`; where nothing runs, it starts the store's own server meanwhile. Without
         `guard` it is for reading and restoring."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS

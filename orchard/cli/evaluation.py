@@ -105,7 +105,7 @@ def published_suites(
 
     For example:
 
-        orchard eval published swe-bench-verified > verified.toml
+        orchard eval published NAME > suite.toml
     """
     known = published()
     if name is None:

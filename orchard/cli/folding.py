@@ -15,12 +15,12 @@ class Folded(NamedTuple):
     """Messages that are shown together."""
 
     kind: CallKind | None
-    """Of a conversation beside the main one; None: one message of the main one."""
+    """Kind of a conversation beside the main one; None: one message of the main one."""
     messages: list[Message]
 
 
 def parts(messages: Sequence[Message], kinds: Mapping[str, str | None]) -> Iterator[Folded]:
-    """In the order of the log; a conversation beside the main one is whole where it begins.
+    """Parts in the order of the log; a conversation beside the main one is whole where it begins.
 
     `kinds` has the call's kind by the node that it made. A tree is what its first call is.
     """

@@ -14,7 +14,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
@@ -158,7 +158,7 @@ def _send(session: Session, image: Path, layer: Layer) -> None:
 
 
 def _layers(session: Session) -> list[tuple[Layer, ImageInfo]]:
-    """At a service of another machine as it says, on this one as it lies there."""
+    """Layers that the service of another machine reports, or that this machine stores."""
     if session.config.sandbox.url not in (None, UNSAFE_HOST):
 
         async def asked() -> list[ImageInfo]:

@@ -116,7 +116,7 @@ class Listed(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Of the command itself, which is so the one that is run."""
+        """Makes the context of the command itself, which is thereby the one that is run."""
         return self.real().make_context(info_name, args, parent, **extra)
 
 

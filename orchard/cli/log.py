@@ -13,10 +13,10 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
+from orchard.storage.archive.archiving import ArchiveProgress
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.sizes import Size, sizes
-from orchard.storage.archive.steps import Step
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
@@ -87,7 +87,7 @@ def restore(
 def verify(context: typer.Context, name: Names = None) -> None:
     """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
     session: Session = context.obj
-    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     found = verify_archive(shelf, session.config.store, name or [])
     for finding in found.findings:
         console.print(Text(str(finding), style="red"), soft_wrap=True)
@@ -102,7 +102,7 @@ def _archiving(session: Session, connection: Connection) -> Archiving:
 
 
 async def _status(session: Session) -> None:
-    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     async with session.connection_or_server("log status") as connection:
         capacity = await event_capacity(connection)
         book = await CampaignBook(connection).list()
@@ -135,7 +135,7 @@ async def _status(session: Session) -> None:
 
 
 def _outcomes(store: str) -> dict[str, dict[str, int]]:
-    """Of each campaign, how many rollouts ended how."""
+    """Numbers of rollouts by campaign and ending."""
     query = """
     select campaign, if(status = 'aborted', 'aborted: ' || cause, 'graded'), count(*)
     from rollouts group by all
@@ -155,7 +155,7 @@ def _size(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-async def _follow(steps: AsyncIterator[Step], title: str) -> None:
+async def _follow(steps: AsyncIterator[ArchiveProgress], title: str) -> None:
     with reporting() as told:
         async for step in steps:
             told.progress(title, step.events, step.total, f": {step.doing}")

@@ -223,7 +223,7 @@ def _rollout_id(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
 
 
 def _messages(tables: duckdb.DuckDBPyConnection, rollout: str) -> list[dict[str, Any]]:
-    """Of the accepted attempt; of all attempts where there is none, each once."""
+    """Messages of the accepted attempt; without one, those of all attempts, each once."""
     return _all(tables, "select * from messages where rollout_id = ? order by sequence", rollout) or _all(
         tables,
         "select * from messages_all where rollout_id = ? and inherited_from is null order by sequence",

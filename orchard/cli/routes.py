@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from copy import copy
 from textwrap import fill
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
@@ -64,10 +64,9 @@ def help_text(command: str, verb: str, routes: Sequence[TaskRoute], between: str
 
 def _prefixed(parameter: inspect.Parameter, titles: list[str]) -> inspect.Parameter:
     """The parameter, whose help names the routes that it is for, unless one of them has no name."""
-    kind, *options = get_args(parameter.annotation)
-    if not all(titles) or not options:
+    if not all(titles) or get_origin(parameter.annotation) is not Annotated:
         return parameter
-    option: OptionInfo = options[0]
-    said = copy(option)
+    kind, option = get_args(parameter.annotation)
+    said: OptionInfo = copy(option)
     said.help = f"With {' and '.join(titles)}: {option.help}"
     return parameter.replace(annotation=Annotated[kind, said])

@@ -15,13 +15,12 @@ from orchard.cli import own_tasks
 from orchard.cli.routes import chosen, help_text, options_of, routed
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.registry import stored_tasks
-from orchard.pipelines.tasks.sources import TaskSource, tasks_of
-from orchard.schemas.plugins import GUIDE, Kind
+from orchard.pipelines.tasks.sources import source_names, task_source, tasks_of
+from orchard.schemas.plugins import GUIDE
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import SkipMalformed, Strict, import_shown
 from orchard.workers.discovery import load
-from orchard.workers.plugins import names, need
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
 
@@ -85,10 +84,9 @@ def from_source(
     """
     session: Session = context.obj
     if name == "list":
-        console.print("\n".join(names(Kind.TASK_SOURCE)) or f"no package brings tasks: see {GUIDE}")
+        console.print("\n".join(source_names()) or f"no package brings tasks: see {GUIDE}")
         return
-    source: TaskSource = need(Kind.TASK_SOURCE, name)
-    found, left_out = tasks_of(source, name, dict(_pair(each) for each in option or []))
+    found, left_out = tasks_of(task_source(name), name, dict(_pair(each) for each in option or []))
     import_shown(session, lambda: found, len(found), left_out, source=name, strict=strict)
 
 

@@ -86,7 +86,7 @@ def _summary(shape: type[msgspec.Struct]) -> str:
 def _described(text: str, value: Any, default: Any) -> str:
     if value == default or default is msgspec.NODEFAULT:
         return text
-    return f"{text} Default: {'none' if default is None else _value(default)}.".strip()
+    return f"{text} Default: {'none' if default is None else toml_value(default)}.".strip()
 
 
 def _comment(text: str) -> list[str]:
@@ -98,25 +98,25 @@ def _header(path: tuple[str, ...]) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    return f"# {name} =   (not set)" if value is None else f"{name} = {_value(value)}"
+    return f"# {name} =   (not set)" if value is None else f"{name} = {toml_value(value)}"
 
 
 def _key(name: str) -> str:
     return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A plain value in TOML; JSON's strings are TOML's, save for one character."""
     match value:
         case bool():
             return str(value).lower()
         case dict():
             pairs = (
-                f"{_key(str(name))} = {_value(each)}" for name, each in value.items() if each is not None
+                f"{_key(str(name))} = {toml_value(each)}" for name, each in value.items() if each is not None
             )
             return "{ " + ", ".join(pairs) + " }" if value else "{}"
         case list() | tuple():
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(toml_value, value))}]"
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:

@@ -1,4 +1,4 @@
-"""Where a tree of plain values is not what a type wants, and what is wrong there, as the end of a sentence.
+"""Finds where a tree of plain values is not what a type wants, and says what is wrong there.
 
 msgspec names a place inside a table of free names as `[...]`; here each such table is looked into.
 """
@@ -67,8 +67,8 @@ def _no_key(path: tuple[str, ...], key: str, known: list[str]) -> str:
 
 
 def _quoted(value: Any, shape: Any) -> str:
-    """Where a number or a truth value stands in quotes; empty elsewhere. Other texts may be secrets, and are
-    not repeated."""
+    """The mistake of a number or truth value in quotes; empty for any other. Other texts may be secrets, and
+    are not repeated."""
     if not isinstance(value, str) or str in members(shape):
         return ""
     try:

@@ -39,7 +39,7 @@ class Described(NamedTuple):
     type: str
     unit: str
     default: str
-    """As in TOML or JSON; empty where a value is required."""
+    """Written like TOML or JSON; empty where a value is required."""
     meaning: str
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 UNSAFE_HOST = "unsafe-host"
-"""As `--sandbox`: commands run on this machine with no isolation at all."""
+"""Value of `--sandbox` by which commands run on this machine with no isolation at all."""
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a state directory keeps what belongs to the running pipeline."""
+    """Paths in a state directory of what belongs to the running pipeline."""
 
     directory: Path
 

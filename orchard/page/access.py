@@ -1,4 +1,4 @@
-"""Who may look, and under which policy: host names, origins, the token, and the headers of every answer.
+"""Access control of the page: host names, origins, the token, and the headers of every answer.
 
 A browser that a stranger's page controls can send requests here, and a name of the stranger's can be made to
 point here (DNS rebinding). So the Host header must name this machine. Requests that change something must
@@ -50,7 +50,7 @@ class Access:
         self._for_all = private or not loopback
 
     def middleware(self) -> Middleware:
-        """For `web.Application(middlewares=[...])`."""
+        """Middleware for `web.Application`."""
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,7 +97,8 @@ class Access:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
     def _admitted(self, request: web.Request) -> web.Response:
-        """The same address without the token, so that nobody shares it by mistake; it stays in a cookie."""
+        """The request's address without the token, so that nobody shares it by mistake; it stays in a
+        cookie."""
         left = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
         path = "/" + request.path.lstrip("/\\")
         reply = web.Response(status=303, headers={"Location": path + (f"?{left}" if left else "")})

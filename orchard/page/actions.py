@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
+from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign
+from orchard.actions.session import Session
 from orchard.page.rollouts import BadFilter
-from orchard.pipelines.campaigns.commands import Campaigns
-from orchard.streams.connection import Connection
 from orchard.workers.attempts.deadletters import DeadLetters
 
 if TYPE_CHECKING:
@@ -19,42 +19,29 @@ class ConfirmedAction(NamedTuple):
 
     question: str
     consequence: str
-    do: Callable[["PageSite", Connection, str], Awaitable[None]]
+    do: Callable[[Session, str], Awaitable[object]]
 
 
-async def _pause(site: "PageSite", connection: Connection, name: str) -> None:
-    await Campaigns(connection, site.session.blobs).pause(name)
-
-
-async def _resume(site: "PageSite", connection: Connection, name: str) -> None:
-    async for _ in Campaigns(connection, site.session.blobs).resume(name):
-        pass
-
-
-async def _cancel(site: "PageSite", connection: Connection, name: str) -> None:
-    async for _ in Campaigns(connection, site.session.blobs).cancel(name):
-        pass
-
-
-async def _requeue(_: "PageSite", connection: Connection, sequence: str) -> None:
+async def _requeue(session: Session, sequence: str) -> None:
     if not sequence.isdecimal():
         raise BadFilter("a dead letter is named by its sequence number")
-    await DeadLetters(connection).requeue(int(sequence))
+    async with session.connection("page") as connection:
+        await DeadLetters(connection).requeue(int(sequence))
 
 
 ACTIONS = {
     "pause": ConfirmedAction(
-        "Pause the campaign", "No more rollouts start; those that run are finished.", _pause
+        "Pause the campaign", "No more rollouts start; those that run are finished.", pause_campaign
     ),
     "resume": ConfirmedAction(
         "Resume the campaign",
         "Open rollouts are offered again, and those that infrastructure aborted get another chance.",
-        _resume,
+        resume_campaign,
     ),
     "cancel": ConfirmedAction(
         "Cancel the campaign",
         "What runs or waits aborts at once with the cause `cancelled`. Resume brings it back.",
-        _cancel,
+        cancel_campaign,
     ),
     "requeue": ConfirmedAction(
         "Requeue the dead letter", "The request is offered again, with new attempts.", _requeue
@@ -84,8 +71,7 @@ class Actions:
         """Does it and shows where it can be seen."""
         action = self._chosen(request)
         name = str((await request.post()).get("of", ""))
-        async with self._site.session.connection("page") as connection:
-            await action.do(self._site, connection, name)
+        await action.do(self._site.session, name)
         where = "/status" if request.match_info["action"] == "requeue" else "/"
         return web.Response(status=303, headers={"Location": where})
 

@@ -1,4 +1,4 @@
-"""Where in the log rollouts are: what of one is looked for, is looked for there alone."""
+"""Ranges of the log that attempts lie in: queries for a rollout look there alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ Near = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
 
 
 class AttemptRange(NamedTuple):
-    """Where in the log one attempt of a rollout is, and which that is."""
+    """Range of the log that one attempt of a rollout lies in."""
 
     request: Row
     outcome: Row | None
@@ -40,7 +40,8 @@ def attempt_ranges(
     attempt: int | None = None,
     near: Near = within,
 ) -> dict[str, AttemptRange]:
-    """Of those that there are, in the order of their requests. `attempt` None: the accepted or newest one."""
+    """Ranges of the rollouts that there are, in the order of their requests. `attempt` None: the accepted or
+    newest one."""
     ids = {"ids": list(rollouts)}
     asked = {row["rollout_id"]: row for row in rows(tables, questions.ASKED, ids)}
     if not asked:

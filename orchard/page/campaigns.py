@@ -51,7 +51,7 @@ class CampaignWatch:
 
     @property
     def connection(self) -> Connection | None:
-        """To the pipeline's server; None while there is none."""
+        """Connection to the pipeline's server; None while there is none."""
         return self._connection
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class CampaignWatch:
             await end(self._connecting)
 
     async def newest(self) -> Overview:
-        """As it is now, or was a second ago. Raises StorageError."""
+        """The newest overview, at most a second old. Raises StorageError."""
         async with self._lock:
             at = await self._tables.position()
             known = self._newest

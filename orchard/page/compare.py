@@ -26,7 +26,7 @@ class ComparedArm(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As an address has it."""
+        """The arm as a part of an address."""
         return json.dumps(list(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -74,7 +74,7 @@ class Changed:
         return pass_at(self.second, 1) - pass_at(self.first, 1)
 
     def beside(self, first: ComparedArm, second: ComparedArm) -> str:
-        """Of a rollout of each arm that show it, side by side."""
+        """Address of a rollout of each arm, side by side."""
         return "/beside?" + urlencode({"task": self.task_id, "a": first.key, "b": second.key})
 
 
@@ -100,7 +100,7 @@ class Comparison:
     lost: list[Changed]
     repos: list[ComparedPart]
     difficulties: list[ComparedPart]
-    """Of tasks that have a label `difficulty`."""
+    """Pass rates by the label `difficulty`, of tasks that have it."""
 
 
 _MATRIX = """
@@ -174,7 +174,7 @@ class Tallied(NamedTuple):
 
 
 def tallied(tables: duckdb.DuckDBPyConnection, arm: ComparedArm) -> Tallied:
-    """By task, those with a graded rollout."""
+    """Tallies by task, of those with a graded rollout."""
     found = rows(tables, _TASKS, arm._asdict())
     return Tallied(
         {row["task_id"]: Tally(graded=row["graded"], resolved=row["resolved"]) for row in found},

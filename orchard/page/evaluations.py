@@ -13,7 +13,7 @@ from orchard.pipelines.evaluation.results import Cell, Pair, Results, read_resul
 from orchard.pipelines.evaluation.suite import EvaluationError
 
 SHADES = 8
-"""Of a cell's colour, from 0 to 1."""
+"""Shades of a cell's colour, for pass rates from 0 to 1."""
 
 _KNOWN = """
 select e.campaign, e.k, map_values(e.task_sets) as task_sets, count(q.rollout_id) as requested,
@@ -35,9 +35,9 @@ class MatrixCell:
     said: str
     """pass@1 with its interval."""
     shade: int | None
-    """From 0 to SHADES - 1; None without a graded rollout."""
+    """Number from 0 to SHADES - 1; None without a graded rollout."""
     address: str
-    """Of its rollouts."""
+    """Address of its rollouts."""
 
 
 @dataclass(frozen=True)

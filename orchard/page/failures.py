@@ -59,7 +59,7 @@ class FailureCluster:
 
     title: str
     why: list[str]
-    """In words, of its newest rollout."""
+    """Words of its newest rollout."""
     rollouts: list[Row]
     exit_status: str
     cause: str

@@ -59,7 +59,7 @@ def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth
 
 
 async def heard(known: PipelineHealth, connection: Connection) -> PipelineHealth:
-    """With what processes and the queue of dead letters say now. Raises StreamsError."""
+    """Add what processes and the queue of dead letters say now. Raises StreamsError."""
     said = await reports(connection)
     letters = await DeadLetters(connection).list()
     return PipelineHealth(

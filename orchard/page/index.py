@@ -29,7 +29,7 @@ _ATTEMPTS = "select * from tables.attempts_all"
 _RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
 
 STANDING = Sources(rollouts="page.ended", attempts="page.attempts", events="page.reconciled")
-"""Where `orchard.actions.campaign_status` finds its columns here."""
+"""Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
 class Index:

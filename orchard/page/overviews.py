@@ -33,7 +33,7 @@ class Overviews:
     def __init__(self, site: "PageSite") -> None:
         self._site = site
         self._evaluations: dict[str, tuple[int, Evaluation]] = {}
-        """By campaign, as they were at a sequence: reading and drawing many cells takes a while."""
+        """Evaluations by campaign, with the sequence that they were read at: reading and drawing many cells takes a while."""
 
     def register(self, app: web.Application) -> None:
         """Add the routes."""

@@ -30,7 +30,7 @@ class ShownPicture:
 
     @property
     def address(self) -> str:
-        """Of its bytes."""
+        """Address of its bytes."""
         return f"/rollouts/{self.rollout}/pictures/{self.sha256}"
 
     @property

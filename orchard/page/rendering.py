@@ -274,7 +274,7 @@ _PARTS = (
 
 
 def _times(outcome: Row) -> list[charts.BarPart]:
-    """Where the time of a rollout went."""
+    """Parts of the time that a rollout took."""
     found = [
         charts.BarPart(
             kind, outcome.get(column) or 0.0, f"{title} {FILTERS['duration'](outcome.get(column))}"

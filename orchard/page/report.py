@@ -27,9 +27,9 @@ from orchard.storage.reader import open_tables, position
 
 Progress = Callable[[int, int], object]
 BYTES = 36_000_000
-"""Of all pages of rollouts, about: what can be mailed."""
+"""Size of all pages of rollouts, about: what can be mailed."""
 MOST_PAIRS = 200
-"""Of tasks gained and lost that are shown side by side."""
+"""Tasks gained and lost that are shown side by side."""
 _HEAD, _MARKUP = 13_000, 1_900
 """Bytes around the turns of a rollout, and of a turn's markup."""
 _SHORTEST = 100
@@ -56,7 +56,7 @@ class _Store:
     campaigns: dict[str, CampaignView]
 
     def arms(self, campaign: str) -> list[ComparedArm]:
-        """Of a campaign. Raises UnknownReport."""
+        """Report of a campaign. Raises UnknownReport."""
         if campaign not in self.campaigns:
             raise UnknownReport(
                 f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
@@ -268,7 +268,7 @@ def _batches(rollouts: Sequence[str], messages: Mapping[str, int]) -> Iterator[l
 
 
 def _view(room: int, messages: int) -> one_rollout.RolloutView:
-    """With texts so long that the page has about `room` bytes."""
+    """A view with texts so long that the page has about `room` bytes."""
     each = (room - _HEAD - _MARKUP * (messages // 2)) // max(2 * messages, 1)
     return replace(_VIEW, text=min(max(each, _SHORTEST), one_rollout.TEXT))
 

@@ -119,17 +119,17 @@ class ShownRollout:
     """All of the path."""
     window: list[ShownTurn]
     texts: dict[str, Row]
-    """By node id, of the window."""
+    """Texts of the window by node id."""
     calls: dict[str, Row]
     rewards: list[Row]
     curves: list[AnnotatedCurve]
     found: list[Row]
     pictures: list[ShownPicture] = field(default_factory=list)
-    """Of all turns of the path."""
+    """Pictures of all turns of the path."""
     services: list[Row] = field(default_factory=list)
     """The audit log: calls of the services of the task's world, SERVICES at most."""
     verdicts: list[Row] = field(default_factory=list)
-    """Of judging models."""
+    """Rulings of judging models."""
     others: list[Row] = field(default_factory=list)
     """Ended rollouts of the same task, the most alike first."""
     has_tokens: bool = False
@@ -141,7 +141,7 @@ class ShownRollout:
 
     @property
     def outcome_word(self) -> str:
-        """As the filter of the same name has it."""
+        """Name of the outcome that the filter of rollouts takes."""
         if self.outcome is None:
             return "open"
         if self.outcome["status"] == "aborted":

@@ -76,7 +76,7 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Query":
-        """From the parameters of an address. Raises BadFilter."""
+        """The query that the parameters of an address ask for. Raises BadFilter."""
         filters = {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
         if "outcome" in filters and filters["outcome"] not in OUTCOMES:
             raise BadFilter(f"outcome is one of {', '.join(OUTCOMES)}")
@@ -251,7 +251,7 @@ class SearchSummary:
 
     @property
     def pass_rate(self) -> float | None:
-        """As the view `pass_rates` has it."""
+        """Pass rate as in the view `pass_rates`."""
         return self.resolved / self.graded if self.graded else None
 
 

@@ -20,7 +20,7 @@ from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
 STEP_SECONDS = 0.3
-"""Of a processor, that one step takes, about: other questions wait as long."""
+"""Time of a processor that one step takes, about: other questions wait as long."""
 WINDOW = 4_000
 """Sequences of the first step, and of the shortest: less would read a file's rows again and again."""
 AT_ONCE = 10_000

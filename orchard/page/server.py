@@ -63,7 +63,7 @@ class PageSite:
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
-        """To serve with aiohttp."""
+        """The application that aiohttp serves."""
         app = web.Application(middlewares=[self.access.middleware(), self._errors()])
         app.router.add_get("/", self.campaigns)
         app.router.add_get("/rollouts", self.rollouts)
@@ -241,7 +241,7 @@ class PageSite:
 
     @property
     def live_log(self) -> tuple[str, int]:
-        """For pages that show what the tables have now."""
+        """Name and number by which a page that shows the tables as they are now follows them."""
         return "position", self.tables.reached
 
     async def rollout_id(self, given: str) -> str:

@@ -62,7 +62,7 @@ class TaskOverview:
 
 
 def known(tables: duckdb.DuckDBPyConnection, task_id: str) -> TaskOverview:
-    """By its id."""
+    """Read what the log has of a task."""
     asked = {"task": task_id}
     return TaskOverview(
         one(tables, "select * from tasks where task_id = $task", asked),

@@ -67,7 +67,7 @@ class AnswerTokens:
     trains: bool
     """Whether its tokens are in the loss where the rollout is trained on."""
     sequence: int
-    """Of its event."""
+    """Sequence of its event."""
 
 
 @dataclass(frozen=True)

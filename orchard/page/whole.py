@@ -25,7 +25,7 @@ def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) ->
 
 
 def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """As text and as the name of a blob; None without an outcome."""
+    """The submission as text and as the name of a blob; None without an outcome."""
     place = attempt_ranges(tables, [rollout]).get(rollout)
     if place is None or place.outcome is None:
         return None
@@ -33,7 +33,7 @@ def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, st
 
 
 def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """The same of what the tests printed, of the newest grade of the accepted attempt."""
+    """What the tests printed, by the newest grade of the accepted attempt; None without one."""
     place = attempt_ranges(tables, [rollout]).get(rollout)
     if place is None or not place.accepted:
         return None

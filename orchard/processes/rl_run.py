@@ -23,7 +23,7 @@ from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
-from orchard.processes.up import die_with_parent
+from orchard.processes.children import die_with_parent
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
@@ -67,7 +67,7 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
 
 
 def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings:
-    """Where the run's policies are served; ConfigError when it is not configured."""
+    """Endpoint of the run's policies. Raises ConfigError when it is not configured."""
     endpoint = session.config.endpoints.get(settings.endpoint)
     if endpoint is None:
         raise ConfigError(
@@ -78,7 +78,7 @@ def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings
 
 
 def server_address(session: Session, settings: RlSettings) -> str:
-    """Of the policy server, without the version path; ConfigError as above."""
+    """Address of the policy server, without the version path. Raises ConfigError, too."""
     return _address(_policy_endpoint(session, settings).base_url)
 
 
@@ -125,8 +125,8 @@ class RunProcesses:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
-        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped
-        where it ended the run."""
+        """Run until coordinator and trainer are through. Raises RunError for one that cannot go on,
+        RunStopped where it ended the run."""
         tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
         work = {tasks["coordinator"], tasks["trainer"]}
         try:

@@ -1,4 +1,4 @@
-"""Until when a process runs."""
+"""Runs a process until SIGTERM or SIGINT."""
 
 import asyncio
 import signal

@@ -21,14 +21,13 @@ from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
-from orchard.workers import plugins
+from orchard.workers import harnesses, plugins
 from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.discovery import load
-from orchard.workers.domains.gui.browser.pool import browsers
 from orchard.workers.episode.settings import WorkerSettings
+from orchard.workers.episode.standby import Standby, standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.rests import Rests
 
@@ -41,8 +40,7 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
     config = session.config
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     queues = _queues(config.worker, kinds)
-    served = {queue.kind for queue in queues}
-    usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
+    usable = plugins.check({Kind.HARNESS: harnesses.built_in_names()})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
         await declare(connection, config.nats, queues)
@@ -54,9 +52,9 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
         shared = Shared()
         sandboxes = await stack.enter_async_context(session.sandboxes())
         stack.push_async_callback(shared.close)
-        spare = await shared.of(browsers)
-        if "rollout" in served:
-            spare.keep(sandboxes, config.sandbox, config.worker.spare_browsers)
+        ready: tuple[Standby, ...] = ()
+        if any(queue.kind == "rollout" for queue in queues):
+            ready = await standbys(shared, sandboxes, config.sandbox, config.worker)
         dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
@@ -66,7 +64,7 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
             models=models,
             judge=config.judge,
             shared=shared,
-            standby=spare,
+            standbys=ready,
         )
         claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:]))
         worker = Worker(

@@ -47,7 +47,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
-    """The same in one line, for a log."""
+    """A campaign in one line, for a log."""
     facts = [*_works(view), *_cap(view), *pipeline.rests]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 

@@ -29,7 +29,6 @@ _CONVERSATIONS = (
 _TOOLS = (
     "workers/harnesses/__init__.py",
     "workers/harnesses/*_prompts.py",
-    "workers/harnesses/mini_swe_agent.py",
     "workers/harnesses/own_words.py",
 )
 _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/episode/diffs.py")
@@ -43,7 +42,7 @@ def sources() -> Iterator[Path]:
 
 @cache
 def code_version() -> str:
-    """`<version>+<12 hexadecimal digits>`; equal on machines with equal sources."""
+    """`<version>+<12 hexadecimal digits>`; equal on machines with equal sources and domains."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

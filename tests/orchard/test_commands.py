@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from orchard.cli import app as application
 from orchard.cli.listed import Listed, commands, shared_first
+from orchard.terminal import errors
 
 COMMANDS = commands()
 HEAVY = ("aiohttp", "deltalake", "duckdb", "nats", "pyarrow", "torch")
@@ -40,7 +41,7 @@ def test_no_command_is_missing_from_the_list() -> None:
 
 
 def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
-    for module, name in application._MISTAKES:
+    for module, name in errors.MISTAKES:
         assert issubclass(getattr(import_module(module), name), Exception)
 
 

@@ -1,4 +1,4 @@
-"""What `orchard rl` and `orchard demo-rl` say to a user who is wrong, and which child is started again."""
+"""What `orchard rl` says to a user who is wrong, and which child is started again."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from tests.pipelines.rl.written_log import run_settings
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("demo-rl",), "demo-sft` first"),
         (("rl", "nowhere.toml"), "nowhere.toml does not exist"),
         (("rl", "run", "nowhere.toml"), "nowhere.toml does not exist"),
     ],

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from orchard.injector.client import AsyncSandbox
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
@@ -106,14 +105,6 @@ class World(Protocol):
 
     def open(self, settings: Any, opening: Opening) -> AbstractAsyncContextManager[OpenWorld]:
         """The world as the task has it at its beginning."""
-
-
-class Standby(Protocol):
-    """Machines that were made ready before an attempt needs them."""
-
-    def take(self, task: Task, memory: str) -> AsyncSandbox | None:
-        """The sandbox of one that is as the task wants it, with so much memory; None where there is none. It
-        is the caller's from here on."""
 
 
 def blocks_network(task: Task) -> bool:

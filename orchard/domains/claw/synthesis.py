@@ -17,7 +17,7 @@ from orchard.terminal.console import console, reporting
 
 
 class Options(NamedTuple):
-    """As the command line has them."""
+    """Options of the command line."""
 
     run: str
     limit: int

@@ -31,7 +31,7 @@ class SynthesisResult(msgspec.Struct, frozen=True):
     """What a run made."""
 
     tasks: list[Task]
-    """In the order of their slots; they are in the registry and in the tables."""
+    """Accepted tasks in the order of their slots, which are in the registry and in the tables."""
     report: Report
 
 

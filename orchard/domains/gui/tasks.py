@@ -23,7 +23,7 @@ from orchard.workers.domains.gui.sites.look import LAYOUTS
 
 
 class GuiOptions(NamedTuple):
-    """As the command line has them."""
+    """Options of the command line."""
 
     seed: int
     limit: int

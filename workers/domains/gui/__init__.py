@@ -14,6 +14,14 @@ DOMAIN = WorkerDomain(
         "gui-judge": f"{__name__}.judge_grader:GuiJudgeGrader",
     },
     worlds={"browser": f"{__name__}.browser.world:BrowserWorld"},
+    judges={
+        "orchard-2": f"{__name__}.judge_protocols:ORCHARD",
+        "webvoyager-2": f"{__name__}.judge_protocols:WEBVOYAGER",
+        "webjudge-2": f"{__name__}.judge_protocols:WEBJUDGE",
+        "deepshop-2": f"{__name__}.judge_protocols:DEEPSHOP",
+    },
     default_harness="browser",
+    oracle=f"{__name__}.sites.oracle:SitesPlayer",
+    standby=f"{__name__}.browser.pool:spare_browsers",
     sources=("browser/*.py",),
 )
