@@ -26,6 +26,7 @@ from orchard.storage.writing.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.consumer import RetryPolicy
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
@@ -47,6 +48,7 @@ SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
 SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
+QUICK_RETRIES = RetryPolicy(first=0.05)
 SECONDS = 200.0
 """Anything waited for takes less; a test that hangs says where."""
 
@@ -239,8 +241,13 @@ class World:
 
     def process(self, *words: str) -> subprocess.Popen[bytes]:
         """An `orchard` command in a process of its own."""
-        environment = {
-            **os.environ,
+        line = [sys.executable, "-m", "orchard", *words]
+        return subprocess.Popen(line, env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a command finds this world."""
+        return {
             "ORCHARD_STORE": str(self.store),
             "ORCHARD_NATS__URL": self.nats_url,
             "ORCHARD_NATS__ACK_WAIT": str(SETTINGS.ack_wait),
@@ -251,8 +258,6 @@ class World:
             "ORCHARD_SANDBOX__HEARTBEAT_SECONDS": "1",
             "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": self.model.url,
         }
-        line = [sys.executable, "-m", "orchard", *words]
-        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)
 
     async def outcomes(self, *rollouts: str, seconds: float = SECONDS) -> dict[str, Event]:
         """The terminal event of each rollout, waited for."""

@@ -13,10 +13,9 @@ import pytest
 import typer
 
 from orchard.cli.app import app
-from orchard.reference.commands import walk
+from orchard.cli.reference import PAGES, walk
 from orchard.reference.glossary import COLUMNS, TABLES, VIEWS
 from orchard.reference.page import anchor
-from orchard.reference.pages import PAGES
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage import tables, views
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("pipelines",)
+ROOMS = ("pipelines", "orchard")
 DOMAINS = re.compile(r"(?<![a-z])(swe|gui|claw)(?![a-z])", re.IGNORECASE)
 OTHERS = re.compile(r"mini[-_]swe[-_]agent", re.IGNORECASE)
 """Names of programs that have a domain's name in them."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.errors import StorageError
+from orchard.streams.errors import AwaitsEndpoint
 from orchard.workers.masking import masked
 
 RETRYABLE = frozenset(
@@ -57,7 +58,7 @@ class InfrastructureError(Exception):
         return REST.get(self.cause, 0.0)
 
 
-class EndpointRests(InfrastructureError):
+class EndpointRests(InfrastructureError, AwaitsEndpoint):
     """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
     the rest, and no try is used up."""
 

@@ -76,7 +76,7 @@ class ModelClient:
     async def resting(self, endpoint: str) -> EndpointRests | None:
         """The rest of an endpoint that no call waits for, as the whole fleet knows it."""
         settings, rests = self._settings.get(endpoint), self._rests
-        if settings is None or rests is None:
+        if settings is None or rests is None or self._waits:
             return None
         key = key_of(settings)
         if rests.of(key) is not None:

@@ -46,7 +46,7 @@ async def one_worker(
         working = asyncio.create_task(worker.run())
         try:
             yield
-            worker.drain()
+            worker.consumer.drain()
             await working
         finally:
             working.cancel()
