@@ -36,9 +36,7 @@ ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
 KEY_FILE = "sandbox.key"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
 SECRET_LENGTH = 32
-"""Characters, at least."""
 LOCAL = ("local", "unsafe-host")
-"""Backends on this machine."""
 
 
 def main() -> int:
@@ -143,12 +141,12 @@ def _options() -> argparse.Namespace:
 
 
 def _taken(variable: str) -> list[str]:
-    """The keys in a variable of the environment, which nobody else gets them from then."""
+    """Take the keys out of an environment variable, so that child processes do not inherit them."""
     return [key for key in os.environ.pop(variable, "").split(",") if key]
 
 
 def _own_key(state: Path) -> str:
-    """The key of a service that was given none: the same at every start, readable by its owner alone."""
+    """Load or create the key of a service without configured keys; only the owner may read its file."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = state / KEY_FILE
     try:
@@ -166,7 +164,7 @@ def _own_key(state: Path) -> str:
 
 
 def _backend(options: argparse.Namespace) -> Backend:
-    """Raises SandboxRequestInvalid when the settings or the secret cannot be used."""
+    """Make the backend. Raises SandboxRequestInvalid when the settings or the secret are invalid."""
     if options.backend in LOCAL:
         return LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
     if options.backend != "kubernetes":
@@ -254,7 +252,6 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loop
 
 
 def _write_port(path: Path, port: int) -> None:
-    """By a rename: whoever sees the file sees all of it."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{port}\n")
     temporary.rename(path)

@@ -15,7 +15,7 @@ from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.configuration.running import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo

@@ -1,4 +1,4 @@
-"""What the agent needs from whatever makes its sandboxes: namespaces of a machine, or the Pod it is in."""
+"""Interfaces of a backend: what the agent needs from whatever makes its sandboxes."""
 
 import math
 import os
@@ -7,27 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchard.injector.agent.accounts import ROOT, Account, account
+from orchard.injector.agent.accounts import ROOT, UserAccount, account
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid, Unsupported
 from orchard.injector.agent.spawning import Entrance
 
 Died = Callable[[str, str], None]
-"""Called when a machine ends without having been asked to: reason (a word), sentence."""
+"""Called with a reason (a word) and a sentence when a sandbox ends unasked."""
 
 OWNER = "orchard.key"
-"""Label of a sandbox that belongs to one key: images that it makes belong to the same."""
+"""Label with the key that owns a sandbox, and with it the images made from it."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d+)|(m|[kMGTPE]|[KMGTPE]i))?", re.ASCII)
 _MOST = 2.0**63
-"""Quantities are below it, as in Kubernetes."""
+"""Exclusive upper bound of quantities, as in Kubernetes."""
 _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": float(1024**power) for power, letter in enumerate("KMGTPE", start=1)
 }
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity (`4`, `500m`, `16Gi`, `1e9`) as a number; ValueError when it is none."""
+    """Parse a Kubernetes quantity (`4`, `500m`, `16Gi`, `1e9`). Raises ValueError."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"`{text[:40]}` is not a quantity such as `2`, `500m` or `16Gi`")
@@ -40,7 +40,8 @@ def quantity(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """What was asked for. `cpu` in cores, `memory` in bytes, as Kubernetes quantities; times in seconds."""
+    """Request for a sandbox. `cpu` in cores and `memory` in bytes are Kubernetes quantities; times are
+    seconds."""
 
     sandbox_id: str
     image: str
@@ -52,11 +53,11 @@ class SandboxSpec:
     ttl_seconds: float | None = None
     pids: int | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of its commands, on top of the image's."""
+    """Environment of its commands, on top of the image's."""
     layers: Sequence[str] = ()
     """Images whose files are laid over those of `image`, later ones on top."""
     egress: Sequence[str] = ()
-    """What it may reach although its network is blocked, as `egress.Rule` reads it."""
+    """Exceptions from a blocked network, as `egress.Rule` parses them."""
 
     @property
     def owner(self) -> str | None:
@@ -71,8 +72,8 @@ class SandboxSpec:
         return int(quantity(self.memory))
 
     def check(self) -> None:
-        """Raise RequestInvalid for an id that is no DNS label, for quantities that make no sense, and for
-        rules of egress that are none or have no meaning."""
+        """Raise RequestInvalid for an id that is no DNS label, senseless quantities, and invalid or
+        useless egress rules."""
         if self.sandbox_id and not _LABEL.fullmatch(self.sandbox_id):
             raise RequestInvalid(
                 f"`{self.sandbox_id}` is no DNS label of up to 55 letters, digits and dashes"
@@ -95,59 +96,56 @@ class SandboxSpec:
 
 
 class Template(Protocol):
-    """A sandbox's file system as it was at one moment, for others to start from."""
+    """A copy of a sandbox's file system, for others to start from."""
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "Machine":
-        """As `Host.create`, with this file system in place of an image."""
+    async def create(self, spec: SandboxSpec, died: Died) -> "RunningSandbox":
+        """Start a sandbox like `Host.create`, with this file system in place of an image."""
 
     async def size(self) -> int:
         """Bytes of the files that it adds to the image."""
 
     async def release(self) -> None:
-        """Nobody else will start from it; what is still in use stays as long as it is."""
+        """Release the copy: no other sandbox will start from it, but those that use it keep it."""
 
 
-class Machine(Protocol):
-    """One started sandbox."""
-
+class RunningSandbox(Protocol):
     entrance: Entrance
     root: int
     """Descriptor of its root directory, as its processes see it."""
     environment: dict[str, str]
-    """Of the image and the sandbox; a command's own comes on top."""
+    """Environment of the image and the sandbox; a command's own comes on top."""
     working_directory: str
-    """Of the image; relative `cwd`s start here."""
+    """The image's; relative `cwd`s start here."""
     user: str
-    """Whom commands run as, as an image names it (`accounts.account`); empty: whoever the agent is."""
+    """Default user of commands, as an image names it (`accounts.account`); empty: the agent's own."""
     note: str
-    """What was asked for and is not enforced, in a sentence, or empty."""
+    """A sentence about what was requested but is not enforced, or empty."""
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed for memory."""
+        """Number of its processes that the kernel has killed for memory."""
 
     def dying(self) -> bool:
-        """Whether its first process is on its way out, so that all others are being killed."""
+        """Whether its first process is exiting, so that all others are being killed."""
 
     async def snapshot(self, image: str) -> dict[str, Any]:
-        """Make its file system, as it is now, an image: `{"image", "layers", "size"}` (bytes)."""
+        """Make its current file system an image; returns `{"image", "layers", "size"}` (bytes)."""
 
     async def template(self) -> Template:
-        """A copy of its file system as it is now.
+        """Copy its current file system.
 
-        Its commands go on meanwhile: of a file that is being written, the copy has what was there when its
-        turn came.
+        Its commands run meanwhile, so a file that is being written is copied with its content of that moment.
         """
 
     async def freeze(self, frozen: bool) -> None:
-        """Stop all its processes where they are, or let them go on. Returns once they have."""
+        """Stop all its processes, or resume them. Returns once they have stopped."""
 
     async def destroy(self) -> None:
-        """Kill all its processes, free everything it holds. May be called again after a failure."""
+        """Kill all its processes and free all its resources. May be called again after a failure."""
 
 
 @dataclass(kw_only=True)
-class PlainMachine:
-    """The root that the agent itself is in, called a sandbox: nothing is isolated from here."""
+class UnisolatedSandbox:
+    """The agent's own root, presented as a sandbox: nothing is isolated."""
 
     environment: dict[str, str]
     no_copy: str
@@ -159,36 +157,31 @@ class PlainMachine:
     root: int = field(default_factory=lambda: os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def oom_kills(self) -> int:
-        """Not limited from here, so never."""
         return 0
 
     def dying(self) -> bool:
-        """Not before the agent does."""
         return False
 
     async def snapshot(self, image: str) -> dict[str, Any]:
-        """Raises Unsupported."""
         raise Unsupported(f"no snapshot `{image}`: {self.no_copy}")
 
     async def template(self) -> Template:
-        """Raises Unsupported."""
         raise Unsupported(f"no fork: {self.no_copy}")
 
     async def freeze(self, frozen: bool) -> None:  # noqa: ARG002
-        """Raises Unsupported."""
         raise Unsupported(
             "no pause: nothing here can freeze all processes of this sandbox; stop its commands"
         )
 
     async def destroy(self) -> None:
-        """Give up the root descriptor."""
         if self.root >= 0:
             os.close(self.root)
             self.root = -1
 
 
-def account_of(machine: Machine, user: str | None) -> tuple[Account | None, dict[str, str]]:
-    """Whom a command runs as, `user` or else the image's, and its environment. Raises RequestInvalid."""
+def account_of(machine: RunningSandbox, user: str | None) -> tuple[UserAccount | None, dict[str, str]]:
+    """Resolve the user of a command, `user` or else the image's, and its environment. Raises
+    RequestInvalid."""
     name = user or machine.user
     if not name:
         return None, machine.environment
@@ -198,10 +191,9 @@ def account_of(machine: Machine, user: str | None) -> tuple[Account | None, dict
 
 
 class Host(Protocol):
-    """Makes machines."""
+    """A backend, which makes sandboxes."""
 
-    async def create(self, spec: SandboxSpec, died: Died) -> Machine:
-        """Start one; raises AgentError whose reason says why not (`image_missing`, `start_failed`)."""
+    async def create(self, spec: SandboxSpec, died: Died) -> RunningSandbox:
+        """Start a sandbox. Raises AgentError with a reason (`image_missing`, `start_failed`)."""
 
-    def capabilities(self) -> dict[str, Any]:
-        """What this machine can and cannot do, for people."""
+    def capabilities(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""Requests that wait for their turn where a key or the replica has as many as it may; nobody refuses them."""
+"""Queues requests that a full key or replica cannot handle yet, in place of refusing them."""
 
 import asyncio
 import time
@@ -6,33 +6,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain
 
-from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Admission, Excess
+from orchard.injector.orchestrator.limits import REQUESTS, RETRY_CONCURRENT, Excess, RequestAdmission
 
 _Turn = asyncio.Future[Excess | None]
 
 
-class Turns:
-    """Lets requests in: those of a key in the order in which they came, keys one after the other.
+class RequestQueue:
+    """Admits requests: those of a key in order of arrival, keys in rotation.
 
-    Of a key, what is asked of sandboxes that are there goes before those that are to be made: a crowd of
-    creations would else be a line behind which the commands of the first ones run out of time.
+    Of a key, requests for existing sandboxes go before those that create more: behind a crowd of creations,
+    commands of the first ones would run out of time.
     """
 
-    def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+    def __init__(self, admission: RequestAdmission, clock: Callable[[], float] = time.monotonic) -> None:
         self._admission = admission
         self._clock = clock
         self._lines: OrderedDict[str, tuple[dict[_Turn, None], dict[_Turn, None]]] = OrderedDict()
-        """Who waits, by key, the second ones after the first; somebody does. The key whose turn is next comes
-        first."""
+        """Waiting requests by key, creations second; never empty. The key whose turn is next comes first."""
 
     def waiting(self, name: str) -> int:
-        """Requests of this key that wait."""
         return sum(map(len, self._lines.get(name, ())))
 
     async def enter(self, name: str, *, counted: bool = True, creates: bool = False) -> Excess | None:
-        """Returns when the request may be handled, which `leave` ends, or why it is refused. May be
-        cancelled. What is not `counted` never waits."""
+        """Wait until the request may be handled, to be ended by `leave`; returns why if it is refused.
+
+        May be cancelled. A request that is not `counted` never waits.
+        """
         most = self._admission.of(name).waiting_requests
         if not self.waiting(name) or not counted:
             excess = self._admission.enter(name, self._clock(), counted=counted)
@@ -53,7 +52,7 @@ class Turns:
             raise
 
     def leave(self, name: str) -> None:
-        """A request of this key is handled; others may come in."""
+        """End a request of this key, and admit others."""
         self._admission.leave(name)
         blocked = 0
         while blocked < len(self._lines):
@@ -62,7 +61,7 @@ class Turns:
             blocked = 0 if self._next(key) else blocked + 1
 
     def _next(self, name: str) -> bool:
-        """Whether the first that waits for this key does so no longer."""
+        """Admit or refuse the first waiting request of this key; returns whether it still waits."""
         turn = next(chain(*self._lines[name]))
         if not turn.cancelled():
             excess = self._admission.enter(name, self._clock())

@@ -1,6 +1,6 @@
-"""Archiving one campaign, step by step. Killed after any step, the next run goes on from what it finds.
+"""Archives one campaign in steps. After a kill at any step, the next run resumes from what it finds.
 
-Segments, manifest, verification, event, purge: the manifest is what makes a part, and nothing leaves the
+Segments, manifest, verification, event, purge: a part exists once it has a manifest, and nothing leaves the
 stream that no verified manifest names.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.events import make_event
 from orchard.schemas.subjects import campaign_subjects
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import listed, recorded, settled
-from orchard.storage.archive.seal import Sealing
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.seal import PartWriter
 from orchard.storage.archive.verify import check_part
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -25,8 +25,8 @@ SOURCE = "orchard/archive"
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is being done: `sealing`, `verifying`, `purging`, in this order, with the part's events so far."""
+class ArchiveProgress:
+    """Progress: `sealing`, `verifying`, `purging`, in this order, with the part's events so far."""
 
     doing: str
     events: int
@@ -34,12 +34,12 @@ class Step:
 
 
 async def archive_events(
-    connection: Connection, store_url: str, shelf: Shelf, campaign: str
-) -> AsyncIterator[Step]:
-    """Move every event of a campaign that the tables have into the archive, save its fences.
+    connection: Connection, store_url: str, shelf: ArchiveFiles, campaign: str
+) -> AsyncIterator[ArchiveProgress]:
+    """Move every event of a campaign that the tables have into the archive, except its fences.
 
-    Whether the campaign may be archived is for the caller to know. Raises StorageError or StreamsError; each
-    event is still in the stream then, or in a verified part of the archive, or in both.
+    The caller decides whether the campaign may be archived. Raises StorageError or StreamsError; each event
+    is then still in the stream, or in a verified part of the archive, or in both.
     """
     known = await asyncio.to_thread(shelf.parts, campaign)
     noted = set(await asyncio.to_thread(recorded, store_url)) if known else set()
@@ -50,9 +50,9 @@ async def archive_events(
     after = max((part.through for part in known), default=0)
     through = await asyncio.to_thread(settled, store_url)
     while listing := await asyncio.to_thread(listed, store_url, campaign, after, through):
-        sealing = Sealing(shelf, campaign, listing)
+        sealing = PartWriter(shelf, campaign, listing)
         async for events in sealing.copy(connection):
-            yield Step("sealing", events, len(listing.sequences))
+            yield ArchiveProgress("sealing", events, len(listing.sequences))
         part = await asyncio.to_thread(sealing.finish)
         async for step in _leave(connection, store_url, shelf, part, noted=False):
             yield step
@@ -60,9 +60,9 @@ async def archive_events(
 
 
 async def _leave(
-    connection: Connection, store_url: str, shelf: Shelf, part: Part, noted: bool
-) -> AsyncIterator[Step]:
-    """Verify a part that is still in the stream, record it unless it is noted there, and purge it."""
+    connection: Connection, store_url: str, shelf: ArchiveFiles, part: ArchivePart, noted: bool
+) -> AsyncIterator[ArchiveProgress]:
+    """Verify a part that is still in the stream, record it unless it is already `noted`, and purge it."""
     own = campaign_subjects(part.campaign)
     first = await next_message(connection, names.EVENTS, 1, own)
     gone = first is None or first.sequence > part.through
@@ -72,7 +72,7 @@ async def _leave(
     if not gone:
         checked = check_part(shelf, part, store_url)
         while (events := await asyncio.to_thread(next, checked, None)) is not None:
-            yield Step("verifying", events, manifest.events)
+            yield ArchiveProgress("verifying", events, manifest.events)
     event = make_event(
         CampaignArchived(
             manifest_sha256=part.sha256,
@@ -88,7 +88,7 @@ async def _leave(
         source=SOURCE,
         campaign=part.campaign,
     )
-    yield Step("purging", manifest.events, manifest.events)
+    yield ArchiveProgress("purging", manifest.events, manifest.events)
     try:
         if not noted:
             await Publisher(connection).event(event)

@@ -1,4 +1,4 @@
-"""The leader's rounds: expired sandboxes, failures, warm pools, what was left behind."""
+"""The leader's maintenance: expired sandboxes, failures, warm pools, orphaned objects."""
 
 import asyncio
 import logging
@@ -6,12 +6,11 @@ import time
 from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks, policies, reconcile, warm
-from orchard.injector.kubernetes.admission import Admission
+from orchard.injector.kubernetes import pod_metadata, policies, reconcile, warm
+from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.failures import mark_failed
-from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
@@ -19,15 +18,13 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
-"""Seconds between searches for what was left behind."""
 PAUSE = 0.05
-"""Seconds between rounds that events ask for."""
 
 log = logging.getLogger(__name__)
 
 
-class Caretaker(Going):
-    """Makes rounds while it leads."""
+class Maintenance(BackgroundTask):
+    """Runs maintenance rounds while this orchestrator leads."""
 
     def __init__(
         self,
@@ -42,14 +39,18 @@ class Caretaker(Going):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
-        self._admission = Admission(api, cache.path)
+        self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
         cache.listen(self._changed)
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
-        """A warm Pod was claimed or has gone: another is wanted. All else can wait for the next round."""
-        if was is not None and marks.WARM in was.labels and (now is None or marks.WARM not in now.labels):
+        """Trigger a round when a warm Pod was claimed or has gone; all else can wait for the next one."""
+        if (
+            was is not None
+            and pod_metadata.WARM in was.labels
+            and (now is None or pod_metadata.WARM not in now.labels)
+        ):
             self._asked.set()
 
     async def _go(self) -> None:
@@ -90,9 +91,14 @@ class Caretaker(Going):
                 await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
-                await mark_failed(self._api, self._cache, pod, failure)
+                await self._cache.mark_failed(pod, failure)
             case reconcile.Note(pod, look):
-                body = {"metadata": {"uid": pod.uid, "annotations": {marks.LOOK: marks.encoded(look)}}}
+                body = {
+                    "metadata": {
+                        "uid": pod.uid,
+                        "annotations": {pod_metadata.LOOK: pod_metadata.encoded(look)},
+                    }
+                }
                 with passing_over(404, 409):  # gone, or another Pod of the same name
                     self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
             case reconcile.MakeWarm(image, pool, count):
@@ -103,19 +109,20 @@ class Caretaker(Going):
                     self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
-        """Policies and reservations without a sandbox."""
         namespace, now = self._settings.namespace, time.time()
-        ours = {"labelSelector": selector({**marks.APP, **marks.MANAGED_BY})}
+        ours = {"labelSelector": selector({**pod_metadata.APP, **pod_metadata.MANAGED_BY})}
         made = await self._api.get(NamedList, policies.path(namespace), ours)
         for policy in reconcile.orphaned_policies(made.items, self._cache, now):
             await self._delete(f"{policies.path(namespace)}/{policy.metadata.name}", policy.metadata)
         reserved = await self._api.get(LeaseList, leases(namespace), {"labelSelector": selector(RESERVED)})
-        known = {pod.labels[marks.SANDBOX] for pod in self._cache if marks.SANDBOX in pod.labels}
+        known = {
+            pod.labels[pod_metadata.SANDBOX] for pod in self._cache if pod_metadata.SANDBOX in pod.labels
+        }
         for lease in reconcile.orphaned_reservations(reserved.items, known, now):
             await self._delete(f"{leases(namespace)}/{lease.metadata.name}", lease.metadata)
 
     async def _delete(self, path: str, seen: Metadata) -> None:
-        """Only if it is still as we saw it."""
+        """Delete an object only if it has not changed since it was read."""
         preconditions = {"uid": seen.uid, "resourceVersion": seen.resource_version}
         with passing_over(409):
             await self._api.delete(path, {"gracePeriodSeconds": 0, "preconditions": preconditions})

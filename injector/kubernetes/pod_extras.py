@@ -1,8 +1,8 @@
-"""What a request asks for beyond an image and limits, as parts of its Pod: layers, places, GPUs, volumes.
+"""Adds to a Pod what a request asks for beyond image and limits: layers, egress, GPUs, volumes.
 
-A NetworkPolicy knows addresses and ports, no names. So names are resolved when the Pod is made: /etc/hosts
-has what they were then, the policy lets through those addresses, and the Pod asks no name server, because
-whoever may ask one can send anything to anybody.
+A NetworkPolicy has addresses and ports, no names. So names are resolved when the Pod is made: /etc/hosts has
+the result, the policy permits those addresses, and the Pod uses no name server, because DNS queries can carry
+data to anybody.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import msgspec
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.layer_files import PLACE
 from orchard.injector.errors import SandboxRequestInvalid
-from orchard.injector.kubernetes import layers, marks
+from orchard.injector.kubernetes import layers, pod_metadata
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.pods import INSTALLED
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -26,14 +26,14 @@ KEPT = (INSTALLED, PLACE, "/dev", "/etc", "/proc", "/sys")
 """Directories that no volume may cover."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """What a rule lets through."""
+class EgressDestination(msgspec.Struct, frozen=True):
+    """A destination that an egress rule permits."""
 
     network: str
     excepted: list[str]
     port: int
     host: str = ""
-    """The name that stands for it."""
+    """The name that it was resolved from, or empty."""
 
 
 async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) -> None:
@@ -55,15 +55,14 @@ async def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettin
         main["volumeMounts"].append({**mount, "readOnly": settings.volumes[name].read_only})
     if request.egress:
         places = [place for text in request.egress for place in await _places(Rule.of(text), settings)]
-        body["metadata"]["annotations"][marks.EGRESS] = marks.encoded(places)
+        body["metadata"]["annotations"][pod_metadata.EGRESS] = pod_metadata.encoded(places)
         named = {(place.network.partition("/")[0], place.host) for place in places if place.host}
         spec["hostAliases"] = [{"ip": address, "hostnames": [host]} for address, host in sorted(named)]
         spec["dnsPolicy"], spec["dnsConfig"] = "None", {"nameservers": ["127.0.0.1"]}
 
 
 def egress(pod: Pod) -> list[Manifest]:
-    """The rules of the policy of a Pod that was given places to reach."""
-    places = msgspec.json.decode(pod.annotations[marks.EGRESS], type=list[Place])
+    places = msgspec.json.decode(pod.annotations[pod_metadata.EGRESS], type=list[EgressDestination])
     return [
         {
             "to": [{"ipBlock": {"cidr": place.network, "except": place.excepted}}],
@@ -97,7 +96,7 @@ def _mount_point(where: str) -> str:
     return path
 
 
-async def _places(rule: Rule, settings: KubernetesSettings) -> list[Place]:
+async def _places(rule: Rule, settings: KubernetesSettings) -> list[EgressDestination]:
     if rule.network is not None:
         return [_place(rule.network, rule, settings)]
     try:
@@ -112,7 +111,7 @@ async def _places(rule: Rule, settings: KubernetesSettings) -> list[Place]:
     return [_place(ipaddress.IPv4Network(address), rule, settings) for address in addresses]
 
 
-def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSettings) -> Place:
+def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSettings) -> EgressDestination:
     closed = [one for one in map(ipaddress.ip_network, settings.closed_networks) if one.version == 4]
     for one in closed:
         if network.subnet_of(one):
@@ -121,4 +120,4 @@ def _place(network: ipaddress.IPv4Network, rule: Rule, settings: KubernetesSetti
                 f"{one} (`closed_networks` of the settings)"
             )
     within = [str(one) for one in closed if one.subnet_of(network)]
-    return Place(str(network), within, rule.port, rule.host)
+    return EgressDestination(str(network), within, rule.port, rule.host)

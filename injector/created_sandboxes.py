@@ -1,9 +1,9 @@
-"""What a client made and nobody deleted yet, so that it is deleted when the process ends.
+"""Tracks the sandboxes that a client made, to delete them when the process ends.
 
-Covered are an orderly exit (atexit), and SIGTERM and SIGHUP where nobody handles them, because Python then
-ends without running atexit. SIGINT needs nothing of its own: KeyboardInterrupt leads to an orderly exit.
-SIGKILL leaves it to the service to expire what nobody touches (`ttl_seconds`). A forked child owns nothing of
-its parent's: its ledgers are empty, so the parent's sandboxes stay, however the child ends.
+Covered are an orderly exit (atexit), and SIGTERM and SIGHUP if nobody handles them, because Python then ends
+without running atexit. SIGINT needs nothing of its own: KeyboardInterrupt leads to an orderly exit. After
+SIGKILL the service expires unused sandboxes (`ttl_seconds`). A forked child owns nothing of its parent's: its
+ledgers are empty, so the parent's sandboxes stay, however the child ends.
 """
 
 import atexit
@@ -18,11 +18,11 @@ from contextlib import suppress
 from types import FrameType
 
 EXIT_TIMEOUT = 10.0
-"""Seconds one deletion may take at the end of the process."""
+"""Timeout in seconds of one deletion at the end of the process."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Ledger:
+class CreatedSandboxes:
     """The sandboxes of one client in this process."""
 
     def __init__(
@@ -38,28 +38,26 @@ class Ledger:
             _listen_for_signals()
 
     def add(self, sandbox_id: str) -> None:
-        """It was made."""
         self._made[sandbox_id] = None
 
     def remove(self, sandbox_id: str) -> None:
-        """It is gone; nothing when it was somebody else's."""
         self._made.pop(sandbox_id, None)
 
     def ids(self) -> list[str]:
-        """What is left, oldest first."""
         return list(self._made)
 
     def close(self) -> None:
-        """Leave what is left alone from now on."""
+        """Stop deleting at exit."""
         if self in _ledgers:
             _ledgers.remove(self)
 
     def forget(self) -> None:
-        """All of it is somebody else's."""
+        """Drop all entries, in a forked child."""
         self._made.clear()
 
     def delete_all(self) -> None:
-        """Delete what is left, by plain blocking requests: this late there is no event loop and no thread."""
+        """Delete the remaining sandboxes by blocking requests: this late there is no event loop and no
+        thread."""
         for sandbox_id in self.ids():
             request = urllib.request.Request(
                 f"{self._url}/sandboxes/{sandbox_id}", headers=self._headers, method="DELETE"
@@ -74,11 +72,11 @@ class Ledger:
                 return  # the service is away; the process must not wait for it once for each
 
 
-_ledgers: list[Ledger] = []
+_ledgers: list[CreatedSandboxes] = []
 
 
 def _listen_for_signals() -> None:
-    """Where a signal would end the process unheard. Only a main thread may say what a signal does."""
+    """Handle signals that would end the process without atexit. Only a main thread can."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
@@ -87,7 +85,10 @@ def _listen_for_signals() -> None:
 
 
 def _end_by_signal(number: int, _frame: FrameType | None) -> None:
-    """It may interrupt anything at all, so it writes to no stream; and it is not interrupted by its like."""
+    """Delete the sandboxes, then die by the signal.
+
+    It may interrupt anything, so it writes to no stream; and further signals do not interrupt it.
+    """
     for one in SIGNALS:
         if signal.getsignal(one) is _end_by_signal:
             signal.signal(one, signal.SIG_IGN)
@@ -103,7 +104,7 @@ def _delete_everything() -> None:
 
 
 def _complain(sentence: str) -> None:
-    """Past all streams and loggers: one of them may be what a signal interrupted, with its lock held."""
+    """Write to standard error without streams or loggers, whose lock the interrupted code may hold."""
     with suppress(OSError):
         os.write(2, f"orchard: {sentence}\n".encode(errors="replace"))
 

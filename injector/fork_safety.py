@@ -1,9 +1,9 @@
-"""What a forked child gets of its parent's clients and must not touch.
+"""Fork safety: keeps a forked child from disturbing its parent's clients.
 
-The child has copies of the parent's sockets and event loops, but the kernel's list of what a loop waits for
-(epoll) is one: a finalizer in the child that takes a socket out of it takes it out for the parent,
-which then waits for ever. So in the child nothing of this is ever finalized, and its copies of the loops wait
-by lists of their own.
+The child has copies of the parent's sockets and event loops, but both share the kernel's list of what a loop
+waits for (epoll): a finalizer in the child that removes a socket from it removes it for the parent, which
+then waits for ever. So in the child none of this is ever finalized, and its copies of the loops wait by lists
+of their own.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Inherited(Protocol):
-    """What has something to give up in a forked child."""
+    """An object with something to give up in a forked child."""
 
     def forked(self) -> None:
         """Called in the child, before anything else runs there."""
@@ -25,17 +25,17 @@ _inherited: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
 def watch(one: Inherited) -> None:
-    """Tell it of forks, as long as it lives."""
+    """Notify `one` of forks as long as it lives."""
     _inherited.add(one)
 
 
 def leave_alone(kept: object) -> None:
-    """Never finalize it, not even at the end of this process."""
+    """Never finalize `kept`, not even at the end of this process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def part_with(loop: asyncio.AbstractEventLoop) -> None:
-    """In the child: from now on its copy of the loop waits by a list of its own, which is empty."""
+    """Give the child's copy of the loop an epoll list of its own, which is empty."""
     selector = getattr(loop, "_selector", None)  # a loop that is not asyncio's own has none
     if selector is None or loop.is_closed():
         return

@@ -1,6 +1,6 @@
-"""What a job prints, as server-sent events while it runs: `stdout` and `stderr`, then one `exit`.
+"""Streams a job's output as server-sent events: `stdout` and `stderr`, then one `exit`.
 
-The id of an event is the place after it, `STDOUT.STDERR` in bytes: a follower goes on there.
+The id of an event is the offset after it, `STDOUT.STDERR` in bytes, from which a client resumes.
 """
 
 import asyncio
@@ -13,15 +13,14 @@ from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.jobs import TrackedJob
 
 PIECE = 64 * 1024
-"""Bytes of one event."""
 QUIET = 15.0
-"""Seconds after which a line without news is used, so that both ends learn when it is gone."""
+"""Seconds without output after which a comment is sent, so that both ends notice a broken connection."""
 _COMMENT = b":\n\n"
 BEGINNING = "0.0"
 
 
 def place(text: str) -> tuple[int, int]:
-    """Where to begin: bytes of stdout and stderr. Raises RequestInvalid."""
+    """Parse an offset into bytes of stdout and stderr. Raises RequestInvalid."""
     parts = text.split(".")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
         raise RequestInvalid(f"`{text[:40]}` is no offset: use the `id` of the last event, or 0.0")
@@ -29,9 +28,9 @@ def place(text: str) -> tuple[int, int]:
 
 
 async def events(job: TrackedJob, begin: tuple[int, int]) -> AsyncIterator[bytes]:
-    """What is there from `begin` on, and what comes.
+    """Yield the job's output from `begin` on, until it ends.
 
-    Of output beyond its limit the middle is not kept: who is too late for it is told how much was `skipped`.
+    The middle of output beyond the limit is not kept: an event then says how many bytes were `skipped`.
     """
     at = list(begin)
     with job.kept():

@@ -1,7 +1,7 @@
-"""Whole requests and answers over a unix socket of this machine, in the HTTP/1.1 that its server speaks.
+"""A minimal HTTP/1.1 client over a unix socket, for whole requests and responses.
 
-Every request of a client sets off one to the agent. A client for any server, with redirects, cookies and
-proxies, takes a third of an orchestrator's processor time for that; this takes a tenth.
+Every request of a client causes one to the agent. A general client, with redirects, cookies and proxies,
+takes a third of an orchestrator's processor time for that; this one takes a tenth.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from typing import NamedTuple, cast
 from multidict import CIMultiDict
 
 WAITING = 1 << 19
-"""Bytes of a body that wait for the socket."""
+"""Bytes of a body that may wait for the socket."""
 GO_AHEAD = 100
 IDLE_SECONDS = 15.0
-"""A connection that was idle for longer is not used again: the server may just be closing it."""
+"""Seconds of idleness after which a connection is not reused: the server may just be closing it."""
 
 
-class Answer(NamedTuple):
-    """Its headers' names are in any case."""
+class HttpResponse(NamedTuple):
+    """A response; names of headers are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
@@ -26,8 +26,6 @@ class Answer(NamedTuple):
 
 
 class Sized:
-    """Pieces of bytes, and how many bytes there are in all."""
-
     def __init__(self, pieces: AsyncIterator[bytes], size: int) -> None:
         self._pieces = pieces
         self.size = size
@@ -36,40 +34,34 @@ class Sized:
         return self._pieces
 
 
-class Connection(asyncio.Protocol):
-    """One request after the other."""
-
-    def __init__(self, free: "dict[Connection, float]") -> None:
-        """Once it has answered it is in `free`, with the time, until it is taken or closed."""
+class HttpConnection(asyncio.Protocol):
+    def __init__(self, free: "dict[HttpConnection, float]") -> None:
+        """After a response it adds itself to `free`, with the time, until it is taken or closed."""
         self._free = free
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HttpResponse] | None = None
         self._received = bytearray()
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._begin = 0
-        """Where the body begins; 0 before the head is there."""
+        """Offset of the body; 0 before the head has come."""
         self._end = 0
         self._sending = False
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=WAITING)
         self._writable.set()
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._transport = None
         self._writable.set()
         self._free.pop(self, None)
@@ -77,7 +69,6 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionResetError("closed before the answer"))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self._answer is None:  # nobody asked
             self.close()
             return
@@ -93,7 +84,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         with memoryview(self._received) as received:
-            answer = Answer(self._status, self._headers, bytes(received[self._begin :]))
+            answer = HttpResponse(self._status, self._headers, bytes(received[self._begin :]))
         self._received, self._begin = bytearray(), 0
         waiting, self._answer = self._answer, None
         if not waiting.done():
@@ -115,8 +106,8 @@ class Connection(asyncio.Protocol):
         if self._status != GO_AHEAD:
             self._end += int(self._headers["Content-Length"])
 
-    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Send a request and wait. Raises ConnectionError where the answer does not come whole."""
+    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        """Send a request and return the response. Raises ConnectionError when that is incomplete."""
         if self._transport is None:
             raise ConnectionResetError("closed before the request")
         lines = [f"{method} {target} HTTP/1.1", "Host: agent", f"Content-Length: {len(body)}"]
@@ -126,10 +117,10 @@ class Connection(asyncio.Protocol):
         self._transport.writelines((head, body))
         return await self._answered(answer)
 
-    async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> Answer:
-        """Send a request and, once the server says so, `body`, that many bytes. Raises as `ask` does.
+    async def put(self, target: str, headers: Mapping[str, str], body: Sized) -> HttpResponse:
+        """Send a request, and `body` once the server answers `100 Continue`. Raises as `ask` does.
 
-        What the pieces raise is passed on, and the server sees a broken connection.
+        An exception of the pieces is passed on, and the server sees a broken connection.
         """
         answer = await self.ask("PUT", target, headers, b"")
         if answer.status != GO_AHEAD:
@@ -153,7 +144,7 @@ class Connection(asyncio.Protocol):
                 self.close()
         return await self._answered(last)
 
-    async def _answered(self, answer: asyncio.Future[Answer]) -> Answer:
+    async def _answered(self, answer: asyncio.Future[HttpResponse]) -> HttpResponse:
         try:
             return await answer
         except asyncio.CancelledError:
@@ -162,13 +153,12 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """At once; whoever waits has a ConnectionResetError."""
+        """Abort; a waiting caller gets a ConnectionResetError."""
         if self._transport is not None:
             self._transport.abort()
 
 
-def _goes_on(answer: "asyncio.Future[Answer]") -> bool:
-    """Whether the server now waits for a body."""
+def _goes_on(answer: "asyncio.Future[HttpResponse]") -> bool:
     return answer.exception() is None and answer.result().status == GO_AHEAD
 
 
@@ -176,25 +166,22 @@ def _parted(line: str) -> tuple[str, str, str]:
     return line.partition(":")
 
 
-class Exchange:
-    """Connections to the socket at `path`, kept for later requests."""
-
+class ConnectionPool:
     def __init__(self, path: str) -> None:
         self._path = path
-        self._free: dict[Connection, float] = {}
+        self._free: dict[HttpConnection, float] = {}
 
-    async def connection(self) -> Connection:
-        """One that nobody uses. Raises OSError when there is no server."""
+    async def connection(self) -> HttpConnection:
+        """Return an idle connection, or a new one. Raises OSError when there is no server."""
         loop = asyncio.get_running_loop()
         while self._free:
             connection, since = self._free.popitem()
             if loop.time() - since < IDLE_SECONDS:
                 return connection
             connection.close()
-        _, made = await loop.create_unix_connection(lambda: Connection(self._free), self._path)
+        _, made = await loop.create_unix_connection(lambda: HttpConnection(self._free), self._path)
         return made
 
     def close(self) -> None:
-        """Close those that nobody uses."""
         for connection in list(self._free):
             connection.close()

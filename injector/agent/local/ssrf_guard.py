@@ -1,4 +1,4 @@
-"""Whom a pull may speak to: what a registry says must not lead into the network behind this machine."""
+"""SSRF guard: image pulls may not reach private addresses."""
 
 import ipaddress
 import socket
@@ -11,11 +11,11 @@ from orchard.injector.agent.errors import RequestInvalid
 
 REFUSED = "image_refused"
 _TRANSLATED = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16"))
-"""IPv6 addresses that stand for IPv4 ones, whatever those are."""
+"""IPv6 ranges that embed IPv4 addresses."""
 
 
 def local(host: str) -> bool:
-    """Whether plain http goes no further than this machine."""
+    """Whether plain http to `host` stays on this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -23,17 +23,17 @@ def local(host: str) -> bool:
 
 
 def public(address: str) -> bool:
-    """Whether an address is anybody's to speak to."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in _TRANSLATED)
 
 
-class Reach(AbstractResolver):
-    """The registry itself, and whatever is public; with `public_only` the registry must be public too.
+class SsrfGuard(AbstractResolver):
+    """Resolver that permits the registry itself and public addresses; with `public_only` the registry must be
+    public too.
 
-    A resolver, so that what was checked is what is connected to.
+    It is a resolver so that the address that was checked is the one that is connected to.
     """
 
     def __init__(self, registry: URL, *, public_only: bool) -> None:
@@ -42,7 +42,7 @@ class Reach(AbstractResolver):
         self._names = ThreadedResolver()
 
     def check(self, url: URL) -> None:
-        """Raises RequestInvalid (`image_refused`) for a scheme or an address that may not be asked."""
+        """Raise RequestInvalid (`image_refused`) for a scheme or an address that is not permitted."""
         plain = self._registry.scheme == "http" and url.host == self._registry.host
         if url.scheme != "https" and not (plain and url.scheme == "http"):
             raise RequestInvalid(
@@ -58,14 +58,14 @@ class Reach(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Raises RequestInvalid (`image_refused`) where an address may not be asked, OSError."""
+        """Resolve a name. Raises RequestInvalid (`image_refused`) for an address that is not permitted,
+        and OSError."""
         found = await self._names.resolve(host, port, family)
         for one in found:
             self._check(host, one["host"])
         return found
 
     async def close(self) -> None:
-        """Nothing is open."""
         await self._names.close()
 
     def _check(self, host: str, address: str) -> None:

@@ -1,7 +1,7 @@
-"""Pulls and imports in a process of their own: they need minutes of processor time, and sandboxes none of it.
+"""Pulls and imports images in a process of its own: they take minutes of processor time and no sandbox.
 
-`python -m orchard.injector.agent.local.bringing` reads what to do on stdin (credentials are in no list of
-processes) and says on stdout what came of it, both in JSON.
+`python -m orchard.injector.agent.local.image_process` reads the request on stdin (so that credentials are in
+no process list) and writes the result on stdout, both in JSON.
 """
 
 import asyncio
@@ -19,31 +19,29 @@ from typing import Any, NoReturn
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.archives import import_image
-from orchard.injector.agent.local.images import Image
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.local.images import StoredImage
 
 LIMIT_VARIABLE = "ORCHARD_IMAGE_LIMIT"
-"""What the new layers of one image may take, as a quantity."""
+"""Variable with the bytes that an image's new layers may take, as a quantity."""
 DEFAULT_LIMIT = "64Gi"
 MEMORY = 4 * 1024**3
-"""Bytes of address space: an archive may claim to have a name of gigabytes."""
+"""Bytes of address space, because an archive may claim to have a name of gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """An archive or a layout to import: see `import_image`."""
-
     path: str
     name: str | None = None
     owner: str | None = None
 
 
-async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
-    """Do a `pull` (fields of Pull) or an `import` (fields of Import) of an image into `state`.
+async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> StoredImage:
+    """Run a `pull` (fields of Pull) or an `import` (fields of Import) into `state` in a child process.
 
-    Raises AgentError as these do. Cancelled, it leaves nothing.
+    Raises AgentError as these do. When cancelled, it leaves nothing behind.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", __spec__.name),
@@ -65,13 +63,13 @@ async def bring(state: Path, what: str, wanted: Mapping[str, Any]) -> Image:
             f"the {what} of an image ended with status {process.returncode}", reason="image_failed"
         ) from None
     if "image" in answer:
-        return Image(**answer["image"])
+        return StoredImage(**answer["image"])
     error = AgentError(answer["detail"], reason=answer["reason"])
     error.status = answer["status"]
     raise error
 
 
-def _do(request: Mapping[str, Any]) -> Image:
+def _do(request: Mapping[str, Any]) -> StoredImage:
     state, wanted = Path(request["state"]), request["wanted"]
     limit = image_limit()
     try:
@@ -104,7 +102,6 @@ def _do(request: Mapping[str, Any]) -> Image:
 
 
 def image_limit() -> int:
-    """Bytes that the new layers of one image may take here. Raises RequestInvalid."""
     text = os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)
     try:
         return int(quantity(text))
@@ -113,15 +110,17 @@ def image_limit() -> int:
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    """Once: each thread of a parent that is killed sends the signal anew, while what was begun is removed."""
+    """Exit on SIGTERM once: each thread of a killed parent sends it anew, while the clean-up runs."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(1)
 
 
 def _until_terminated(main: Coroutine[Any, Any, str]) -> str:
-    """`asyncio.run`, ended by SIGTERM whenever that comes. An exception of `_end` might be caught by whatever
-    it meets in the loop, and would not be raised while the loop waits for a server, if the signal came as it
-    began to wait. Raises SystemExit."""
+    """Run `main` like `asyncio.run`, but let SIGTERM cancel it whenever it comes.
+
+    An exception raised by the handler `_end` could be swallowed inside the loop, or would not be raised while
+    the loop waits for a server, if the signal came just before. Raises SystemExit.
+    """
 
     async def watched() -> str:
         task = asyncio.current_task()
@@ -152,7 +151,6 @@ def _until_terminated(main: Coroutine[Any, Any, str]) -> str:
 
 
 def main() -> None:
-    """Read, do, say."""
     signal.signal(signal.SIGTERM, _end)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     os.nice(5)

@@ -1,4 +1,4 @@
-"""One sandbox of one Linux machine: its directory, its first process, its end; and copies of it."""
+"""A sandbox of a Linux machine, from its first process to its end, and copies of it."""
 
 import asyncio
 import os
@@ -10,62 +10,59 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
-from orchard.injector.agent.accounts import Account, account, others
+from orchard.injector.agent.accounts import UserAccount, account, others
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone, Unsupported
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.interfaces import Died, SandboxSpec
 from orchard.injector.agent.kernel import open_beneath
 from orchard.injector.agent.local import names, user_namespace
 from orchard.injector.agent.local.building import PROGRAM, STEPS, Overlay, building
-from orchard.injector.agent.local.cgroups import BUSY_SECONDS, Cgroups, Group
+from orchard.injector.agent.local.cgroups import BUSY_SECONDS, Cgroups, ControlGroup
 from orchard.injector.agent.local.egress import Egress, Resolver, hosts_file
 from orchard.injector.agent.local.host_image import HostImage
-from orchard.injector.agent.local.images import FORK, HOST, Image, ImageStore, tree_size
+from orchard.injector.agent.local.images import FORK, HOST, ImageStore, StoredImage, tree_size
 from orchard.injector.agent.local.network import Outbound
 from orchard.injector.agent.local.overlay import MAX_LAYERS
-from orchard.injector.agent.local.reading import Reading
-from orchard.injector.agent.local.removal import remove_tree
-from orchard.injector.agent.machine import Died, SandboxSpec
-from orchard.injector.agent.spawning import Entrance, Failure, Spawner
+from orchard.injector.agent.output import PipeOutput
+from orchard.injector.agent.protocol import WORKSPACE
+from orchard.injector.agent.spawning import Entrance, Spawner, StartFailure
 
-WORKSPACE = "/workspace"
 HOSTS = "hosts"
-"""In the directory of a sandbox that has rules: its /etc/hosts."""
+"""File in the directory of a sandbox with egress rules: its /etc/hosts."""
 OWN = "own"
-"""In the directory of a sandbox: the layer that has its own name."""
+"""Layer in the directory of a sandbox that contains its own name."""
 LOOK_AGAIN = 0.002
-"""Seconds between looks whether all processes have stopped."""
+"""Seconds between checks whether all processes have stopped."""
 OURS = 4
-"""Layers that a sandbox may have below those that its image names."""
+"""Layers that a sandbox may have below those of its image."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
-    """What the sandboxes of one Linux machine have together."""
-
+class HostContext:
     spawner: Spawner
     store: ImageStore
     cgroups: Cgroups
     host_image: HostImage
     point: Path
-    """Where each mounts its root, unseen by all others."""
+    """Where each sandbox mounts its root, unseen by all others."""
     resolver: Path
-    """/etc/resolv.conf of sandboxes with a network."""
     slirp: str
     """Path of slirp4netns, or empty."""
     names: Resolver
-    """Of the hosts that sandboxes without network may reach."""
     private: Sequence[str]
-    """Networks that they may reach although sandboxes with a network do not."""
-    start: "Callable[[Image, SandboxSpec, Died], Awaitable[LocalMachine]]"
-    """Start a sandbox on this image, whatever its specification names."""
-    machines: "set[LocalMachine]" = field(default_factory=set)
-    """Those that have started."""
+    """Networks that egress rules may name although sandboxes with a network cannot reach them."""
+    start: "Callable[[StoredImage, SandboxSpec, Died], Awaitable[LocalSandbox]]"
+    """Starts a sandbox on this image, whatever its specification names."""
+    machines: "set[LocalSandbox]" = field(default_factory=set)
 
 
-class LocalMachine:
-    """One sandbox: its directory holds `upper` (what it changed), `work` (for the overlay) and `own`."""
+class LocalSandbox:
+    """One sandbox: its directory holds `upper` (its changes), `work` (for the overlay) and `own`."""
 
-    def __init__(self, shared: Shared, directory: Path, image: Image, spec: SandboxSpec, died: Died) -> None:
+    def __init__(
+        self, shared: HostContext, directory: Path, image: StoredImage, spec: SandboxSpec, died: Died
+    ) -> None:
         self._shared = shared
         self._directory = directory
         self._image = image
@@ -86,7 +83,7 @@ class LocalMachine:
         self._begun = False
         self._complete = False
         self._destroying = False
-        self.group: Group | None = None
+        self.group: ControlGroup | None = None
         self.root = -1
         self.entrance = Entrance(pidfd=None, cgroups=())
         self.environment = {**image.environment}
@@ -95,7 +92,7 @@ class LocalMachine:
         self.note = ""
 
     async def start(self, layers: list[Path], program: int) -> None:
-        """Bring the sandbox up; returns when its first process runs and everything is mounted."""
+        """Start the sandbox; returns when its first process runs and everything is mounted."""
         root, work = self._shared.point, self._directory / "work"
         for directory in (self.changes, work):
             directory.mkdir()
@@ -118,8 +115,8 @@ class LocalMachine:
             self._egress = Egress(self._rules, self._shared.names, self._shared.private)
             await self._egress.open(self._pid, self.entrance)
 
-    def _owner(self) -> Account | None:
-        """Of what is made here for the commands. Notes where they are root's, whatever the image says."""
+    def _owner(self) -> UserAccount | None:
+        """Owner of the directories made here; adds a note if that is root, whatever the image says."""
         if self.user and not others():
             says = f"the image's user {self.user} is root: there are no other users without /etc/subuid"
             self.note = "; ".join(filter(None, (self.note, says)))
@@ -136,11 +133,10 @@ class LocalMachine:
         return owner
 
     def oom_kills(self) -> int:
-        """Processes killed for memory so far."""
         return self.group.oom_kills() if self.group else 0
 
     def dying(self) -> bool:
-        """Whether the first process is exiting (or gone); the kernel kills all others before it ends."""
+        """Whether the first process is exiting or gone; the kernel kills all others before it ends."""
         try:
             stat = Path(f"/proc/{self._pid}/stat").read_text()
         except FileNotFoundError:
@@ -149,7 +145,7 @@ class LocalMachine:
         return bool(flags & 0x4)  # PF_EXITING
 
     async def freeze(self, frozen: bool) -> None:
-        """Raises Unsupported without control groups, Conflict where a process does not stop."""
+        """Raises Unsupported without control groups, Conflict if a process does not stop."""
         if self.group is None or not self.group.freezes:
             raise Unsupported(
                 "no pause: it needs control groups (version 2, or the controller `freezer`), which only root "
@@ -166,13 +162,12 @@ class LocalMachine:
                 raise SandboxGone("the sandbox is gone", reason="deleted")
 
     async def snapshot(self, image: str) -> dict[str, Any]:
-        """Commit the file system as it is now as a new image."""
         made = await self._store.snapshot(self.changes, self._image, image, self._spec.owner)
         size = await asyncio.to_thread(tree_size, self._store.layer(made.layers[0]))
         return {"image": made.name, "layers": len(made.layers), "size": size}
 
     async def template(self) -> "LocalTemplate":
-        """A copy of what it changed, as a layer that any number of sandboxes share."""
+        """Copy its changes as a layer that any number of sandboxes share."""
         if len(self._image.layers) >= MAX_LAYERS - OURS:
             raise RequestInvalid(
                 f"sandbox {self._spec.sandbox_id} stands on {len(self._image.layers)} layers, and more "
@@ -246,13 +241,13 @@ class LocalMachine:
                 self._pidfd = os.pidfd_open(pid)
             adopted.set_result(None)
 
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             if not ended.done():
                 ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if self._complete and not self._destroying:
                 self._died("died", "its first process ended, and with it all others")
 
-        ready = Reading()
+        ready = PipeOutput()
         written = calls.open()
         try:
             self._begun = True  # whatever happens to us, the start goes on and is reported
@@ -280,7 +275,6 @@ class LocalMachine:
             ready.close()
 
     def _shown(self) -> dict[str, Path]:
-        """Files that take the place of the image's."""
         if not self._spec.block_network:
             return {"/etc/resolv.conf": self._shared.resolver}
         if not self._rules:
@@ -290,9 +284,9 @@ class LocalMachine:
         return {"/etc/hosts": hosts}
 
     def _usr(self, root: Path, layers: list[Path]) -> list[Overlay]:
-        """Where the image stands on the machine's own /usr without root: an overlay of its own there.
+        """Overlay at /usr, for an image that stands on the machine's own /usr, without root.
 
-        Its changes lie where those of one overlay would, so that copies need not know.
+        Its changes lie where those of a single overlay would, so that copies need not know.
         """
         if HOST not in self._image.layers or not user_namespace.inside():
             return []
@@ -303,13 +297,12 @@ class LocalMachine:
         return [Overlay(root / "usr", visible, upper, work, content)]
 
     async def stop(self, reason: str, message: str) -> None:
-        """End it for this reason and remove what it changed."""
         if not self._destroying:
             self._died(reason, message)
             await self.destroy()
 
     def _network_lost(self) -> None:
-        """A sandbox without what was promised is none: nothing in it goes on."""
+        """End the sandbox: it lacks a network that it was promised."""
         if not self._destroying:
             self._died("network_lost", "its network process ended")
             with suppress(ProcessLookupError):
@@ -317,21 +310,19 @@ class LocalMachine:
 
 
 class LocalTemplate:
-    """A sandbox's changes as they were, as the topmost layer of an image without a name."""
+    """A copy of a sandbox's changes, as the topmost layer of an image without a name."""
 
-    def __init__(self, shared: Shared, image: Image) -> None:
+    def __init__(self, shared: HostContext, image: StoredImage) -> None:
         self._shared = shared
         self._image = image
         shared.store.hold(image.layers)
 
-    async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
-        """As LocalHost.create."""
+    async def create(self, spec: SandboxSpec, died: Died) -> LocalSandbox:
         return await self._shared.start(self._image, spec, died)
 
     async def size(self) -> int:
-        """Of the copy."""
         return await asyncio.to_thread(tree_size, self._shared.store.layer(self._image.layers[0]))
 
     async def release(self) -> None:
-        """The copy goes with the last sandbox that stands on it."""
+        """Release the copy, which is removed with the last sandbox that uses it."""
         await asyncio.to_thread(self._shared.store.release, self._image.layers)

@@ -1,7 +1,7 @@
-"""Where sealed events are kept: `<archive>/<campaign>/` with segments and the manifests that name them.
+"""The files of an archive: `<archive>/<campaign>/` has segments and the manifests that name them.
 
 A file has the SHA-256 of its bytes in its name and is never changed. A manifest is written last, so a file
-that no manifest names is what a killed run left.
+that no manifest names was left by a killed run.
 """
 
 import hashlib
@@ -21,44 +21,42 @@ from orchard.streams.reader import Arrived
 
 _MANIFEST = re.compile(r"manifest-(\d{20})-(\d+)-([0-9a-f]{64})\.json")
 _LEFT_OVER = timedelta(days=1)
-"""Age at which a file without a manifest belongs to no running archiver any more."""
+"""Age from which a file without a manifest belongs to no running archiver any more."""
 
 
-class Part(NamedTuple):
-    """One manifest of a campaign, as its file's name tells of it."""
+class ArchivePart(NamedTuple):
+    """A manifest of a campaign, as described by its file's name."""
 
     campaign: str
     through: int
     """Sequence up to which the campaign's events are in this part or in earlier ones."""
     removed: int
-    """Events that this part may take out of the stream."""
+    """Number of events that this part lets leave the stream."""
     sha256: str
-    """Of the manifest."""
 
     @property
     def name(self) -> str:
-        """The manifest's file name."""
         return f"manifest-{self.through:020}-{self.removed}-{self.sha256}.json"
 
 
-class Shelf:
+class ArchiveFiles:
     """The files of one archive. Synchronous: async callers use threads."""
 
     def __init__(self, url: str) -> None:
         self.location = Location.parse(url)
 
-    def parts(self, campaign: str | None = None) -> list[Part]:
-        """All parts, or those of one campaign, by campaign and position. Reads no files."""
+    def parts(self, campaign: str | None = None) -> list[ArchivePart]:
+        """List all parts, or those of one campaign, by campaign and position. Reads no files."""
         found = []
         for info in self._listed(campaign):
             directory, _, name = info.path.rpartition("/")
             if match := _MANIFEST.fullmatch(name):
                 through, removed, sha256 = match.groups()
-                found.append(Part(directory.rpartition("/")[2], int(through), int(removed), sha256))
+                found.append(ArchivePart(directory.rpartition("/")[2], int(through), int(removed), sha256))
         return sorted(found)
 
-    def manifest(self, part: Part) -> Manifest:
-        """A verified manifest. Raises ArchiveCorrupt."""
+    def manifest(self, part: ArchivePart) -> Manifest:
+        """Read and verify a manifest. Raises ArchiveCorrupt."""
         data = self._read(part.campaign, part.name)
         if hashlib.sha256(data).hexdigest() != part.sha256:
             raise ArchiveCorrupt(
@@ -79,7 +77,7 @@ class Shelf:
         return manifest
 
     def messages(self, campaign: str, segment: Segment, after: int = 0) -> Iterator[list[Arrived]]:
-        """The messages of a verified segment at sequences over `after`. Raises ArchiveCorrupt."""
+        """Yield the messages of a verified segment at sequences over `after`. Raises ArchiveCorrupt."""
         data = self._read(campaign, segment.path)
         if hashlib.sha256(data).hexdigest() != segment.sha256:
             raise ArchiveCorrupt(
@@ -89,18 +87,20 @@ class Shelf:
         return read_segment(data, after)
 
     def put_segment(self, campaign: str, segment: Segment, data: bytes) -> None:
-        """Store a segment's file, durably."""
+        """Store a segment's file durably."""
         self._write(campaign, segment.path, data)
 
-    def put_manifest(self, manifest: Manifest) -> Part:
-        """Store a manifest, durably: from now on its events are in the archive."""
+    def put_manifest(self, manifest: Manifest) -> ArchivePart:
+        """Store a manifest durably: from then on its events are in the archive."""
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-        part = Part(manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest())
+        part = ArchivePart(
+            manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest()
+        )
         self._write(part.campaign, part.name, data)
         return part
 
     def sweep(self, campaign: str) -> int:
-        """Delete what killed runs left of a campaign more than a day ago; how many files."""
+        """Delete what killed runs left of a campaign more than a day ago; returns the number of files."""
         named = {
             name
             for part in self.parts(campaign)

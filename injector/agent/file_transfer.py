@@ -1,7 +1,7 @@
-"""Contents of files between a file and a connection of this machine, moved by threads.
+"""Copies file contents between a file and a connection in threads.
 
-The event loop sees none of the bytes: in pieces that it passes on to threads and back, most of the time goes
-into who may run next. A thread is kept only while bytes move; who sends or takes nothing waits in the loop.
+The bytes bypass the event loop, where scheduling each piece would cost more than moving it. A thread is held
+only while bytes move; a client that neither sends nor reads waits in the loop.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from aiohttp import web
 
 PIECE = 1 << 20
 PATIENCE = 20
-"""Milliseconds that a thread waits for the other end before it is given back."""
+"""Milliseconds that a thread waits for the other end before it is released."""
 GO_AHEAD = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 async def receive(request: web.Request, size: int, write: Callable[[memoryview], None]) -> None:
-    """Tell the other end to send, and give the `size` bytes to `write`, in a thread.
+    """Send `100 Continue`, then pass `size` bytes of the body to `write`, in a thread.
 
-    An OSError of `write` is raised when all has come: what stayed in the connection would be taken for
-    requests. Raises ConnectionError where not all comes.
+    An OSError of `write` is raised after all bytes have come: what stayed in the connection would be taken
+    for requests. Raises ConnectionError when the body is cut short.
     """
     left, failure = size, None
     buffer = memoryview(bytearray(min(size, PIECE)))
@@ -51,7 +51,7 @@ async def receive(request: web.Request, size: int, write: Callable[[memoryview],
 
 
 async def send(request: web.Request, reply: web.StreamResponse, source: IO[bytes], size: int) -> None:
-    """Answer with the first `size` bytes of a file. Raises ConnectionError where not all goes."""
+    """Respond with the first `size` bytes of a file. Raises ConnectionError when not all can be sent."""
     reply.content_length = size
     await reply.prepare(request)
     await reply.write(b"")  # the head, which else waits for the first piece
@@ -74,7 +74,7 @@ async def send(request: web.Request, reply: web.StreamResponse, source: IO[bytes
 
 @asynccontextmanager
 async def _taken(request: web.Request) -> AsyncIterator[tuple[socket.socket, asyncio.Transport]]:
-    """The request's connection, which the loop does not read meanwhile; any error breaks it off."""
+    """The request's connection, which the loop does not read meanwhile; any error aborts it."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("closed")
@@ -89,7 +89,7 @@ async def _taken(request: web.Request) -> AsyncIterator[tuple[socket.socket, asy
 
 
 async def _until_done(line: socket.socket, wanted: int, move: Callable[[socket.socket], bool]) -> None:
-    """Call `move` in threads, as long as the line lets it, until it is done; then close the line."""
+    """Call `move` in threads, whenever the line is ready, until it returns True; then close the line."""
     loop = asyncio.get_running_loop()
     watch, forget = {
         select.POLLIN: (loop.add_reader, loop.remove_reader),
