@@ -19,9 +19,8 @@ from orchard.actions.session import Session
 from orchard.actions.terminal import console, progress
 from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.calibration import FEW, agreement, plot
+from orchard.pipelines.values.calibration import FEW, AnnotatorAndPolicy, agreement, compared, plot
 from orchard.pipelines.values.calibration import Point as Calibrated
-from orchard.pipelines.values.comparison import Pair, compared
 from orchard.pipelines.values.continuations import Point
 from orchard.pipelines.values.measure import Measurement, PointRefused
 from orchard.pipelines.values.measure import measure as measure_point
@@ -244,7 +243,7 @@ _AGREEMENT = [
 _POINTS = ["rollout", "step", "annotated", "measured", "95 %", "samples"]
 
 
-def _agreement_row(pair: Pair, points: list[Calibrated]) -> tuple[Any, ...]:
+def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[Any, ...]:
     one = agreement(points)
     return (
         pair.annotator,
