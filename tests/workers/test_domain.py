@@ -26,7 +26,7 @@ METADATA = "Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n"
 PACKAGE = {
     "counting-1.0.dist-info/METADATA": METADATA,
     "counting-1.0.dist-info/entry_points.txt": "[orchard.worker_domains]\ncounting = counting:DOMAIN\n",
-    "counting/prompts/system.md": "Count with the tool `add`.",
+    "counting/prompts/system.txt": "Count with the tool `add`.",
     "counting/__init__.py": """
 from orchard.plugins import WorkerDomain
 
@@ -48,7 +48,7 @@ from pathlib import Path
 
 from orchard.plugins import ExitStatus, Harness, HarnessResult
 
-SYSTEM = (Path(__file__).parent / "prompts" / "system.md").read_text()
+SYSTEM = (Path(__file__).parent / "prompts" / "system.txt").read_text()
 
 
 class Loop(Harness):
@@ -217,7 +217,7 @@ async def test_a_worker_runs_a_domain_that_it_has_never_heard_of(
 
 
 @pytest.mark.parametrize(
-    "file", ["loop.py", "world.py", "prompts/system.md", "../counting-1.0.dist-info/METADATA"]
+    "file", ["loop.py", "world.py", "prompts/system.txt", "../counting-1.0.dist-info/METADATA"]
 )
 def test_the_fingerprint_of_a_harness_covers_the_files_and_the_version_of_its_domain(
     site: Path, file: str
