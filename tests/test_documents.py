@@ -181,7 +181,8 @@ def test_make_targets_and_modules_exist(page: Path) -> None:
 
 FILE = re.compile(r"(?<![\w/.<*-])((?:[\w.-]+/)*[\w-][\w.-]*\.md)\b")
 PLACE = re.compile(
-    r"(?<![\w/.<-])((?:schemas|streams|storage|injector|workers|pipelines|infra)/[\w./-]+\w|docs/[\w./-]+\.(?:json|png))"
+    r"(?<![\w/.<-])((?:schemas|streams|storage|injector|workers|pipelines|infra|tests/\w+)/[\w./-]*\w(?![\w*])"
+    r"|docs/[\w./-]+\.(?:json|png))"
 )
 DECISION = re.compile(r"\bdecisions? (\d+)")
 MODULE = re.compile(
