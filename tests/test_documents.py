@@ -275,8 +275,13 @@ def test_the_glossary_names_classes_that_exist() -> None:
 
 def test_the_glossary_has_every_cause_of_an_abort_once() -> None:
     section = (ROOT / "docs" / "concepts.md").read_text().partition("## Causes of an abort")[2]
-    groups = re.findall(r"^\| (?:infrastructure|environment|user) \| ([^|]+) \|", section, re.MULTILINE)
+    groups = re.findall(r"^\| (?:infrastructure|environment|user)[^|]* \| ([^|]+) \|", section, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(groups))) == sorted(AbortCause)
+
+
+def test_recover_has_a_remedy_for_every_cause_of_an_abort() -> None:
+    page = (ROOT / "docs" / "how-to" / "recover.md").read_text()
+    assert set(AbortCause) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 # --- troubleshooting -----------------------------------------------------------------------------
