@@ -32,7 +32,7 @@ from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.storage.reader import open_tables
 from orchard.workers.episode.comparing import Divergence, Executed, compare, output_sha256, timeless
 from orchard.workers.episode.machine import CommandOutcome
-from orchard.workers.episode.message_tree import Totals
+from orchard.workers.episode.totals import Totals
 from orchard.workers.harnesses.bash_loop import format_errors_at_end
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author, llm_call
