@@ -50,6 +50,23 @@ async def test_a_task_is_proven_by_playing_it_and_one_that_cannot_be_done_is_rej
     assert rejected.reason == "gold_does_not_resolve" and "pink elephant" in rejected.detail
 
 
+async def test_a_task_whose_settings_are_of_no_site_is_rejected_and_stops_no_other(tmp_path: Path) -> None:
+    [good] = synthesize(3, 1, sites=("tiny",))
+    assert isinstance(good.grading, PluginGrading)
+
+    def bad(name: str, **settings: object) -> Task:
+        changed = msgspec.structs.replace(good.grading, settings={**good.grading.settings, **settings})
+        return msgspec.structs.replace(good, task_id=name, grading=changed)
+
+    wrong = [bad("no-site", site={"name": "nowhere"}), bad("other-records", records={"orders": [1]})]
+    async with AsyncSandboxClient("http://127.0.0.1:9") as client:  # records need no sandbox
+        validator = Validator(client, BlobStore(str(tmp_path / "store")))
+        verdicts = {each.event.task_id: each.event async for each in validator.many([*wrong, good])}
+    assert isinstance(verdicts[good.task_id], TaskValidated)
+    rejected = {name: event.reason for name, event in verdicts.items() if isinstance(event, TaskRejected)}
+    assert rejected == {"no-site": "invalid", "other-records": "no_verdict"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 async def test_every_kind_of_task_is_played_to_its_end(
