@@ -283,7 +283,7 @@ async def test_an_annotator_that_is_killed_costs_nothing(
     pipeline: Any, teacher: Any, nats_server: EmbeddedServer
 ) -> None:
     await unresolved(pipeline, Author())
-    await declare(pipeline.connection, NatsSettings(ack_wait=2.0), [QUEUE])
+    await declare(pipeline.connection, NatsSettings(ack_wait=2.0, heartbeat=0.5), [QUEUE])
     teacher.replies.append(GOOD)
     teacher.open.clear()
     with open_tables(pipeline.store) as tables:
