@@ -31,16 +31,17 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.keeper import keep
-from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.domains.gui.browser.pool import Browsers, browsers
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)

@@ -4,7 +4,11 @@ Whatever a model does ends in an ExitStatus. Whatever our side does wrong raises
 typed cause, at the boundary where it happened, and passes untouched through harness and grader.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from orchard.schemas.outcomes import AbortCause
+from orchard.storage.errors import StorageError
 from orchard.streams.errors import AwaitsEndpoint
 from orchard.workers.masking import masked
 
@@ -77,3 +81,13 @@ class LimitExceeded(EndedUnderCommand):
 class NotWritable(InfrastructureError):
     """A file cannot be written to its place in the sandbox: a directory, a pipe, a link to nowhere or no room
     is there. Whose doing it is depends on who was there before: in an agent's sandbox it is the model's."""
+
+
+@contextmanager
+def storing(what: str = "") -> Iterator[None]:
+    """Raises InfrastructureError (STORE_FAILED), which names `what`, where the store fails in the block."""
+    try:
+        yield
+    except StorageError as error:
+        detail = f"{what}: {error}" if what else str(error)
+        raise InfrastructureError(AbortCause.STORE_FAILED, detail) from error

@@ -20,7 +20,7 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests

@@ -19,7 +19,7 @@ from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
 from orchard.terminal.console import console
-from orchard.workers.harnesses import get_harness
+from orchard.workers.harnesses import built_in_names, get_harness
 from orchard.workers.harnesses.programs.archive import packed
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.installing import install
@@ -123,7 +123,7 @@ def show(context: typer.Context, name: Annotated[str, typer.Argument(help="Of th
 
 
 def _programs() -> list[Program]:
-    plugged = (get_harness(name) for name in names(Kind.HARNESS))
+    plugged = [get_harness(name) for name in names(Kind.HARNESS) if name not in built_in_names()]
     return [*PROGRAMS, *(each.program for each in plugged if isinstance(each, ProgramHarness))]
 
 

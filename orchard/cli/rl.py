@@ -278,7 +278,7 @@ def what_if_command(
 
         orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16
     """
-    from orchard.pipelines.rl.log_pools import graded_pools
+    from orchard.pipelines.rl.what_if import graded_pools
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:

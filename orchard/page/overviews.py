@@ -33,7 +33,8 @@ class Overviews:
     def __init__(self, site: "PageSite") -> None:
         self._site = site
         self._evaluations: dict[str, tuple[int, Evaluation]] = {}
-        """Evaluations by campaign, with the sequence that they were read at: reading and drawing many cells takes a while."""
+        """Evaluations by campaign, with the sequence that they were read at: reading and drawing many cells
+        takes a while."""
 
     def register(self, app: web.Application) -> None:
         """Add the routes."""

@@ -22,14 +22,15 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers import harnesses, plugins
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.discovery import load
 from orchard.workers.episode.settings import WorkerSettings
 from orchard.workers.episode.standby import Standby, standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings
 
 ALL = ["all"]
 """Every kind of request."""

@@ -20,7 +20,7 @@ from orchard.streams.consumer import ClaimedRequest, RetryPolicy
 from orchard.streams.entries import Place, QueueEntry, entry
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.failures import InfrastructureError
 

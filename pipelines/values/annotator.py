@@ -33,9 +33,11 @@ from orchard.streams.consumer import ClaimedRequest, RetryPolicy
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import MessageTooLarge
 from orchard.streams.publisher import Publisher
-from orchard.workers.episode.message_tree import Totals, used_by
+from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.annotator")
 

@@ -26,10 +26,11 @@ from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.streams.shifts import Shift, share_of
 from orchard.streams.tasks import end
 from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.openings import cancelled
 from orchard.workers.attempts.refused import Refusals
 from orchard.workers.attempts.retries import ROLLOUTS, Abort, after_failure
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.task_reading import NewerTask
 from orchard.workers.episode.settings import WorkerSettings as WorkerSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError

@@ -18,7 +18,7 @@ from orchard.schemas.tasks import Task
 from orchard.streams.claims import Claims
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
 from orchard.workers.llm.settings import EndpointSettings

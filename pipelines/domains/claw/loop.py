@@ -42,11 +42,12 @@ from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine, classified
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.synthesis")
 

@@ -22,8 +22,9 @@ from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
 from orchard.workers.llm import resting
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.oracle.server import OracleServer
 from tests.entries import named
 from tests.killing import killed_in_the_middle

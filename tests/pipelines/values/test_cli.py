@@ -13,7 +13,7 @@ from orchard.pipelines.values.requests import Asking
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.settings import NatsSettings
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author

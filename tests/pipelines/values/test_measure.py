@@ -29,7 +29,7 @@ from orchard.streams.reading import bounds
 from orchard.streams.settings import NatsSettings
 from orchard.terminal.console import reporting
 from orchard.workers.episode.sandboxes import SandboxSettings
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
 from tests.pipelines.values.measured_world import GONE, SUBMIT, TASK, Policy, World, without_forks
 from tests.sandbox_service import LocalService

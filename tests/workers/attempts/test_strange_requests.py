@@ -26,8 +26,9 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.keeper import keep
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.llm.client import ModelClient

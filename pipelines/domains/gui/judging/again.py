@@ -33,7 +33,7 @@ from orchard.streams.entries import Place, QueueEntry, entry
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.domains.gui.evidence import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchard.workers.episode.patch_policy import (
+from orchard.workers.domains.swe.patch_policy import (
     ABSENT,
     FILE,
     LINK,
