@@ -14,11 +14,11 @@ from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_request
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
+from orchard.streams.connection import connect
 from orchard.streams.consumer import Consumer
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.shifts import Shift
-from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
 from orchard.workers.llm import resting
@@ -284,7 +284,6 @@ async def test_an_annotator_that_is_killed_costs_nothing(
     pipeline: Any, teacher: Any, nats_server: EmbeddedServer
 ) -> None:
     await unresolved(pipeline, Author())
-    await declare(pipeline.connection, NatsSettings(ack_wait=2.0, heartbeat=0.5), [QUEUE])
     teacher.replies.append(GOOD)
     teacher.open.clear()
     with open_tables(pipeline.store) as tables:
@@ -303,5 +302,8 @@ async def test_an_annotator_that_is_killed_costs_nothing(
     }
     await killed_in_the_middle(("values", "worker"), environment, begun())
     teacher.open.set()
-    assert len(await run(pipeline, teacher.url, Asking(model="judge"), 1)) == 1
+    short = NatsSettings(ack_wait=2.0, heartbeat=0.5)
+    async with connect(short, name="second", url=nats_server.url) as connection:
+        pipeline.connection = connection
+        assert len(await run(pipeline, teacher.url, Asking(model="judge"), 1)) == 1
     assert rows(pipeline, "select count(*) from values") == [(1,)] and len(teacher.asked) == 2
