@@ -123,10 +123,13 @@ def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: Judge
 
 
 def verdict_key(request: JudgeRequest) -> str:
-    """What tells a rollout and its judge from all others: part of the verdict's id, and of the request's
-    place on the queue."""
-    who = [request.protocol, request.prompt_hash, request.model.name, request.model.endpoint]
-    return f"{request.rollout_id}-{request.attempt}-{digest(who, 12)}"
+    """What tells a rollout and its judge from all others, on the queue and among the answers."""
+    return digest([request.rollout_id, request.attempt, _judge_mark(request)])
+
+
+def _judge_mark(request: JudgeRequest) -> str:
+    """Digest of protocol, prompts and model, in event ids."""
+    return digest([request.protocol, request.prompt_hash, request.model.name, request.model.endpoint], 12)
 
 
 def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
@@ -243,18 +246,17 @@ class OutcomeJudge:
         return _submission(request, self._blobs), task.statement
 
     async def _publish(self, request: JudgeRequest, data: msgspec.Struct, name: str) -> None:
-        key = verdict_key(request)
-        mark = key.rpartition("-")[2]
         event = make_event(
             data,
-            id=f"{request.rollout_id}.{request.attempt}.judged.{mark}{name}",
+            id=f"{request.rollout_id}.{request.attempt}.judged.{_judge_mark(request)}{name}",
             source=SOURCE,
             campaign=request.campaign,
             rollout_id=request.rollout_id,
             attempt=request.attempt,
-            causation_id=answering(QUEUE.kind, key) if isinstance(data, JudgeRuled) else None,
         )
         if isinstance(data, JudgeRuled):
+            cause = answering(QUEUE.kind, verdict_key(request))
+            event = msgspec.structs.replace(event, causation_id=cause)
             await self._publisher.terminal(event, request.fence)
         else:
             await self._publisher.event(event)
