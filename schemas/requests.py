@@ -158,6 +158,7 @@ def read_judge_request(body: bytes) -> JudgeRequest:
         _campaign(request.campaign)
         _name("rollout_id", request.rollout_id)
         _name("protocol", request.protocol)
+        _name("prompt_hash", request.prompt_hash)
         _check_model(request.model)
         _check_blob("task", request.task)
         if request.submission_blob is not None:

@@ -109,13 +109,8 @@ class Run:
         """The accepted tasks, in the order of their slots; they are in the registry then. `claims` are of
         `queue_of` the run."""
         await self._recall()
-        consumer = Consumer(
-            claims,
-            DeadLetters(self.connection),
-            {claims.queue.kind: self},
-            slots=self.wanted.slots,
-            shutdown_seconds=0.0,
-        )
+        handlers = {claims.queue.kind: self}
+        consumer = Consumer(claims, DeadLetters(self.connection), handlers, slots=self.wanted.slots)
         async with asyncio.TaskGroup() as group:
             group.create_task(consumer.run())
             while True:
@@ -209,6 +204,8 @@ class Run:
     async def _step(self, request: SynthesisRequest) -> None:
         if request.step is Step.PROPOSE:
             await self._proposed(request)
+        elif self._slots.setdefault(request.slot, _Slot()).ended is not None:
+            return  # this request has come before
         elif request.step is Step.SOLVE:
             await self._solved(request)
         else:
