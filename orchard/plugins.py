@@ -9,7 +9,11 @@ import msgspec
 
 from orchard.injector.backend import Backend
 from orchard.pipelines.datasets.exporters.interface import Exporter, Record
+from orchard.pipelines.datasets.importing import Foreign, LayoutReader
 from orchard.pipelines.datasets.rows import Row
+from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
+from orchard.pipelines.tasks.proof import Proven, Refuted
+from orchard.pipelines.tasks.proving import ProofContext
 from orchard.pipelines.tasks.sources import TaskSource
 from orchard.pipelines.values.judges import Judge
 from orchard.pipelines.values.replies import BadReply, Fault, Reading
@@ -17,11 +21,13 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, WorldUse
+from orchard.workers.domain import WorkerDomain
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
 from orchard.workers.episode.worlds import Opening, OpenWorld, World
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Grader, Judgement
+from orchard.workers.graders.judgement import Judgement
+from orchard.workers.graders.plugin import Grader
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     FileSubmission,
@@ -44,12 +50,14 @@ __all__ = [
     "Exporter",
     "Fault",
     "FileSubmission",
+    "Foreign",
     "Grader",
     "Harness",
     "HarnessResult",
     "InfrastructureError",
     "Judge",
     "Judgement",
+    "LayoutReader",
     "Machine",
     "McpClient",
     "NpmBinary",
@@ -57,21 +65,28 @@ __all__ = [
     "Opening",
     "OwnFiles",
     "Picture",
+    "PipelineDomain",
     "PluginError",
     "PluginGrading",
     "Program",
     "ProgramHarness",
+    "ProofContext",
+    "Proven",
     "PythonPackages",
     "Reading",
     "Record",
+    "Refuted",
+    "ReleasedLayout",
     "Reward",
     "Row",
     "SWETests",
     "StateCheck",
     "SuppliedFiles",
     "Task",
+    "TaskKind",
     "TaskSource",
     "ToolCall",
+    "WorkerDomain",
     "World",
     "WorldUse",
     "graded_by",

@@ -5,6 +5,7 @@ import asyncio
 import gc
 import logging
 import os
+import pkgutil
 import resource
 import secrets
 import signal
@@ -12,7 +13,10 @@ import socket
 import ssl
 import sys
 import uuid
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -25,8 +29,7 @@ from orchard.injector.orchestrator import deadlines, limits
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
 from orchard.injector.orchestrator.origins import is_loopback
-from orchard.schemas import plugins
-from orchard.schemas.plugins import Kind, PluginError
+from orchard.schemas.plugins import GUIDE, Kind, PluginError
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
 ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
@@ -165,8 +168,7 @@ def _backend(options: argparse.Namespace) -> Backend:
     if options.backend in LOCAL:
         return LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
     if options.backend != "kubernetes":
-        made: Backend = plugins.need(Kind.BACKEND, options.backend, [*LOCAL, "kubernetes"])(options.state)
-        return made
+        return _plugged(options.backend)(options.state)
     secret = os.environ.pop(options.agent_secret_env, "")
     if len(secret) < SECRET_LENGTH:
         raise SandboxRequestInvalid(
@@ -180,6 +182,25 @@ def _backend(options: argparse.Namespace) -> Backend:
 
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     return KubernetesBackend(load(options.kubernetes_settings), secret.encode(), identity)
+
+
+def _plugged(name: str) -> Callable[[Path | None], Backend]:
+    """Makes the backend at `module:attribute`, or of the entry point of that name. Raises PluginError."""
+    entries = {entry.name: entry.value for entry in entry_points(group=f"orchard.{Kind.BACKEND}")}
+    reference = name if ":" in name else entries.get(name)
+    if reference is None:
+        known = ", ".join([*LOCAL, "kubernetes", *sorted(entries)])
+        raise PluginError(f"there is no plug-in {name!r} among the backends ({known}): see {GUIDE}")
+    try:
+        made: Any = pkgutil.resolve_name(reference)
+        made = made() if isinstance(made, type) else made
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise PluginError(f"the backend {name!r} ({reference}) cannot be loaded: {what}") from error
+    if not callable(made):
+        raise PluginError(f"the backend {name!r} ({reference}) cannot be called: see {GUIDE}")
+    make: Callable[[Path | None], Backend] = made
+    return make
 
 
 async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loopback: bool) -> None:

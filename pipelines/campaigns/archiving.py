@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.pipelines.campaigns.ending import open_in_queues
-from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
@@ -38,6 +37,13 @@ LOOK_SECONDS = 600.0
 """Between two looks for campaigns that have been closed for long enough."""
 
 log = logging.getLogger(__name__)
+
+
+class _PlannedSteps(msgspec.Struct, frozen=True):
+    """What is read of the plan of a reinforcement-learning run."""
+
+    steps: int
+    """Optimizer steps, each of which makes a policy."""
 
 
 class CampaignProgress(NamedTuple):
@@ -211,7 +217,7 @@ class Archiving:
         if progress.plan_sha256 is not None:
             # A blob's name is its hash; its size is not in the tables.
             raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=progress.plan_sha256, size=0))
-            steps = msgspec.json.decode(raw, type=RunPlan).steps
+            steps = msgspec.json.decode(raw, type=_PlannedSteps).steps
         reason = open_because(progress, record, steps)
         if reason or record is None or record.state is not CampaignState.CANCELLED:
             return reason

@@ -26,7 +26,7 @@ from orchard.schemas.identity import digest
 from orchard.storage.delta import StoreTable
 from orchard.storage.location import Location
 from orchard.storage.tables import PROGRESS, SCHEMAS
-from orchard.workers.harnesses.orchard_bash_prompts import SYSTEM, TASK
+from orchard.workers.domains.swe.harnesses.orchard_bash_prompts import SYSTEM, TASK
 
 TURNS = 47
 BYTES = 22_000

@@ -11,7 +11,7 @@ from orchard.pipelines.domains.gui.judging.again import read_episodes
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.outcomes import ExitStatus
-from orchard.schemas.plugins import PluginSettings, configure
+from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.reader import open_tables
 from orchard.streams.server import EmbeddedServer
@@ -20,7 +20,8 @@ from orchard.workers.episode.pictures import read_picture
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm import resting
-from tests.attempts_world import Script, World, world
+from orchard.workers.plugins import configure
+from tests.attempts_world import QUICK_RETRIES, Script, World, world
 from tests.sandbox_service import LocalService
 
 SCREEN = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000020000000108020000007b40e8dd")
@@ -73,7 +74,7 @@ class Judge(Script):
 async def place(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     configure(PluginSettings(harnesses={"clicker": f"{__name__}:Clicker"}), tmp_path)
     service = LocalService(tmp_path / "state")
     async with (
