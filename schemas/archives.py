@@ -15,7 +15,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sha256: str
     """Of the file."""
     content_sha256: str
-    """Of the messages, however they are encoded: see `orchard.storage.archive.segments.Content`."""
+    """Of the messages, however they are encoded: see `orchard.storage.archive.segments.ContentDigest`."""
     first_sequence: int
     last_sequence: int
     events: int

@@ -19,8 +19,8 @@ from orchard.streams.replay import arrivals, events_at
 class PartWriter:
     """One part of one campaign, while it is written to the archive."""
 
-    def __init__(self, shelf: ArchiveFiles, campaign: str, listing: EventListing) -> None:
-        self._shelf, self._campaign, self._listing = shelf, campaign, listing
+    def __init__(self, files: ArchiveFiles, campaign: str, listing: EventListing) -> None:
+        self._files, self._campaign, self._listing = files, campaign, listing
         self._writer = SegmentWriter()
         self._segments: list[Segment] = []
         self._subjects: Counter[str] = Counter()
@@ -49,7 +49,7 @@ class PartWriter:
         if self._writer.events:
             self._close_segment()
         sequences = self._listing.sequences
-        return self._shelf.put_manifest(
+        return self._files.put_manifest(
             Manifest(
                 campaign=self._campaign,
                 after=self._listing.after,
@@ -75,7 +75,7 @@ class PartWriter:
 
     def _close_segment(self) -> None:
         segment, data = self._writer.finish()
-        self._shelf.put_segment(self._campaign, segment, data)
+        self._files.put_segment(self._campaign, segment, data)
         self._segments.append(segment)
         self._writer = SegmentWriter()
 

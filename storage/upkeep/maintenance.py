@@ -91,13 +91,13 @@ async def rebuild_events(
     StoreBusy.
     """
     location = Location.parse(store_url)
-    shelf = ArchiveFiles(archive_url(store_url, archive))
+    archive_files = ArchiveFiles(archive_url(store_url, archive))
     with writer_lock(location):
         files = _Files(location, EVENTS)
         whole, watermark = _held_events(location)
         last = (await bounds(connection, names.EVENTS)).last
         reached = 0
-        async with aclosing(whole_log(connection, shelf, 1, until=last)) as batches:
+        async with aclosing(whole_log(connection, archive_files, 1, until=last)) as batches:
             async for piece in side_by_side(batches, location, whole):
                 for different in piece.differences():
                     raise _differs(piece, different, last)
