@@ -5,7 +5,7 @@ import msgspec
 MANIFEST_VERSION = 1
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchiveSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One Parquet file of sealed messages, in the order of the stream."""
 
     path: str
@@ -21,7 +21,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     events: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that one part of a campaign's archive holds.
 
     It has every event that the stream held on the campaign's own subjects at sequences over `after` and up to
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of payloads."""
     subjects: dict[str, int]
     """Events by subject; a shard or an id in it is `*`."""
-    segments: tuple[Segment, ...]
+    segments: tuple[ArchiveSegment, ...]
     version: int = MANIFEST_VERSION
 
 

@@ -119,6 +119,19 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tasks) * len(self.harnesses) * len(self.models) * self.samples
 
 
+class EvaluationPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign was submitted as an evaluation. Its outcomes are the rollouts' own events."""
+
+    suite: BlobRef
+    """The settings, as JSON."""
+    task_sets: dict[str, str]
+    """Source of tasks to the name of the set that they are in; a set is of one source."""
+    k: tuple[int, ...]
+    """The k of pass@k and pass^k that are reported."""
+    arms: dict[str, str] | None = None
+    """Model to the arm that it is a replicate of; None in events from before there were arms."""
+
+
 def check_cap(usd: float | None) -> None:
     """Raise ValueError for a cap that is none."""
     if usd is not None and not 0.0 < usd < math.inf:

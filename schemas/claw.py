@@ -121,7 +121,7 @@ class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
     returncode: int
 
 
-class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+class ClawBundle(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rollout is graded by, and nothing else: the submission of the domain.
 
     `audit`, `state` and `messages` are the worker's record; `snapshot` and `commands` are taken from the
@@ -179,7 +179,7 @@ class ServiceCalled(msgspec.Struct, frozen=True, kw_only=True):
     """It took."""
 
 
-BUNDLES = msgspec.json.Decoder(Bundle)
+BUNDLES = msgspec.json.Decoder(ClawBundle)
 
 
 def is_bundle(submission: str) -> bool:

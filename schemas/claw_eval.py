@@ -19,7 +19,7 @@ WORKSPACE_SERVER = "claw_eval/sandbox/server.py"
 """In `src` of the checkout: executes the tools on the workspace, inside the agent's sandbox."""
 
 
-class Checkout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClawEvalCheckout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What of the checkout a task needs, as archives (tar, gzip) whose paths are those in the checkout."""
 
     shared: BlobRef
@@ -56,7 +56,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ClawEvalWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The services and files of one task: settings of the world `claw-eval`."""
 
-    checkout: Checkout
+    checkout: ClawEvalCheckout
     services: tuple[MockService, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     """OpenAI tools of the services."""
@@ -81,7 +81,7 @@ class ClawEvalWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ClawEvalTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How such a task is judged: settings of the grader `claw-eval`."""
 
-    checkout: Checkout
+    checkout: ClawEvalCheckout
     local_grader_files: tuple[str, ...] = ()
     """Files of the task's directory that the grader is given beside the snapshot."""
     timeout_seconds: float = 120.0

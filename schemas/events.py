@@ -14,11 +14,10 @@ import msgspec
 
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import CampaignState, RolloutRequest
+from orchard.schemas.campaigns import CampaignState, EvaluationPlanned, RolloutRequest
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.decoding import Unreadable, decode, decode_whole
-from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from orchard.schemas.images import Image
-from orchard.schemas.sites import Site
+from orchard.schemas.messages import Image
+from orchard.schemas.sites import SiteSpec
 
 DOMAIN = "gui"
 """Name of the domain."""
@@ -42,7 +42,7 @@ class GuiWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     start_url: str
     """Where the browser is when the agent begins: http or https."""
-    site: Site | None = None
+    site: SiteSpec | None = None
     """A generated site, which the worker serves; None: the live web."""
     block_network: bool = True
     """Whether the sandbox has no network. The site of a task is reached all the same."""

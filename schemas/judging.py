@@ -8,7 +8,7 @@ import msgspec
 from orchard.schemas.llm_calls import ModelKind, Usage
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a judge decided."""
 
     score: float

@@ -13,8 +13,8 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.identity import check_name, rollout_id
-from orchard.schemas.newer import known_part
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
+from orchard.schemas.unknown_fields import known_part
 from orchard.schemas.values import AnnotationRequest
 
 LONGEST = 31 * 86400.0

@@ -21,7 +21,7 @@ Records = dict[str, Any]
 """What a site knows happened, as plain JSON."""
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SiteSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a site is made from."""
 
     name: SiteName
@@ -35,7 +35,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What is wrong with it."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ExpectedAnswer(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The exact answer to a task that asks for one."""
 
     value: str
@@ -44,14 +46,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Wrong answers of the same kind: an answer that also names one of these is wrong."""
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SiteGrading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a task on a site is graded: settings of the grader `sites`."""
 
-    site: Site
+    site: SiteSpec
     goal: str
     """Kind of the task, such as `shop.buy`."""
     records: Records
     """The site's records when the task is done, and nothing beside it. Of a task that only asks: the records
     at the beginning."""
-    answer: Answer | None = None
+    answer: ExpectedAnswer | None = None
     """None: any answer will do."""

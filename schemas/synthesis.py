@@ -9,7 +9,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.llm_calls import ModelKind
 
 
-class Step(StrEnum):
+class SynthesisAction(StrEnum):
     """What was done."""
 
     PROPOSE = "propose"
@@ -66,7 +66,7 @@ class SynthesisRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     seed: int
-    step: Step
+    step: SynthesisAction
     """PROPOSE (of `count` slots), WRITE, REFINE or SOLVE."""
     slot: int
     """Of the run, from 0; of PROPOSE the first."""
@@ -88,7 +88,7 @@ class SynthesisStep(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run, from 0."""
     turn: int
     """Times that the author had refined it."""
-    step: Step
+    step: SynthesisAction
     """What was done."""
     check: Check | None = None
     """What caught a mistake in it; None where nothing did."""
@@ -111,7 +111,7 @@ class SynthesisStep(msgspec.Struct, frozen=True, kw_only=True):
     """Of ACCEPT."""
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReferenceCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One call of a reference solution."""
 
     tool: str

@@ -11,10 +11,10 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.endpoints import EndpointBook
+from orchard.streams.enqueue import EnqueueResult, enqueue_all
 from orchard.streams.entries import released_subject
 from orchard.streams.errors import NameReused, TopologyError
-from orchard.streams.placing import Verdict, place_all
-from orchard.streams.publish import Message
+from orchard.streams.publish import OutgoingMessage
 from orchard.streams.reading import delete_message
 from orchard.streams.records import StoredMessage
 
@@ -70,14 +70,14 @@ class Releases:
         async for batch in messages_of(self._connection, names.LATER, names.LATER_SUBJECTS):
             waiting = [message for message in batch if self._may_go(message)]
             try:
-                placed = await place_all(self._connection, names.WORK, [_due(one) for one in waiting])
+                placed = await enqueue_all(self._connection, names.WORK, [_due(one) for one in waiting])
             except NameReused as error:
                 log.error("requests that wait for an endpoint come back at their own times: %s", error)
                 continue
             gone = [
                 message
                 for message, one in zip(waiting, placed, strict=True)
-                if one.verdict not in (Verdict.FULL, Verdict.OCCUPIED)
+                if one.result not in (EnqueueResult.FULL, EnqueueResult.OCCUPIED)
             ]
             released += len(gone)
             for start in range(0, len(gone), _AT_ONCE):
@@ -93,9 +93,9 @@ class Releases:
         return key is not None and key not in self._resting
 
 
-def _due(message: StoredMessage) -> Message:
+def _due(message: StoredMessage) -> OutgoingMessage:
     """The request as it is claimed."""
-    return Message(
+    return OutgoingMessage(
         subject=released_subject(message.subject),
         payload=message.data,
         id=message.headers.get(names.ORIGINAL_ID, ""),

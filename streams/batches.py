@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import TopologyError
-from orchard.streams.publish import NobodyListens, Trial
+from orchard.streams.publish import NobodyListens, PublishRetry
 from orchard.streams.records import StoredMessage, nanoseconds
 from orchard.streams.tasks import waited
 
@@ -52,7 +52,7 @@ async def messages_of(
 
 
 async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
-    return await Trial(connection).until(stream, lambda: _ask_once(connection, stream, wanted))
+    return await PublishRetry(connection).until(stream, lambda: _ask_once(connection, stream, wanted))
 
 
 async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:

@@ -13,7 +13,7 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict, CampaignUnreadable, WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.reading import last_message, subjects
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class CampaignBook:
 
     async def _put(self, name: str, record: CampaignRecord, revision: int, conflict: str) -> int:
         """The id is new for every call and the same for its repeats, so that a lost answer is no conflict."""
-        message = Message(
+        message = OutgoingMessage(
             subject=names.CAMPAIGNS_PREFIX + check_name(name),
             payload=msgspec.json.encode(record),
             id=uuid4().hex,

@@ -39,7 +39,7 @@ class Pending(NamedTuple):
     future: asyncio.Future[Msg]
 
 
-class Seen(NamedTuple):
+class SeenEvent(NamedTuple):
     """An event as a process has seen it in the stream, confirmed or read."""
 
     sequence: int
@@ -61,13 +61,13 @@ class Connection:
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
         self.held = ""
-        """Why nothing is published until somebody acts, as a sentence (`streams.guard`); empty when all is
-        well."""
+        """Why nothing is published until somebody acts, as a sentence (`streams.stream_check`); empty when
+        all is well."""
         self.waiting = ""
         """Why nothing is published for a moment, as a sentence."""
         self.full = ""
         """Why nothing is claimed just now, as a sentence; empty when there is room."""
-        self.newest: Seen | None = None
+        self.newest: SeenEvent | None = None
         """The event of the highest sequence that this process has seen; by it the guard knows the stream."""
         self.guarded = False
         """Whether a guard decides when a new connection is ready."""
@@ -106,7 +106,7 @@ class Connection:
     def saw(self, sequence: int, payload: bytes) -> None:
         """Remember an event of the stream if it is the newest so far."""
         if self.newest is None or sequence > self.newest.sequence:
-            self.newest = Seen(sequence, payload)
+            self.newest = SeenEvent(sequence, payload)
 
     async def ready(self, timeout: float, *, to_read: bool = False) -> None:
         """Wait until connected and, except for reading, until the guard lets publishes pass.

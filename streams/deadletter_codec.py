@@ -7,7 +7,7 @@ import msgspec
 
 from orchard.schemas.identity import digest
 from orchard.streams import names
-from orchard.streams.publish import Message
+from orchard.streams.publish import OutgoingMessage
 from orchard.streams.records import StoredMessage, whole_number
 
 _STREAM = "Orchard-Stream"
@@ -53,7 +53,7 @@ class DeadLetter(Dead, frozen=True, kw_only=True):
     time: datetime
 
 
-def letter(dead: Dead, limit: int) -> Message:
+def letter(dead: Dead, limit: int) -> OutgoingMessage:
     """The message that records a dead request: one, however often it is sent.
 
     `limit` is the server's for a message, in bytes. A body that leaves no room for the evidence is cut, and
@@ -61,7 +61,7 @@ def letter(dead: Dead, limit: int) -> Message:
     """
     room, size = limit - _EVIDENCE_BYTES, len(dead.body)
     cut = f" (of its {size} bytes the first {room} are kept)" if size > room else ""
-    return Message(
+    return OutgoingMessage(
         subject=names.dead_subject(dead.stream, dead.name),
         payload=dead.body[:room],
         id=f"dead-{dead.name}",

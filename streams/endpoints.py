@@ -17,7 +17,7 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.reading import last_message, server_time
 from orchard.streams.records import StoredMessage
 
@@ -100,7 +100,7 @@ class EndpointBook:
         return await self._put(subject, refused, revision, KEPT_SECONDS)
 
     async def _put(self, subject: str, record: msgspec.Struct, revision: int, seconds: int) -> bool:
-        message = Message(
+        message = OutgoingMessage(
             subject=subject,
             payload=msgspec.json.encode(record),
             id=uuid4().hex,

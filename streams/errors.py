@@ -17,7 +17,7 @@ class NatsUnreachable(StreamsError):
 
 class StreamHeld(NatsUnreachable):
     """The server is there, but its stream of events must not be written to: it has lost events, or its limits
-    let it drop some. See `orchard.streams.guard`."""
+    let it drop some. See `orchard.streams.stream_check`."""
 
 
 class EventsForgotten(StreamsError):

@@ -1,7 +1,7 @@
 """Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
+from orchard.schemas.replay_pointers import pointer_subject
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.schemas.trails import trail_subject
 
 WORK = "ORCHARD_WORK"
 """Requests that can be claimed now."""
@@ -29,7 +29,7 @@ HEALTH = "ORCHARD_HEALTH"
 HEALTH_AGE = 3600.0
 """Seconds that the report of a silent process is kept."""
 GUARD = "ORCHARD_GUARD"
-"""The last damage of EVENTS that any process has found (`streams.marks`)."""
+"""The last damage of EVENTS that any process has found (`streams.guard_messages`)."""
 CHECKED = "ORCHARD_CHECKED"
 """Whether EVENTS was checked since the server was started, in memory."""
 
@@ -41,7 +41,7 @@ HEALTH_SUBJECTS = "orchard.health.>"
 EVENT_SUBJECTS = f"{EVENTS_PREFIX}.>"
 DAMAGED = "orchard.guard.damaged"
 CHECKED_SUBJECT = "orchard.guard.checked"
-TRAIL_SUBJECTS = trail_subject(">")
+TRAIL_SUBJECTS = pointer_subject(">")
 MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"
 

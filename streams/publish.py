@@ -46,7 +46,7 @@ UNSETTLED = 10008
 """JetStream's answer while the servers of a cluster choose who leads: worth another try."""
 
 
-class Message(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """What is to be stored. `expected` is the last sequence the subject must have (compare-and-set). With an
     empty `id` repeats are not recognized."""
 
@@ -74,7 +74,7 @@ class _Answer(msgspec.Struct):
     error: ApiError | None = None
 
 
-class Fate(NamedTuple):
+class PublishResult(NamedTuple):
     """What became of one message."""
 
     sequence: int = 0
@@ -102,7 +102,7 @@ class Full(Unavailable):
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def fate_in(answer: Msg) -> Fate:
+def result_in(answer: Msg) -> PublishResult:
     """What the answer to a publish says.
 
     Raises WrongSequence, QueueFull and StoreRefused for good, NobodyListens and Unavailable for another try.
@@ -114,7 +114,7 @@ def fate_in(answer: Msg) -> Fate:
     except msgspec.DecodeError as error:
         raise StoreRefused(f"the answer to a publish is not from a stream: {answer.data[:200]!r}") from error
     if decoded.error is None:
-        return Fate(decoded.seq, decoded.duplicate)
+        return PublishResult(decoded.seq, decoded.duplicate)
     raise _refusal(decoded.error, decoded.stream)
 
 
@@ -139,53 +139,55 @@ def _refusal(problem: ApiError, stream: str) -> StreamsError:
     return StoreRefused(f"the stream refused the message ({said}, error {problem.err_code})")
 
 
-async def store(connection: Connection, message: Message) -> int:
+async def store(connection: Connection, message: OutgoingMessage) -> int:
     """Publish one message until the stream confirms it; returns its sequence.
 
-    Besides the refusals of `fate_in` raises MessageTooLarge before anything is sent, TopologyError when
+    Besides the refusals of `result_in` raises MessageTooLarge before anything is sent, TopologyError when
     nobody takes the subject for NOBODY_GRACE, StoreRefused when the server is there and silent for
     STALL_GRACE, NatsUnreachable when `patience` ends.
     """
     return (await store_all(connection, [message]))[0]
 
 
-async def store_all(connection: Connection, messages: list[Message]) -> list[int]:
+async def store_all(connection: Connection, messages: list[OutgoingMessage]) -> list[int]:
     """Publish messages in order, pipelined, until all are confirmed; their sequences, as `store` raises.
 
     After an error some messages may be stored; publishing the same again stores none of them twice within
     the stream's dedupe window.
     """
-    fates = await _publish(connection, messages, stop_at_refusal=True)
-    return [fate.sequence for fate in fates]
+    results = await _publish(connection, messages, stop_at_refusal=True)
+    return [result.sequence for result in results]
 
 
-async def fates_of(connection: Connection, messages: list[Message]) -> list[Fate]:
+async def results_of(connection: Connection, messages: list[OutgoingMessage]) -> list[PublishResult]:
     """Publish messages, pipelined, until each is stored or refused; raises as `store` for lost servers."""
     return await _publish(connection, messages, stop_at_refusal=False)
 
 
-async def _publish(connection: Connection, messages: list[Message], *, stop_at_refusal: bool) -> list[Fate]:
+async def _publish(
+    connection: Connection, messages: list[OutgoingMessage], *, stop_at_refusal: bool
+) -> list[PublishResult]:
     for message in messages:
         connection.check_size(message.subject, message.payload, message.headers)
-    fates = [Fate()] * len(messages)
-    trial = Trial(connection)
+    results = [PublishResult()] * len(messages)
+    retry = PublishRetry(connection)
     todo = list(range(len(messages)))
     while todo:
         chunk = _chunk(messages, todo)
-        unanswered = await _publish_chunk(connection, messages, chunk, fates, trial)
+        unanswered = await _publish_chunk(connection, messages, chunk, results, retry)
         if stop_at_refusal:
             for index in chunk:
-                if (refusal := fates[index].refusal) is not None:
+                if (refusal := results[index].refusal) is not None:
                     raise refusal
         todo = unanswered + todo[len(chunk) :]
         if unanswered:
-            await trial.pause(messages[unanswered[0]].subject)
+            await retry.pause(messages[unanswered[0]].subject)
         else:
-            trial = Trial(connection)
-    return fates
+            retry = PublishRetry(connection)
+    return results
 
 
-class Trial:
+class PublishRetry:
     """How long one message has been tried, what stood in the way last (`problem`), and when to give up."""
 
     def __init__(self, connection: Connection, *, to_read: bool = False) -> None:
@@ -255,7 +257,7 @@ class Trial:
         self._wait = min(self._wait * 2, 2.0)
 
 
-def _chunk(messages: list[Message], todo: list[int]) -> list[int]:
+def _chunk(messages: list[OutgoingMessage], todo: list[int]) -> list[int]:
     """The first of `todo` that may be under way at once."""
     size = 0
     for count, index in enumerate(todo[:_CHUNK_MESSAGES]):
@@ -266,9 +268,13 @@ def _chunk(messages: list[Message], todo: list[int]) -> list[int]:
 
 
 async def _publish_chunk(
-    connection: Connection, messages: list[Message], chunk: list[int], fates: list[Fate], trial: Trial
+    connection: Connection,
+    messages: list[OutgoingMessage],
+    chunk: list[int],
+    results: list[PublishResult],
+    retry: PublishRetry,
 ) -> list[int]:
-    """Publish once and fill in `fates`; the indexes that got no answer or are worth another try."""
+    """Publish once and fill in `results`; the indexes that got no answer or are worth another try."""
     pending: list[Pending] = []
     unanswered: list[int] = []
     try:
@@ -276,39 +282,39 @@ async def _publish_chunk(
             message = messages[index]
             pending.append(await connection.send(message.subject, message.payload, message.headers))
     except ConnectionLost as error:
-        trial.problem = error
+        retry.problem = error
         unanswered = chunk[len(pending) :]
     await _answered([one.future for one in pending])
     again: list[int] = []
     for index, one in zip(chunk, pending, strict=False):
-        fate = _fate_of(connection, one, trial)
-        if fate is None:
+        result = _result_of(connection, one, retry)
+        if result is None:
             again.append(index)
-            fates[index] = Fate(resent=True)
+            results[index] = PublishResult(resent=True)
             continue
-        fates[index] = fate._replace(resent=fates[index].resent)
+        results[index] = result._replace(resent=results[index].resent)
         # Of a duplicate, the message that came first may have another body.
-        stored = fate.refusal is None and not fate.duplicate
+        stored = result.refusal is None and not result.duplicate
         if stored and messages[index].subject.startswith(_EVENTS_PREFIX):
-            connection.saw(fate.sequence, messages[index].payload)
+            connection.saw(result.sequence, messages[index].payload)
     return again + unanswered
 
 
-def _fate_of(connection: Connection, sent: Pending, trial: Trial) -> Fate | None:
+def _result_of(connection: Connection, sent: Pending, retry: PublishRetry) -> PublishResult | None:
     """What became of a message that was sent; None where it is worth another try, with the problem in
-    `trial`."""
+    `retry`."""
     if not sent.future.done():
         connection.forget(sent)
-        trial.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
+        retry.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
         return None
     try:
-        return fate_in(sent.future.result())
+        return result_in(sent.future.result())
     except (ConnectionLost, NobodyListens, Unavailable) as error:
-        trial.problem = error
+        retry.problem = error
     except StreamsError as refusal:
         if not (connection.waits_when_full and isinstance(refusal, LogFull | NoSpace)):
-            return Fate(refusal=refusal)
-        trial.problem = Full(str(refusal))
+            return PublishResult(refusal=refusal)
+        retry.problem = Full(str(refusal))
     return None
 
 

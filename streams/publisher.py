@@ -8,13 +8,13 @@ from orchard.schemas.subjects import annotated_subject, done_subject, event_subj
 from orchard.streams import names
 from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection
-from orchard.streams.entries import Place, QueueEntry, place_in
+from orchard.streams.enqueue import Enqueued, EnqueueResult, enqueue, enqueue_all, enqueue_later, work_message
+from orchard.streams.entries import EntryAddress, QueueEntry, address_in
 from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
-from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
-from orchard.streams.publish import Message, Trial, Unavailable, fates_of, store, store_all
+from orchard.streams.publish import OutgoingMessage, PublishRetry, Unavailable, results_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent
-from orchard.streams.trails import Trails
+from orchard.streams.replay_pointers import ReplayPointers
 
 
 class Publisher:
@@ -26,7 +26,7 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.trails = Trails(connection)
+        self.trails = ReplayPointers(connection)
 
     async def event(self, event: Event) -> int:
         """Store one event; its sequence, the first one's when it was stored already."""
@@ -79,47 +79,47 @@ class Publisher:
             return refused.accepted
         return None
 
-    async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Placed:
+    async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Enqueued:
         """Put a request on its queue, now or in `delay` seconds by the server's clock.
 
         Raises QueueFull when the work stream is at its limit, nothing was stored then, and NameReused.
         """
         if delay > 0:
-            return await put_off(self._connection, entry, delay)
-        placed = await place(self._connection, names.WORK, work_message(entry))
-        if placed.verdict is Verdict.FULL:
+            return await enqueue_later(self._connection, entry, delay)
+        placed = await enqueue(self._connection, names.WORK, work_message(entry))
+        if placed.result is EnqueueResult.FULL:
             raise QueueFull(
                 "the work stream is full (maximum messages exceeded): wait until requests are done, or raise "
                 "nats.work_max_messages"
             )
         return placed
 
-    async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Placed]:
+    async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
         """Put many requests on their queues, pipelined; what became of each. Raises NameReused."""
-        return await place_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
+        return await enqueue_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
 
-    async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Placed]:
+    async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
         """As `offer_all`, save for requests that are delayed: those are OCCUPIED too.
 
         An entry that WORK accepts can only collide with a delayed one: a retry is stored in LATER before its
         old entry is acknowledged. So LATER is looked at again afterwards, and the new entry withdrawn.
         """
         before = await self._delayed(entries)
-        placed = dict.fromkeys(range(len(entries)), Placed(Verdict.OCCUPIED))
-        free = [number for number, one in enumerate(entries) if one.place not in before]
+        placed = dict.fromkeys(range(len(entries)), Enqueued(EnqueueResult.OCCUPIED))
+        free = [number for number, one in enumerate(entries) if one.address not in before]
         placed |= zip(free, await self.offer_all([entries[number] for number in free]), strict=True)
-        new = [number for number in free if placed[number].verdict is Verdict.STORED]
+        new = [number for number in free if placed[number].result is EnqueueResult.STORED]
         after = await self._delayed([entries[number] for number in new])
         for number in new:
-            if entries[number].place in after:
+            if entries[number].address in after:
                 await delete_message(self._connection, names.WORK, placed[number].sequence)
-                placed[number] = Placed(Verdict.OCCUPIED)
+                placed[number] = Enqueued(EnqueueResult.OCCUPIED)
         return list(placed.values())
 
-    async def _delayed(self, entries: Sequence[QueueEntry]) -> set[Place]:
+    async def _delayed(self, entries: Sequence[QueueEntry]) -> set[EntryAddress]:
         subjects = [subject for one in entries for subject in (one.later_subject, one.due_subject)]
         found = await last_messages(self._connection, names.LATER, subjects)
-        return {spot for subject in found if (spot := place_in(subject))}
+        return {address for subject in found if (address := address_in(subject))}
 
     async def outcomes(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
         """As `outcome`, for many. In a cluster the newest may be missing: the fence guards what follows."""
@@ -137,9 +137,11 @@ class Publisher:
         """
         messages = [_message(event)._replace(expected=expected) for event, expected in events]
         stored: list[int | None] = []
-        for (event, expected), fate in zip(events, await fates_of(self._connection, messages), strict=True):
-            if fate.refusal is None:
-                stored.append(fate.sequence)
+        for (event, expected), result in zip(
+            events, await results_of(self._connection, messages), strict=True
+        ):
+            if result.refusal is None:
+                stored.append(result.sequence)
                 continue
             try:
                 stored.append(await self._guarded(event, expected))
@@ -161,7 +163,7 @@ class Publisher:
 
     async def _guarded(self, event: Event, expected: int) -> int:
         message = _message(event)._replace(expected=expected)
-        trial = Trial(self._connection)
+        retry = PublishRetry(self._connection)
         while True:
             try:
                 return await store(self._connection, message)
@@ -178,8 +180,8 @@ class Publisher:
                 if accepted is not None and accepted.sequence != expected:
                     raise OutcomeRefused(accepted) from refusal
             # A cluster's leader refuses by what it has taken in and not stored, which may be lost with it.
-            trial.problem = Unavailable("the subject is as expected, and was refused for its sequence")
-            await trial.pause(message.subject)
+            retry.problem = Unavailable("the subject is as expected, and was refused for its sequence")
+            await retry.pause(message.subject)
 
     async def _last(self, subject: str) -> StoredEvent | None:
         found = await last_message(self._connection, names.EVENTS, subject)
@@ -207,5 +209,5 @@ class Publisher:
         return found.as_event if found else None
 
 
-def _message(event: Event) -> Message:
-    return Message(subject=event_subject(event), payload=encode_event(event), id=event.id)
+def _message(event: Event) -> OutgoingMessage:
+    return OutgoingMessage(subject=event_subject(event), payload=encode_event(event), id=event.id)

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from orchard.streams.connection import Connection, ConnectionLost, status_of, within
 from orchard.streams.errors import NatsUnreachable, TopologyError
-from orchard.streams.publish import NOBODY_GRACE, NobodyListens, Trial, Unavailable
+from orchard.streams.publish import NOBODY_GRACE, NobodyListens, PublishRetry, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -232,20 +232,20 @@ async def settle(connection: Connection, reply: str, verdict: bytes) -> bool:
     deliveries and is silent about them. Such a message counts as never delivered and comes again.
     Raises TopologyError when the consumer is gone, NatsUnreachable when `patience` ends.
     """
-    trial = Trial(connection)
+    retry = PublishRetry(connection)
     silent = 0
     while True:
         try:
             answer = await connection.ask(reply, verdict, timeout=_SETTLE_TIMEOUT)
         except ConnectionLost as error:
-            trial.problem = error
+            retry.problem = error
         except TimeoutError:
-            trial.problem = Unavailable(f"no answer in {_SETTLE_TIMEOUT:g} s")
+            retry.problem = Unavailable(f"no answer in {_SETTLE_TIMEOUT:g} s")
             silent += 1
             if silent == _SILENT_TRIES:
                 return False
         else:
             if status_of(answer) != "503":
                 return True
-            trial.problem = NobodyListens("the consumer does not answer")
-        await trial.pause(reply)
+            retry.problem = NobodyListens("the consumer does not answer")
+        await retry.pause(reply)

@@ -14,7 +14,7 @@ from orchard.schemas.requests import rollout_in
 from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
-from orchard.streams.entries import place_in
+from orchard.streams.entries import address_in
 from orchard.streams.reading import consumers, purge, subject_count, subjects
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
@@ -75,7 +75,7 @@ async def running_now(connection: Connection, campaign: str) -> set[str]:
             if pattern.endswith(".>"):
                 mine = f"{pattern.removesuffix('>')}{campaign}.>"
                 async for batch in messages_of(connection, names.WORK, mine, up_to=delivered):
-                    found |= {spot.key for message in batch if (spot := place_in(message.subject))}
+                    found |= {address.key for message in batch if (address := address_in(message.subject))}
     return found
 
 
@@ -132,7 +132,7 @@ async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[s
 
 async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:
     held = await subjects(connection, stream, f"orchard.*.rollout.*.*.{campaign}.{part}.>")
-    return {spot.key for subject in held if (spot := place_in(subject))}
+    return {address.key for subject in held if (address := address_in(subject))}
 
 
 def _by_shard(keys: Iterable[str]) -> defaultdict[str, set[str]]:

@@ -18,7 +18,7 @@ from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import EVENTS, STORED_AT
-from orchard.streams.publish import Trial, Unavailable
+from orchard.streams.publish import PublishRetry, Unavailable
 from orchard.streams.records import Delivery, whole_number
 from orchard.streams.tasks import waited
 
@@ -163,11 +163,11 @@ class Reader:
         """A new consumer from the position on; False where there is no connection, or the guard lets nothing
         pass, until `deadline` of the loop's clock."""
         await self._drop()
-        trial = Trial(self._connection, to_read=self._unguarded)
+        retry = PublishRetry(self._connection, to_read=self._unguarded)
         clock = asyncio.get_running_loop().time
         while True:
             try:
-                left = trial.left if deadline is None else max(deadline - clock(), 0.0)
+                left = retry.left if deadline is None else max(deadline - clock(), 0.0)
                 await self._connection.ready(left, to_read=self._unguarded)
             except NatsUnreachable:
                 if deadline is None:
@@ -177,8 +177,8 @@ class Reader:
                 await self._open()
                 return True
             except (NatsError, ConnectionLost, OSError) as error:
-                trial.problem = Unavailable(str(error))
-            await trial.pause(self._stream)
+                retry.problem = Unavailable(str(error))
+            await retry.pause(self._stream)
 
     async def _open(self) -> None:
         nats = self._connection.nats

@@ -11,7 +11,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import StreamsError, TopologyError
-from orchard.streams.publish import UNSETTLED, NobodyListens, Trial, Unavailable
+from orchard.streams.publish import UNSETTLED, NobodyListens, PublishRetry, Unavailable
 from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class _Problem(msgspec.Struct):
     error: ApiError | None = None
 
 
-class Reply(msgspec.Struct):
+class MessageReply(msgspec.Struct):
     """An answer of the JetStream API, of which only the message or the error is looked at."""
 
     message: _Stored | None = None
@@ -95,7 +95,7 @@ async def delete_message(connection: Connection, stream: str, sequence: int) -> 
     """Delete a message; one that is gone already is fine. Its bytes are not overwritten, which would take
     milliseconds for each: acknowledging does not overwrite them either."""
     wanted = {"seq": sequence, "no_erase": True}
-    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, Reply)
+    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, MessageReply)
     if reply.error is not None and reply.error.err_code not in _GONE and reply.error.code != 404:
         raise StreamsError(f"{stream} did not delete message {sequence} ({reply.error.description})")
 
@@ -109,7 +109,7 @@ async def purge(
     for start in range(0, len(patterns), _AT_ONCE):
         wanted = [{"filter": pattern, **upto} for pattern in patterns[start : start + _AT_ONCE]]
         replies = await asyncio.gather(
-            *(request(connection, f"STREAM.PURGE.{stream}", one, Reply) for one in wanted)
+            *(request(connection, f"STREAM.PURGE.{stream}", one, MessageReply) for one in wanted)
         )
         if refused := next((reply.error for reply in replies if reply.error is not None), None):
             raise StreamsError(
@@ -185,7 +185,7 @@ async def consumers(connection: Connection, stream: str) -> list[ConsumerInfo]:
                 f"the consumers of {stream} cannot be listed ({error.description}): allow this user to"
             ) from error
 
-    while more := await Trial(connection, to_read=True).until(f"CONSUMER.LIST.{stream}", page):
+    while more := await PublishRetry(connection, to_read=True).until(f"CONSUMER.LIST.{stream}", page):
         found += more
     return found
 
@@ -200,7 +200,7 @@ async def _info(connection: Connection, stream: str, body: dict[str, Any]) -> _I
 
 
 async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> StoredMessage | None:
-    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, Reply)
+    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, MessageReply)
     if reply.message is not None:
         found = reply.message
         return StoredMessage(
@@ -231,4 +231,4 @@ async def request(connection: Connection, api: str, body: dict[str, Any], form: 
             raise Unavailable(problem.description)
         return msgspec.json.decode(answer.data, type=form)
 
-    return await Trial(connection, to_read=True).until(api, once)
+    return await PublishRetry(connection, to_read=True).until(api, once)

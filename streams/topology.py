@@ -12,7 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
-from orchard.streams.publish import UNSETTLED, Trial, Unavailable
+from orchard.streams.publish import UNSETTLED, PublishRetry, Unavailable
 from orchard.streams.settings import NatsSettings, Queue
 
 log = logging.getLogger(__name__)
@@ -275,19 +275,19 @@ async def _declare_consumer(connection: Connection, stream: str, wanted: api.Con
 async def _settled(connection: Connection, name: str, once: Callable[[], Awaitable[None]]) -> None:
     """As soon as the servers of a cluster have chosen who leads, within `patience`. A request that a user may
     not send is not answered either: that is not waited for."""
-    trial = Trial(connection, to_read=True)
+    retry = PublishRetry(connection, to_read=True)
     while True:
         try:
             return await once()
         except APIError as error:
             if error.err_code != UNSETTLED:
                 raise
-            trial.problem = Unavailable(str(error.description))
+            retry.problem = Unavailable(str(error.description))
         except TimeoutError as error:
             if "permissions violation" in str(connection.last_error):
                 raise
-            trial.problem = Unavailable(str(error))
-        await trial.pause(name)
+            retry.problem = Unavailable(str(error))
+        await retry.pause(name)
 
 
 async def _declare_stream_once(connection: Connection, wanted: api.StreamConfig) -> None:

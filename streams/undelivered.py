@@ -16,9 +16,9 @@ from nats.js.api import ConsumerInfo
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.entries import place_in
+from orchard.streams.entries import address_in
 from orchard.streams.errors import FAULTS, TopologyError, WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import bounds, consumers, delete_message, message_at, next_message, subjects
 from orchard.streams.records import StoredMessage, whole_number
@@ -121,11 +121,11 @@ class Undelivered:
             await self._bury(message, consumer, "swept", deliveries)
             return
         log.warning("request %d of %s was not delivered: it is queued again", message.sequence, consumer)
-        copy = Message(
+        copy = OutgoingMessage(
             message.subject,
             message.data,
             id=f"swept-{times}-{message.headers.get(names.MESSAGE_ID, message.sequence)}",
-            expected=message.sequence if place_in(message.subject) else None,
+            expected=message.sequence if address_in(message.subject) else None,
             extra={names.SWEPT: str(times + 1)},
         )
         try:

@@ -24,8 +24,7 @@ from orchard.pipelines.evaluation.report import tables_of, write_report
 from orchard.pipelines.evaluation.results import Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
 from orchard.pipelines.tasks.registry import needs_of
-from orchard.schemas.campaigns import spec_hash
-from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.campaigns import EvaluationPlanned, spec_hash
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.storage.reader import open_tables

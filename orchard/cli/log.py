@@ -23,8 +23,8 @@ from orchard.storage.archive.steps import Step
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
-from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
+from orchard.streams.disk_space import event_capacity
 
 app = typer.Typer(no_args_is_help=True, help="The event log: its size, its archive, and both verified.")
 

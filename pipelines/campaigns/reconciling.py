@@ -36,8 +36,8 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, listed_by_shard, stands, unplaced
 from orchard.streams.reading import bounds
@@ -256,7 +256,7 @@ class Reconciler:
         again = [
             request
             for request, answer in zip(requests, placed, strict=True)
-            if answer.verdict is Verdict.STORED
+            if answer.result is EnqueueResult.STORED
         ]
         await self._publisher.events([_reconciled(request, occasion) for request in again])
         return len(again)

@@ -31,7 +31,7 @@ from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
+from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry, successor
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
 from orchard.workers.attempts.deadletters import DeadLetters
@@ -163,7 +163,7 @@ def _brought(files: _Files, out: Path, index: int, made: _Made) -> ShardReport:
 
 def _entry(request: ShardRequest, occasion: str) -> QueueEntry:
     key = digest([request.build, request.index])
-    return entry(QUEUE, Place("datasets", key), occasion, msgspec.json.encode(request))
+    return entry(QUEUE, EntryAddress("datasets", key), occasion, msgspec.json.encode(request))
 
 
 class ShardWorker:

@@ -33,8 +33,8 @@ from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent
@@ -253,7 +253,9 @@ class Coordinator:
         while entries:
             placed = await self._publisher.offer_absent(entries)
             entries = [
-                one for one, answer in zip(entries, placed, strict=True) if answer.verdict is Verdict.FULL
+                one
+                for one, answer in zip(entries, placed, strict=True)
+                if answer.result is EnqueueResult.FULL
             ]
             if entries:
                 await asyncio.sleep(FULL_QUEUE_PAUSE)

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest
+from orchard.schemas.archives import ArchiveManifest
 from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
@@ -95,7 +95,7 @@ class Sealed:
     def __init__(self, shelf: Shelf, start: int) -> None:
         self.url = shelf.location.url
         self._shelf = shelf
-        self._parts: list[tuple[int, Part, Manifest]] | None = None
+        self._parts: list[tuple[int, Part, ArchiveManifest]] | None = None
         self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
         self._opened = 0
         self._start = start
@@ -160,7 +160,7 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(shelf: Shelf, part: Part, manifest: Manifest, after: int) -> Iterator[Arrived]:
+def _messages(shelf: Shelf, part: Part, manifest: ArchiveManifest, after: int) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
             for messages in shelf.messages(part.campaign, segment, after):

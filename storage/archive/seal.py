@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.listing import Listing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
@@ -22,7 +22,7 @@ class Sealing:
     def __init__(self, shelf: Shelf, campaign: str, listing: Listing) -> None:
         self._shelf, self._campaign, self._listing = shelf, campaign, listing
         self._writer = SegmentWriter()
-        self._segments: list[Segment] = []
+        self._segments: list[ArchiveSegment] = []
         self._subjects: Counter[str] = Counter()
         self._removed = self._bytes = 0
 
@@ -50,7 +50,7 @@ class Sealing:
             self._close_segment()
         sequences = self._listing.sequences
         return self._shelf.put_manifest(
-            Manifest(
+            ArchiveManifest(
                 campaign=self._campaign,
                 after=self._listing.after,
                 through=self._listing.through,

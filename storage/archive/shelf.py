@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow.fs as pafs
 
-from orchard.schemas.archives import MANIFEST_VERSION, Manifest, Segment
+from orchard.schemas.archives import MANIFEST_VERSION, ArchiveManifest, ArchiveSegment
 from orchard.storage.archive.segments import read_segment
 from orchard.storage.errors import ArchiveCorrupt, store_errors
 from orchard.storage.location import Location
@@ -57,7 +57,7 @@ class Shelf:
                 found.append(Part(directory.rpartition("/")[2], int(through), int(removed), sha256))
         return sorted(found)
 
-    def manifest(self, part: Part) -> Manifest:
+    def manifest(self, part: Part) -> ArchiveManifest:
         """A verified manifest. Raises ArchiveCorrupt."""
         data = self._read(part.campaign, part.name)
         if hashlib.sha256(data).hexdigest() != part.sha256:
@@ -66,7 +66,7 @@ class Shelf:
                 "restore the file from a copy"
             )
         try:
-            manifest = msgspec.json.decode(data, type=Manifest)
+            manifest = msgspec.json.decode(data, type=ArchiveManifest)
         except msgspec.DecodeError as error:
             raise ArchiveCorrupt(
                 f"{self._key(part.campaign, part.name)} is no manifest that this version reads ({error}): "
@@ -78,7 +78,7 @@ class Shelf:
             )
         return manifest
 
-    def messages(self, campaign: str, segment: Segment, after: int = 0) -> Iterator[list[Arrived]]:
+    def messages(self, campaign: str, segment: ArchiveSegment, after: int = 0) -> Iterator[list[Arrived]]:
         """The messages of a verified segment at sequences over `after`. Raises ArchiveCorrupt."""
         data = self._read(campaign, segment.path)
         if hashlib.sha256(data).hexdigest() != segment.sha256:
@@ -88,11 +88,11 @@ class Shelf:
             )
         return read_segment(data, after)
 
-    def put_segment(self, campaign: str, segment: Segment, data: bytes) -> None:
+    def put_segment(self, campaign: str, segment: ArchiveSegment, data: bytes) -> None:
         """Store a segment's file, durably."""
         self._write(campaign, segment.path, data)
 
-    def put_manifest(self, manifest: Manifest) -> Part:
+    def put_manifest(self, manifest: ArchiveManifest) -> Part:
         """Store a manifest, durably: from now on its events are in the archive."""
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         part = Part(manifest.campaign, manifest.through, manifest.removed, hashlib.sha256(data).hexdigest())

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.storage.archive.listing import recorded, relisted
 from orchard.storage.archive.segments import Content, counted_subject, is_fence
 from orchard.storage.archive.shelf import Part, Shelf
@@ -73,7 +73,7 @@ def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]
             )
 
 
-def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+def _read(shelf: Shelf, campaign: str, segment: ArchiveSegment) -> Iterator[tuple[int, str, int]]:
     """Sequence, subject and payload bytes of a segment's messages, whose hash and range must be right."""
     content, events, first, last = Content(), 0, 0, 0
     for messages in shelf.messages(campaign, segment):
@@ -89,7 +89,7 @@ def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, 
         )
 
 
-def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
+def _differs(manifest: ArchiveManifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
     """What the manifest says wrongly of its messages; empty when all is right."""
     sequences = [sequence for sequence, _ in found]
     if any(later <= earlier for earlier, later in pairwise(sequences)):

@@ -35,7 +35,7 @@ from orchard.streams import names
 from orchard.streams.backup import replace_stream
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -352,11 +352,11 @@ def _story(message: StoredEvent) -> Story:
     return Story(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(story: Story) -> Message:
+def _message(story: Story) -> OutgoingMessage:
     extra = {names.EXPECTED_LAST: str(story.sequence - 1)}
     if story.time:
         extra[names.STORED_AT] = str(story.time)
-    return Message(subject=story.subject, payload=story.raw, id="", extra=extra)
+    return OutgoingMessage(subject=story.subject, payload=story.raw, id="", extra=extra)
 
 
 def _nanoseconds(time: datetime) -> int:

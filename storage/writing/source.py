@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent
-from orchard.streams.wholeness import REMEDY
+from orchard.streams.stream_state import REMEDY
 
 IDLE_SECONDS = 0.2
 """How long a quiet stream may keep a reader from looking at the clock and at its stop event."""

@@ -11,9 +11,8 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import AttemptInherited
 from orchard.schemas.identity import canonical
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind
-from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.plugins import Kind, PluginError, need
 from orchard.schemas.tasks import PluginGrading, Task
@@ -40,7 +40,7 @@ class Judgement:
     judges: Judges | None = None
     """Models that rule where no program can; None where rewards are made without any."""
 
-    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> Verdict:
+    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """The verdict of a judge on `name`, a part of this judgement: see `Judges.rule`."""
         if self.judges is None:
             raise InfrastructureError(

@@ -14,7 +14,7 @@ from orchard.pipelines.domains.claw.loop import Wanted
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import check_name
-from orchard.schemas.synthesis import Step, SynthesisStep
+from orchard.schemas.synthesis import SynthesisAction, SynthesisStep
 
 
 class Options(NamedTuple):
@@ -64,7 +64,7 @@ async def with_progress(session: Session, wanted: Wanted, author: Author | None)
         line = bar.add_task("accepted", total=wanted.tasks)
 
         def told(step: SynthesisStep) -> None:
-            if step.step is Step.ACCEPT:
+            if step.step is SynthesisAction.ACCEPT:
                 bar.advance(line)
 
         made = await synthesized(session, wanted, author, told)

@@ -18,8 +18,8 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.entries import FIRST, Place, entry
-from orchard.streams.publish import Message, store_all
+from orchard.streams.entries import FIRST, EntryAddress, entry
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.server import EmbeddedServer
@@ -111,7 +111,8 @@ async def drain(connection: Connection, blobs: BlobStore):
 
 async def put(connection: Connection, bodies: list[bytes]) -> None:
     await store_all(
-        connection, [Message(QUEUE.subject, body, f"request-{number}") for number, body in enumerate(bodies)]
+        connection,
+        [OutgoingMessage(QUEUE.subject, body, f"request-{number}") for number, body in enumerate(bodies)],
     )
 
 
@@ -170,7 +171,7 @@ class TestOfALaterVersion:
         return waiting
 
     async def offer(self, connection: Connection, request: RolloutRequest, body: bytes) -> None:
-        place = Place(request.campaign, request.rollout_id, request.fence)
+        place = EntryAddress(request.campaign, request.rollout_id, request.fence)
         await Publisher(connection).offer(entry(QUEUE, place, FIRST, body))
 
     async def test_a_request_waits_for_a_later_worker_word_for_word(

@@ -8,8 +8,8 @@ import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.gui import GuiOutcome
-from orchard.schemas.images import Image
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -38,7 +38,7 @@ def read_outcome(submission: bytes) -> GuiOutcome:
 
 async def rule_outcome(
     judges: Judges, statement: str, outcome: GuiOutcome, blobs: BlobStore, protocol: str
-) -> Verdict:
+) -> JudgeVerdict:
     """The verdict on a rollout, by the protocol of that name. Raises InfrastructureError as `Judges.rule`,
     and with STORE_FAILED where a screenshot cannot be read."""
     images = list(enumerate(outcome.screenshots))

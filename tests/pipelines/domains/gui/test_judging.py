@@ -22,8 +22,8 @@ from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.gui import GuiOutcome, GuiStep
 from orchard.schemas.identity import rollout_id
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore

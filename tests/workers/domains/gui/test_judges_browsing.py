@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.schemas.gui import GuiOutcome, GuiStep
-from orchard.schemas.images import Image
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.claw_eval import ROOT, Checkout
+from orchard.schemas.claw_eval import ROOT, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
@@ -30,7 +30,7 @@ async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
         raise InfrastructureError(AbortCause.STORE_FAILED, f"an archive of the checkout: {error}") from error
 
 
-async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:
+async def unpack(blobs: BlobStore, checkout: ClawEvalCheckout, machine: Machine) -> None:
     """Put the checkout's parts below ROOT of a sandbox."""
     for name in ("shared", "task"):
         place = f"/tmp/orchard-{name}.tar.gz"

@@ -11,10 +11,9 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.gui import GuiOutcome, GuiStep, GuiWorld
-from orchard.schemas.images import Image
-from orchard.schemas.messages import ToolCall
+from orchard.schemas.messages import Image, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.browser import tools
 from orchard.workers.domains.gui.browser.actions import Hands
@@ -64,7 +63,7 @@ class BrowserWorld:
             yield attempt
 
 
-def _site(site: Site, task: Task) -> OpenSite:
+def _site(site: SiteSpec, task: Task) -> OpenSite:
     try:
         return open_site(site)
     except KeyError as error:

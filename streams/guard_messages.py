@@ -14,7 +14,7 @@ from orchard.schemas.decoding import decode
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StoreRefused
-from orchard.streams.reading import Reply
+from orchard.streams.reading import MessageReply
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_memory
 
@@ -45,7 +45,7 @@ async def ask(connection: Connection, api: str, body: dict[str, Any], form: type
 
 async def payload_of(connection: Connection, stream: str, wanted: dict[str, Any]) -> bytes | None:
     """The payload of one message, None when there is none; raises as `ask` does, and StoreRefused."""
-    reply = await ask(connection, f"STREAM.MSG.GET.{stream}", wanted, Reply)
+    reply = await ask(connection, f"STREAM.MSG.GET.{stream}", wanted, MessageReply)
     if reply.message is not None:
         return reply.message.data
     if reply.error is None or reply.error.err_code in _ABSENT:
@@ -85,6 +85,6 @@ async def tell_checked(connection: Connection, settings: NatsSettings) -> bool:
 
 async def _store(connection: Connection, subject: str, payload: bytes) -> None:
     answer = await connection.nats.request(subject, payload, timeout=_ASK_SECONDS)
-    refusal = msgspec.json.decode(answer.data, type=Reply).error
+    refusal = msgspec.json.decode(answer.data, type=MessageReply).error
     if refusal is not None:
         raise StoreRefused(f"NATS did not store {subject} ({refusal.description})")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from orchard.schemas.events import Event
 from orchard.schemas.llm_calls import LLMCall, Usage
 from orchard.schemas.messages import MessageNode, Role
-from orchard.schemas.trails import SEGMENT, Trail, trail_subject
+from orchard.schemas.replay_pointers import SEGMENT_EVENTS, ReplayPointer, pointer_subject
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
@@ -19,8 +19,8 @@ from tests.trajectory_log import llm_call
 ROLLOUT = "0" * 24
 
 
-def trail(*events: int, attempt: int = 1) -> Trail:
-    return Trail(attempt=attempt, replay_key="k", events=events)
+def trail(*events: int, attempt: int = 1) -> ReplayPointer:
+    return ReplayPointer(attempt=attempt, replay_key="k", events=events)
 
 
 async def test_the_newest_trail_is_found_and_no_other_is_kept(
@@ -75,7 +75,7 @@ async def test_without_the_stream_nothing_fails(connection: Connection) -> None:
 
 
 async def test_a_trail_that_cannot_be_read_is_none(connection: Connection) -> None:
-    await connection.jetstream.publish(trail_subject(ROLLOUT), b"no trail")
+    await connection.jetstream.publish(pointer_subject(ROLLOUT), b"no trail")
     assert await Publisher(connection).trails.find(ROLLOUT) is None
 
 
@@ -124,9 +124,11 @@ async def test_a_long_trail_is_written_in_pieces_that_come_back_whole_and_go_wit
 
 async def test_a_trail_that_has_lost_a_piece_is_none(connection: Connection, eventually: Eventually) -> None:
     trails = Publisher(connection).trails
-    await trails.leave(ROLLOUT, Trail(attempt=1, replay_key="k", events=tuple(range(130)), segments=1))
+    await trails.leave(
+        ROLLOUT, ReplayPointer(attempt=1, replay_key="k", events=tuple(range(130)), segments=1)
+    )
     assert await trails.find(ROLLOUT) is None
-    await trails.seal(ROLLOUT, 1, 0, range(SEGMENT))
+    await trails.seal(ROLLOUT, 1, 0, range(SEGMENT_EVENTS))
 
     async def found() -> bool:
         return (trail := await trails.find(ROLLOUT)) is not None and trail.events == tuple(range(130))

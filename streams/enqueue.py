@@ -14,7 +14,7 @@ from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import NameReused, QueueFull, WrongSequence
-from orchard.streams.publish import Fate, Message, fates_of
+from orchard.streams.publish import OutgoingMessage, PublishResult, results_of
 from orchard.streams.reading import last_message, message_at, moment
 
 _AWAIT_SECONDS = 60.0
@@ -24,7 +24,7 @@ at least, and for each request that is delayed: of five thousand one comes in so
 more."""
 
 
-class Verdict(StrEnum):
+class EnqueueResult(StrEnum):
     """What became of an entry."""
 
     STORED = "stored"
@@ -38,37 +38,41 @@ class Verdict(StrEnum):
     """The stream is at its limit."""
 
 
-class Placed(NamedTuple):
+class Enqueued(NamedTuple):
     """The verdict, and the sequence of the entry where it is in the stream (else 0)."""
 
-    verdict: Verdict
+    result: EnqueueResult
     sequence: int = 0
 
 
-def work_message(entry: QueueEntry) -> Message:
+def work_message(entry: QueueEntry) -> OutgoingMessage:
     """The entry as it can be claimed at once."""
-    return Message(subject=entry.subject, payload=entry.body, id=entry.name, expected=0)
+    return OutgoingMessage(subject=entry.subject, payload=entry.body, id=entry.name, expected=0)
 
 
-async def place(connection: Connection, stream: str, message: Message) -> Placed:
+async def enqueue(connection: Connection, stream: str, message: OutgoingMessage) -> Enqueued:
     """Store the message on its subject of `stream` where that is empty; what became of it.
 
-    Raises NameReused for a message id that the stream holds with another body, and as `fates_of`.
+    Raises NameReused for a message id that the stream holds with another body, and as `results_of`.
     """
-    [fate] = await fates_of(connection, [message])
-    return await _placed(connection, stream, message, fate, look=True)
+    [result] = await results_of(connection, [message])
+    return await _enqueued(connection, stream, message, result, look=True)
 
 
-async def place_all(connection: Connection, stream: str, messages: Sequence[Message]) -> list[Placed]:
+async def enqueue_all(
+    connection: Connection, stream: str, messages: Sequence[OutgoingMessage]
+) -> list[Enqueued]:
     """As `place`, pipelined. Where a subject is taken nobody looks by whom: OCCUPIED stands for KNOWN too."""
-    fates = await fates_of(connection, list(messages))
+    results = await results_of(connection, list(messages))
     return [
-        await _placed(connection, stream, message, fate, look=False)
-        for message, fate in zip(messages, fates, strict=True)
+        await _enqueued(connection, stream, message, result, look=False)
+        for message, result in zip(messages, results, strict=True)
     ]
 
 
-async def put_off(connection: Connection, entry: QueueEntry, delay: float, *, awaits: str = "") -> Placed:
+async def enqueue_later(
+    connection: Connection, entry: QueueEntry, delay: float, *, awaits: str = ""
+) -> Enqueued:
     """Store the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts.
 
     One that `awaits` the end of an endpoint's rest is released then. Its own time is for the case that nobody
@@ -81,30 +85,32 @@ async def put_off(connection: Connection, entry: QueueEntry, delay: float, *, aw
         extra[names.AWAITS] = awaits
     due = now + timedelta(seconds=delay)
     extra[names.SCHEDULE] = f"@at {due.isoformat().replace('+00:00', 'Z')}"
-    message = Message(entry.later_subject, entry.body, entry.name, expected=0, extra=extra)
-    return await place(connection, names.LATER, message)
+    message = OutgoingMessage(entry.later_subject, entry.body, entry.name, expected=0, extra=extra)
+    return await enqueue(connection, names.LATER, message)
 
 
-async def _placed(connection: Connection, stream: str, message: Message, fate: Fate, *, look: bool) -> Placed:
-    if fate.refusal is None and not fate.duplicate:
-        return Placed(Verdict.STORED, fate.sequence)
-    if isinstance(fate.refusal, QueueFull):
-        return Placed(Verdict.FULL)
-    if isinstance(fate.refusal, WrongSequence):
-        if not (look or fate.resent):
-            return Placed(Verdict.OCCUPIED)
+async def _enqueued(
+    connection: Connection, stream: str, message: OutgoingMessage, result: PublishResult, *, look: bool
+) -> Enqueued:
+    if result.refusal is None and not result.duplicate:
+        return Enqueued(EnqueueResult.STORED, result.sequence)
+    if isinstance(result.refusal, QueueFull):
+        return Enqueued(EnqueueResult.FULL)
+    if isinstance(result.refusal, WrongSequence):
+        if not (look or result.resent):
+            return Enqueued(EnqueueResult.OCCUPIED)
         held = await last_message(connection, stream, message.subject)
-        missing = Verdict.OCCUPIED  # whoever stood there has been taken since
-    elif fate.refusal is not None:
-        raise fate.refusal
+        missing = EnqueueResult.OCCUPIED  # whoever stood there has been taken since
+    elif result.refusal is not None:
+        raise result.refusal
     else:
-        held = await message_at(connection, stream, fate.sequence)
-        missing = Verdict.STORED if fate.resent else Verdict.TAKEN
+        held = await message_at(connection, stream, result.sequence)
+        missing = EnqueueResult.STORED if result.resent else EnqueueResult.TAKEN
     if held is None or held.headers.get(names.MESSAGE_ID) != message.id:
-        return Placed(missing)
+        return Enqueued(missing)
     if held.data != message.payload:
         raise NameReused(
             f"the message id {message.id} belongs to another request (sequence {held.sequence}): "
             "the request was not stored, name it anew"
         )
-    return Placed(Verdict.STORED if fate.resent else Verdict.KNOWN, held.sequence)
+    return Enqueued(EnqueueResult.STORED if result.resent else EnqueueResult.KNOWN, held.sequence)

@@ -45,7 +45,7 @@ async def last_sequences(connection: Connection) -> dict[str, int]:
     return {stream.name: stream.state.last_seq for stream in streams if stream.config.storage == "file"}
 
 
-def read_seen(store: Path) -> dict[str, int]:
+def read_last_sequences(store: Path) -> dict[str, int]:
     """What `write_seen` has written for this server's store; empty before."""
     try:
         return msgspec.json.decode((store / _FILE).read_bytes(), type=dict[str, int])
@@ -53,14 +53,14 @@ def read_seen(store: Path) -> dict[str, int]:
         return {}
 
 
-def write_seen(store: Path, sequences: dict[str, int]) -> None:
+def write_last_sequences(store: Path, sequences: dict[str, int]) -> None:
     """Keep what the streams have reached."""
     new = store / f"{_FILE}.new"
     new.write_bytes(msgspec.json.encode(sequences))
     new.replace(store / _FILE)
 
 
-def losses(seen: dict[str, int], now: dict[str, int]) -> list[str]:
+def lost_ends(seen: dict[str, int], now: dict[str, int]) -> list[str]:
     """A sentence for each stream that does not reach what it had reached."""
     return [
         f"the stream {name} ends at {now.get(name, 0)} and had reached {last}: the server has lost its end"

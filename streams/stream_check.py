@@ -9,7 +9,7 @@ the reason is one sentence.
 
 After a start of the server nobody publishes until one process has found the stream whole and said so, first
 of all the writer: others may not know of what is lost. And what one process finds lost holds all
-(`streams.marks`), until the stream is restored.
+(`streams.guard_messages`), until the stream is restored.
 """
 
 import asyncio
@@ -22,13 +22,23 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from orchard.schemas.decoding import Unreadable
-from orchard.streams import marks, names
-from orchard.streams.connection import Connection, Seen
+from orchard.streams import guard_messages, names
+from orchard.streams.connection import Connection, SeenEvent
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
+from orchard.streams.stream_state import (
+    REMEDY,
+    AccountUsage,
+    ExpectedStream,
+    StreamInfo,
+    StreamState,
+    empty,
+    id_of,
+    sentence,
+    shorter,
+)
 from orchard.streams.tasks import end, waited
 from orchard.streams.topology import declare_events
-from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, empty, id_of, sentence, shorter
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +58,26 @@ _WAITING = (
 )
 
 
-class Unjudged(Exception):
+class TablesUnreadable(Exception):
     """The tables cannot be read just now; the text says why."""
 
 
-Look = Callable[[], Awaitable[Expected]]
-"""Reads the tables, or raises Unjudged. Workers may not know them, so the front door supplies it."""
-Room = Callable[[], Awaitable[str]]
+ReadTables = Callable[[], Awaitable[ExpectedStream]]
+"""Reads the tables, or raises TablesUnreadable. Workers may not know them, so the front door supplies it."""
+Shortage = Callable[[], Awaitable[str]]
 """Says in a sentence why there is no room for new work, empty when there is."""
 
 
-class Guard:
+class StreamGuard:
     """Watches one connection and holds what it publishes while the stream is not whole."""
 
     def __init__(
         self,
         connection: Connection,
         settings: NatsSettings,
-        look: Look,
+        look: ReadTables,
         *,
-        room: Room | None = None,
+        room: Shortage | None = None,
         settle: float = SETTLE_SECONDS,
         on_change: Callable[[str], None] = log.warning,
     ) -> None:
@@ -79,7 +89,7 @@ class Guard:
         self._room = room
         self._settle = settle
         self.on_change = on_change
-        self._expected: Expected | None = None
+        self._expected: ExpectedStream | None = None
         self._compared = False
         """Whether the stream has the event that the tables end with."""
         self._restored: str | None = None
@@ -143,9 +153,9 @@ class Guard:
             if self._expected is None:
                 self._expected = await self._look()
             newest = self._connection.newest  # before the answer: it may grow meanwhile
-            info = await marks.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, Info)
+            info = await guard_messages.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, StreamInfo)
             held = await self._verdict(info, newest)
-        except Unjudged as error:
+        except TablesUnreadable as error:
             return (
                 f"whether the stream of events is whole cannot be seen ({error}), so nothing is published",
                 "",
@@ -157,7 +167,7 @@ class Guard:
             return "", _WAITING, ""
         return "", "", await self._fullness(info)
 
-    async def _verdict(self, info: Info, newest: Seen | None) -> str:
+    async def _verdict(self, info: StreamInfo, newest: SeenEvent | None) -> str:
         assert self._expected is not None
         seen = 0 if newest is None else newest.sequence
         if info.state is None:
@@ -177,7 +187,7 @@ class Guard:
             return empty(self._expected.watermark)
         ended = await self._without_end(info.state, newest)
         try:
-            damage = await marks.read_damage(self._connection)
+            damage = await guard_messages.read_damage(self._connection)
         except Unreadable as error:
             return (
                 f"what the stream {names.GUARD} says of damage cannot be read ({error}), so nothing is "
@@ -186,7 +196,9 @@ class Guard:
         known = damage is not None and damage.restored == restored
         if ended and not known and self._seen_whole and not self._lost.is_set():
             # Another server's stream, to which this process was sent by mistake, it has never seen whole.
-            await marks.tell_damage(self._connection, marks.Damage(reason=sentence(ended), restored=restored))
+            await guard_messages.tell_damage(
+                self._connection, guard_messages.Damage(reason=sentence(ended), restored=restored)
+            )
         if ended:
             return sentence(ended)
         self._seen_whole = True
@@ -194,7 +206,7 @@ class Guard:
             return damage.reason
         return await self._holes(info.state)
 
-    async def _recognize(self, held: Held, newest: Seen | None) -> None:
+    async def _recognize(self, held: StreamState, newest: SeenEvent | None) -> None:
         """Whether a stream that was restored still has what this process saw; raises EventsForgotten."""
         if newest is not None and await self._differs(held, newest):
             text = (
@@ -205,7 +217,7 @@ class Guard:
             raise EventsForgotten(text)
         self._expected, self._compared = await self._look(), False
 
-    async def _without_end(self, held: Held, newest: Seen | None) -> str:
+    async def _without_end(self, held: StreamState, newest: SeenEvent | None) -> str:
         """How the stream has lost its end; empty when it has it."""
         assert self._expected is not None
         if newest is not None and await self._differs(held, newest):
@@ -222,16 +234,16 @@ class Guard:
         self._compared = True
         return ""
 
-    async def _differs(self, held: Held, newest: Seen) -> bool:
+    async def _differs(self, held: StreamState, newest: SeenEvent) -> bool:
         """Whether an event that was seen is lost. One that is gone from the middle is a hole, or archived."""
         if held.last < newest.sequence:
             return True
         return await self._payload(newest.sequence) not in (None, newest.payload)
 
     async def _payload(self, sequence: int) -> bytes | None:
-        return await marks.payload_of(self._connection, names.EVENTS, {"seq": sequence})
+        return await guard_messages.payload_of(self._connection, names.EVENTS, {"seq": sequence})
 
-    async def _holes(self, held: Held) -> str:
+    async def _holes(self, held: StreamState) -> str:
         assert self._expected is not None
         if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
             self._expected = await self._look()
@@ -241,9 +253,9 @@ class Guard:
             )
         return ""
 
-    async def _is_checked(self, last: int, newest: Seen | None) -> bool:
+    async def _is_checked(self, last: int, newest: SeenEvent | None) -> bool:
         """Whether somebody has found the stream whole since the server was started; may be this process."""
-        if self._checked or await marks.is_checked(self._connection):
+        if self._checked or await guard_messages.is_checked(self._connection):
             self._checked = True
             return True
         now = asyncio.get_running_loop().time()
@@ -254,7 +266,7 @@ class Guard:
         if self._lost.is_set():
             return False  # what was looked at is not what would get the mark
         try:
-            self._checked = await marks.tell_checked(self._connection, self._settings)
+            self._checked = await guard_messages.tell_checked(self._connection, self._settings)
         except TopologyError as error:
             log.debug("%s", error)
         return self._checked
@@ -272,14 +284,14 @@ class Guard:
             )
         return ""
 
-    async def _fullness(self, info: Info) -> str:
+    async def _fullness(self, info: StreamInfo) -> str:
         limit, used = info.config.max_bytes, info.state.bytes if info.state else 0
         if limit > 0 and used > limit * self._settings.full_share:
             return (
                 f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
                 "nats.event_max_bytes, or make room with `orchard log archive`"
             )
-        account = await marks.ask(self._connection, "INFO", {}, Account)
+        account = await guard_messages.ask(self._connection, "INFO", {}, AccountUsage)
         if 0 < account.limits.max_storage * self._settings.full_share < account.storage:
             return (
                 f"the NATS account stores {account.storage} of {account.limits.max_storage} bytes, so "
@@ -289,7 +301,7 @@ class Guard:
 
 
 @asynccontextmanager
-async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncIterator[None]:
+async def guarded(guard: StreamGuard, connection: Connection, *, hold: bool) -> AsyncIterator[None]:
     """Guard a connection while the block runs.
 
     Without `hold` raises StreamHeld at once when the stream is not whole, which is what a command wants; a

@@ -10,7 +10,7 @@ from orchard.streams.names import EVENT_SUBJECTS
 REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
 
 
-class Expected(NamedTuple):
+class ExpectedStream(NamedTuple):
     """What the tables say of the stream."""
 
     watermark: int = 0
@@ -21,7 +21,7 @@ class Expected(NamedTuple):
     """Id of the event at the watermark, where it is known."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """What the stream holds: sequences up to `last`, `messages` of them still there, in `bytes`."""
 
     first: int = msgspec.field(name="first_seq")
@@ -35,7 +35,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return self.last - self.messages
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the stream that say what becomes of an event, and its size limit."""
 
     subjects: tuple[str, ...] = (EVENT_SUBJECTS,)
@@ -60,18 +60,18 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return drops or elsewhere or self.no_ack or any(limit > 0 for limit in limits)
 
 
-class Info(msgspec.Struct):
+class StreamInfo(msgspec.Struct):
     """What the server answers about the stream; `state` is None where there is no such stream."""
 
-    config: Rules = Rules()
-    state: Held | None = None
+    config: StreamRules = StreamRules()
+    state: StreamState | None = None
 
 
 class _AccountLimits(msgspec.Struct, frozen=True):
     max_storage: int = -1
 
 
-class Account(msgspec.Struct):
+class AccountUsage(msgspec.Struct):
     """Bytes that the NATS account stores, and may store (-1: no limit)."""
 
     storage: int = 0

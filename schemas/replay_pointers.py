@@ -2,11 +2,11 @@
 
 import msgspec
 
-SEGMENT = 32
+SEGMENT_EVENTS = 32
 """Events of a sealed segment of a trail."""
 
 
-class Trail(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayPointer(msgspec.Struct, frozen=True, kw_only=True):
     """The newest one of a rollout is kept, beside the log and not in it: losing it costs model calls only."""
 
     attempt: int
@@ -22,14 +22,14 @@ class Trail(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed segments with the events before these, as the trail is stored."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySegment(msgspec.Struct, frozen=True, kw_only=True):
     """SEGMENT consecutive events of an attempt, written once. Trails that are written whole after each answer
     cost the square of their length."""
 
     events: tuple[int, ...]
 
 
-def trail_subject(rollout_id: str) -> str:
+def pointer_subject(rollout_id: str) -> str:
     """The subject of a rollout's trail."""
     return f"orchard.trails.{rollout_id}"
 
