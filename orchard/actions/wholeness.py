@@ -2,8 +2,8 @@
 
 import asyncio
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
 from orchard.streams.stream_check import TablesUnreadable
@@ -11,7 +11,7 @@ from orchard.streams.stream_state import ExpectedStream
 
 
 async def expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
-    """Of the store and its archive as they are now; raises TablesUnreadable when they cannot be read."""
+    """Of the store and its archive as they are now; raises Unjudged when they cannot be read."""
     try:
         return await asyncio.to_thread(_expected, store_url, archive)
     except StorageError as error:
@@ -19,6 +19,6 @@ async def expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
 
 
 def _expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
-    sealed = sum(part.removed for part in Shelf(archive_url(store_url, archive)).parts())
+    sealed = sum(part.removed for part in ArchiveFiles(archive_url(store_url, archive)).parts())
     watermark, last_id = log_end(store_url)
     return ExpectedStream(watermark, sealed, last_id)

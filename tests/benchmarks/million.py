@@ -42,7 +42,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
-from orchard.storage.delta import DataFile, Table, write_file
+from orchard.storage.delta import DataFile, StoreTable, write_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
 from orchard.storage.log import log_batch
@@ -51,7 +51,7 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection, Pending, connect
 from orchard.streams.entries import FIRST, QueueEntry, after_attempt, rollout_entry
-from orchard.streams.publish import fate_in
+from orchard.streams.publish import result_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, stored_event
@@ -164,8 +164,8 @@ def messages(unit: Unit) -> list[StoredEvent]:
 def fill_store(plan: Plan, store: str) -> int:
     """Makes the tables of an empty store, several files each; how many events they hold."""
     location = Location.parse(store)
-    tables = {table: Table(location, table) for table in TABLES}
-    progress = Table(location, PROGRESS)
+    tables = {table: StoreTable(location, table) for table in TABLES}
+    progress = StoreTable(location, PROGRESS)
     if tables[EVENTS].watermark:
         raise RuntimeError(f"the store {store} is not empty: choose another directory")
     written: dict[str, list[DataFile]] = {table: [] for table in TABLES}
@@ -241,7 +241,7 @@ async def _publish(connection: Connection, batch: Sequence[StoredEvent]) -> None
         pending.append((message.sequence, await connection.send(message.subject, message.raw)))
         while len(pending) > UNDER_WAY or (pending and message is batch[-1]):
             expected, answer = pending.pop(0)
-            stored = fate_in(await answer.future).sequence
+            stored = result_in(await answer.future).sequence
             if stored != expected:
                 raise RuntimeError(f"event {expected} was stored as {stored}: the server lost some before it")
 

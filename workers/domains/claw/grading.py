@@ -13,7 +13,7 @@ from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.workers.domains.claw.sandboxed import Limits, Question, Ran, failed, run_script
 from orchard.workers.domains.claw.scores import PASSING_SCORE, robustness, task_score
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, indented
 
 NAME = "claw"

@@ -5,7 +5,7 @@ from orchard.schemas.judging import GuiJudging
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.workers.domains.gui.evidence import NoOutcome, read_outcome, rule_outcome
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 
 NAME = "gui-judge"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchard.injector.agent.local.removal import remove_tree
+from orchard.injector.agent.files import remove_tree
 from orchard.workers.harnesses.programs.building import build
 from orchard.workers.harnesses.programs.layers import Layer
 from orchard.workers.harnesses.programs.record import Program

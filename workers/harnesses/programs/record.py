@@ -20,7 +20,7 @@ LAYER = layer_files.PLACE
 HOME = "/tmp/orchard-harness"
 """Where it may keep what is its own."""
 
-SWE_PROMPT = """\
+PATCH_PROMPT = """\
 The repository in $workdir has the issue below. Resolve it: change the files of the repository, and nothing \
 else. Tests that judge the change exist already and need not be written.
 
@@ -28,7 +28,7 @@ $statement
 """
 
 TASK_PROMPT = "$statement\n"
-"""In place of SWE_PROMPT for a task that is judged by what the program leaves, and not by a patch."""
+"""In place of PATCH_PROMPT for a task that is judged by what the program leaves, and not by a patch."""
 
 WORLD_PROMPT = """\
 $about
@@ -102,7 +102,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     command: tuple[str, ...]
     """Its words. The current directory is the task's; a status of 0 means that it is done."""
-    prompt: str = SWE_PROMPT
+    prompt: str = PATCH_PROMPT
     """Of the words `statement` and `workdir`."""
     stdin: str = ""
     memory: str = "512Mi"

@@ -14,7 +14,7 @@ from orchard.workers.domains.claw.grading import combined, read_returned, reward
 from orchard.workers.domains.claw.sandboxed import Limits, Question, failed, run_script
 from orchard.workers.domains.claw.scores import PASSING_SCORE
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.rubric import REPLIES
 
 _WRAPPER = Path(wrapper.__file__).read_text(encoding="utf-8")
