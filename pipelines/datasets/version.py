@@ -46,8 +46,10 @@ def code_version() -> str:
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    for domain in (*worker_domains().values(), *pipeline_domains().values()):
-        digest.update("\0".join([domain.name, *domain.code(), ""]).encode())
+    codes = [domain.code() for domain in worker_domains().values()]
+    codes += [domain.code() for domain in pipeline_domains().values()]
+    for code in codes:
+        digest.update("\0".join([*code, ""]).encode())
     try:
         release = version("orchard-pipeline")
     except PackageNotFoundError:

@@ -4,7 +4,7 @@ Three stages run at the same time: receive from the stream, commit to `events`, 
 A batch's rows and its last sequence are one commit, so a writer killed anywhere resumes right after what it
 committed. Derived tables follow `events` as `events` follows the stream, with positions of their own: from
 the batch that was committed last, or from the files of `events` if they are behind. If the stream is ahead,
-the log goes first, for a bounded time (docs/decisions/0015-the-log-first.md).
+the log goes first, for a bounded time (decision 0015).
 """
 
 import asyncio
