@@ -3,10 +3,10 @@
 Decoding reads the envelope first and leaves `data` raw; `payload` then looks the type up. A type this
 version does not know keeps its bytes and is stored like any other, and so does a payload that does not fit
 its type: one strange event never stops a replay.
-Types evolve by adding fields with defaults. A breaking change is a new type (`...v2`) with an upcaster.
+Types evolve by adding fields with defaults. A type that gets another name is read under the new one a release
+before it is written so (`NEXT_NAMES`).
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -319,8 +319,8 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt ended without an outcome and the request went back to the queue."""
 
     reason: str
-    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while),
-    or `newer`: a later version can carry it out."""
+    """`infrastructure`, `draining` (its worker ends), `resting` (its endpoint is not asked for a while), or
+    `newer` (only a later version can carry it out)."""
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0
@@ -436,8 +436,16 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
 }
 """Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
 
-UPCASTERS: dict[str, Callable[[bytes], tuple[str, bytes]]] = {}
-"""Retired type to (its successor, the payload in the successor's form), applied when read."""
+NEXT_NAMES = {
+    "rollout.graded": "reward.assigned",
+    "rl.started": "run.started",
+    "rl.step": "policy.step",
+    "sft.started": "training.started",
+    "sft.step": "training.step",
+    "sft.finished": "training.finished",
+}
+"""Names under which the next version writes a type, to the name that this version writes. Both are read, so
+that the two versions can share a log (decision 0073)."""
 
 TERMINAL_TYPES = frozenset({"rollout.finished", "rollout.aborted"})
 DONE_TYPES = TERMINAL_TYPES | {"rollout.reopened"}
@@ -467,7 +475,6 @@ def make_event(
     rollout_id: str | None = None,
     attempt: int | None = None,
     causation_id: str | None = None,
-    traceparent: str | None = None,
     time: datetime | None = None,
 ) -> Event:
     """An event around a registered payload; raises KeyError for a struct that is not in EVENT_TYPES."""
@@ -484,7 +491,6 @@ def make_event(
         rollout_id=rollout_id,
         attempt=attempt,
         causation_id=causation_id,
-        traceparent=traceparent,
     )
 
 
@@ -506,15 +512,13 @@ def decode_event(raw: bytes) -> Event:
 
 def payload(event: Event) -> Any:
     """The typed payload, UnknownPayload for an unknown type, UnreadablePayload for one that does not fit."""
-    kind: str = event.type
-    data: bytes | msgspec.Raw = event.data
+    decoder = _DECODERS.get(NEXT_NAMES.get(event.type, event.type))
+    if decoder is None:
+        return UnknownPayload(bytes(event.data))
     try:
-        while upcast := UPCASTERS.get(kind):
-            kind, data = upcast(bytes(data))
-        decoder = _DECODERS.get(kind)
-        return UnknownPayload(bytes(data)) if decoder is None else decode(decoder, data)
-    except Exception as error:  # an upcaster, too, meets whatever was published
-        return UnreadablePayload(bytes(data), f"event {event.id} of type {event.type}: {error}")
+        return decode(decoder, event.data)
+    except Unreadable as error:
+        return UnreadablePayload(bytes(event.data), f"event {event.id} of type {event.type}: {error}")
 
 
 Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload

@@ -1,6 +1,6 @@
 """NATS subjects of events."""
 
-from orchard.schemas.events import DECISION_TYPES, DONE_TYPES, STARTED_TYPE, Event
+from orchard.schemas.events import DECISION_TYPES, DONE_TYPES, NEXT_NAMES, STARTED_TYPE, Event
 from orchard.schemas.identity import shard
 from orchard.schemas.values import VERDICT_TYPES
 
@@ -26,6 +26,12 @@ def event_subject(event: Event) -> str:
 def campaign_subjects(campaign: str) -> str:
     """All subjects of a campaign's events but the fences."""
     return f"{EVENTS_PREFIX}.{campaign}.>"
+
+
+def type_subjects(campaign: str, kind: str) -> list[str]:
+    """The subjects of a campaign's events of a type that is no fence, under each name by which it is read."""
+    names = [kind, *(name for name, known in NEXT_NAMES.items() if known == kind)]
+    return [f"{EVENTS_PREFIX}.{campaign}.*.{name}" for name in names]
 
 
 def is_misplaced(event: Event, subject: str) -> bool:

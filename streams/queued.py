@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from orchard.schemas.identity import shard
-from orchard.schemas.requests import rollout_in
 from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
@@ -86,30 +85,8 @@ async def remove(connection: Connection, campaign: str, part: str, rollout_ids: 
         await purge(connection, stream, patterns)
 
 
-async def unplaced(connection: Connection, campaign: str) -> set[str]:
-    """Rollouts of the campaign in entries of versions that gave them no subject of their own: read from the
-    requests themselves, and soon gone."""
-    found = set()
-    for stream, patterns in _UNPLACED.items():
-        for pattern in patterns:
-            if not await subjects(connection, stream, pattern):
-                continue
-            async for batch in messages_of(connection, stream, pattern):
-                for message in batch:
-                    request = rollout_in(message.data)
-                    if request is not None and request.campaign == campaign:
-                        found.add(request.rollout_id)
-    return found
-
-
-_UNPLACED = {
-    names.WORK: ["orchard.work.rollout.*.*"],
-    names.LATER: ["orchard.later.rollout.*.*.*", "orchard.due.rollout.*.*"],
-}
-
-
 async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
-    """Whether this one rollout stands in any queue, save for those of `unplaced`."""
+    """Whether this one rollout is queued, delayed or running."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
     for stream in (names.LATER, names.WORK, names.LATER):
         if await subjects(connection, stream, pattern):
@@ -119,7 +96,6 @@ async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
 
 async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str], set[str]]]:
     """For each shard, the rollouts on WORK and those in LATER."""
-    early = _by_shard(await unplaced(connection, campaign))
     counts = [await subject_count(connection, stream) for stream in (names.WORK, names.LATER)]
     for part in ["*"] if max(counts) <= _AT_ONCE else SHARDS:
         before = await _listed(connection, names.LATER, campaign, part)
@@ -127,7 +103,7 @@ async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[s
         # Asked again: it may have come from WORK since.
         delayed = _by_shard(before | await _listed(connection, names.LATER, campaign, part))
         for each in SHARDS if part == "*" else [part]:
-            yield each, work[each] | early[each], delayed[each]
+            yield each, work[each], delayed[each]
 
 
 async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:

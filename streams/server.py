@@ -18,7 +18,6 @@ from typing import Self
 import msgspec
 
 from orchard.streams.errors import ServerFailed
-from orchard.streams.names import WORK
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 
@@ -32,8 +31,6 @@ _CLEAN = "stopped-cleanly"
 """A file that says that the server has written everything, until it starts again."""
 _CLEAN_EXITS = (0, 1)
 """The server exits with 1 after SIGTERM."""
-_OLD_CONSUMERS = f'["$JS.API.CONSUMER.CREATE.{WORK}.*.>", "$JS.API.CONSUMER.DURABLE.CREATE.{WORK}.*"]'
-"""How versions before decision 0012 declare a queue, which would take a filter from the queue of this one."""
 _USER, _ADMIN = "orchard", "admin"
 _DAMAGED_CONSUMER = re.compile(
     r"Error adding consumer '[^']* > (\S+) > (\S+)': .*(?:corrupt state file|unsupported version)"
@@ -174,8 +171,7 @@ class EmbeddedServer:
             f"{monitoring}"
             f"ports_file_dir: {msgspec.json.encode(str(self.store)).decode()}\n"
             f"max_payload: {MAX_PAYLOAD}\n"
-            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}", permissions: '
-            f"{{ publish: {{ deny: {_OLD_CONSUMERS} }} }} }} ] }}\n"
+            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}" }} ] }}\n'
             f'accounts {{ SYS {{ users: [ {{ user: {_ADMIN}, password: "{self._admin_token}" }} ] }} }}\n'
             "system_account: SYS\n"
             f"jetstream {{ store_dir: {msgspec.json.encode(str(self.store)).decode()}, "
