@@ -1,4 +1,4 @@
-"""The archive of the event log: what a manifest says, and the event that records one."""
+"""The archive of the event log: its manifest, and the event that records a part."""
 
 import msgspec
 
@@ -9,13 +9,12 @@ class ArchiveSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One Parquet file of sealed messages, in the order of the stream."""
 
     path: str
-    """File name, beside the manifest."""
+    """Name of the file, beside the manifest."""
     size: int
-    """Bytes of the file."""
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file's bytes."""
     content_sha256: str
-    """Of the messages, however they are encoded: see `orchard.storage.archive.segments.Content`."""
+    """SHA-256 of the messages, however they are encoded: see `orchard.storage.archive.segments.Content`."""
     first_sequence: int
     last_sequence: int
     events: int
@@ -35,9 +34,9 @@ class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     last_sequence: int
     events: int
     removed: int
-    """Those on the campaign's own subjects, which leave the stream."""
+    """Events on the campaign's own subjects, which leave the stream."""
     bytes: int
-    """Of payloads."""
+    """Bytes of all payloads together."""
     subjects: dict[str, int]
     """Events by subject; a shard or an id in it is `*`."""
     segments: tuple[ArchiveSegment, ...]
