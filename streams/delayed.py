@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _FORWARDERS = 8
 _BLOCKED_WAIT = 1.0
-"""Seconds until a request is tried again whose predecessor is still being settled."""
+"""Seconds until a request is tried again while its predecessor is being settled."""
 _FULL_WAIT = 2.0
 _PULL_SECONDS = 30.0
 
@@ -39,7 +39,7 @@ class Delayed:
         self._publisher = Publisher(connection)
 
     async def run(self) -> None:
-        """Forward until cancelled; raises as `Publisher.offer` does, save for a full queue."""
+        """Forwards until cancelled; raises as `Publisher.offer` does, but not for a full queue."""
         puller = Puller(self._connection, names.LATER, names.DUE_CONSUMER)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -55,7 +55,7 @@ class Delayed:
                 await settle(self._connection, message.reply, await self._verdict(message))
 
     async def _verdict(self, message: Msg) -> bytes:
-        """How a due request is settled. One that can never go on its way holds up no other."""
+        """Decides how a due request is settled. One that can never be queued does not delay others."""
         try:
             return await self._forward(message)
         except FAULTS:
@@ -65,7 +65,7 @@ class Delayed:
             return ACK
 
     async def _forward(self, message: Msg) -> bytes:
-        """Publish, and say how the due request is settled: one that must wait lets the others pass."""
+        """Publishes a due request and returns how it is settled: one that must wait lets the others pass."""
         headers = message.headers or {}
         try:
             Queue.of_subject(message.subject)
@@ -88,7 +88,7 @@ class Delayed:
         return nak_for(_BLOCKED_WAIT) if blocked else ACK
 
     async def _bury(self, message: Msg, reason: str) -> None:
-        """What can go to no queue becomes a dead letter."""
+        """Makes a request that fits no queue a dead letter."""
         delivery = Delivery.of(message.reply)
         dead = Dead(
             stream=names.LATER,

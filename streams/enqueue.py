@@ -1,4 +1,4 @@
-"""Putting entries on WORK and LATER: each on its own empty subject, every answer understood.
+"""Puts entries on WORK and LATER: each on its own empty subject, every answer understood.
 
 Three things can stand in the way of an entry, and none of them may pass for "stored": its subject is taken
 by another entry, its name was used before, or the stream is full.
@@ -19,19 +19,16 @@ from orchard.streams.reading import last_message, message_at, moment
 
 _AWAIT_SECONDS = 60.0
 _AWAIT_EACH = 20.0
-"""Seconds after an endpoint was to be asked again in which one request that waits for it comes back to look,
-at least, and for each request that is delayed: of five thousand one comes in some 3 s, of a million hardly
-more."""
+"""Seconds after the end of a rest in which one waiting request comes back to look, at least, and for each
+delayed request: of five thousand one comes in some 3 s, of a million hardly more."""
 
 
 class EnqueueResult(StrEnum):
-    """What became of an entry."""
-
     STORED = "stored"
     KNOWN = "known"
-    """This very entry is in the stream since an earlier call."""
+    """The same entry is in the stream since an earlier call."""
     TAKEN = "taken"
-    """This very entry was stored by an earlier call, and was claimed and settled since."""
+    """The same entry was stored by an earlier call, and was claimed and settled since."""
     OCCUPIED = "occupied"
     """Another entry of the same request is queued or running (WORK), or delayed (LATER)."""
     FULL = "full"
@@ -39,19 +36,19 @@ class EnqueueResult(StrEnum):
 
 
 class Enqueued(NamedTuple):
-    """The verdict, and the sequence of the entry where it is in the stream (else 0)."""
+    """The result, and the sequence of the entry if it is in the stream (else 0)."""
 
     result: EnqueueResult
     sequence: int = 0
 
 
 def work_message(entry: QueueEntry) -> OutgoingMessage:
-    """The entry as it can be claimed at once."""
+    """Makes the message by which the entry can be claimed at once."""
     return OutgoingMessage(subject=entry.subject, payload=entry.body, id=entry.name, expected=0)
 
 
 async def enqueue(connection: Connection, stream: str, message: OutgoingMessage) -> Enqueued:
-    """Store the message on its subject of `stream` where that is empty; what became of it.
+    """Stores the message on its subject of `stream` if that is empty; returns the result.
 
     Raises NameReused for a message id that the stream holds with another body, and as `results_of`.
     """
@@ -62,7 +59,8 @@ async def enqueue(connection: Connection, stream: str, message: OutgoingMessage)
 async def enqueue_all(
     connection: Connection, stream: str, messages: Sequence[OutgoingMessage]
 ) -> list[Enqueued]:
-    """As `place`, pipelined. Where a subject is taken nobody looks by whom: OCCUPIED stands for KNOWN too."""
+    """Stores messages as `enqueue` does, pipelined. It does not look who has a taken subject: OCCUPIED stands
+    for KNOWN too."""
     results = await results_of(connection, list(messages))
     return [
         await _enqueued(connection, stream, message, result, look=False)
@@ -73,7 +71,7 @@ async def enqueue_all(
 async def enqueue_later(
     connection: Connection, entry: QueueEntry, delay: float, *, awaits: str = ""
 ) -> Enqueued:
-    """Store the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts.
+    """Stores the entry so that it is due in `delay` seconds: absolute time, so the server's clock counts.
 
     One that `awaits` the end of an endpoint's rest is released then. Its own time is for the case that nobody
     sees that end, and later the more there are, so that few of a crowd come back to look.

@@ -29,19 +29,19 @@ class Publisher:
         self.trails = ReplayPointers(connection)
 
     async def event(self, event: Event) -> int:
-        """Store one event; its sequence, the first one's when it was stored already."""
+        """Stores one event; returns its sequence, that of the first one when it was stored already."""
         return await store(self._connection, _message(event))
 
     async def events(self, events: Sequence[Event]) -> list[int]:
-        """Store events in their order, pipelined; their sequences."""
+        """Stores events in their order, pipelined; returns their sequences."""
         return await store_all(self._connection, [_message(event) for event in events])
 
     async def start(
         self, rollout_id: str, at_least: int, make: Callable[[int], Event], newest: StoredEvent | None = None
     ) -> int:
-        """Take the next attempt number of a rollout and store its `rollout.started`; the number.
+        """Takes the next attempt number of a rollout and stores its `rollout.started`; returns the number.
 
-        `make` makes the event for a number; `newest` is what `started` gave, if it was asked: without, or
+        `make` makes the event for a number; `newest` is the answer of `started`, if it was asked: without, or
         when it is old, it is asked here. The server's count of deliveries is only a lower bound
         (`at_least`): a killed server forgets the last deliveries and counts them twice. So the number is
         taken in the log, by compare-and-set on the rollout's `started` subject, and nobody else has it.
@@ -63,7 +63,7 @@ class Publisher:
             return number
 
     async def terminal(self, event: Event, fence: int = 0) -> int:
-        """Store a rollout's terminal event unless another was accepted; its sequence.
+        """Stores a rollout's terminal event unless another was accepted; returns its sequence.
 
         `fence` is the last sequence that the rollout's `done` subject must have: 0, or that of the event
         that reopened it. An event that is stored already, by its id, counts as stored now. Raises
@@ -72,7 +72,8 @@ class Publisher:
         return await self._guarded(event, fence)
 
     async def decision(self, event: Event) -> StoredEvent | None:
-        """Store the decision about a prompt unless there is one; the other one, None when ours stands."""
+        """Stores the decision about a prompt unless there is one; returns the other one, None when this one
+        stands."""
         try:
             await self._guarded(event, 0)
         except OutcomeRefused as refused:
@@ -80,7 +81,7 @@ class Publisher:
         return None
 
     async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Enqueued:
-        """Put a request on its queue, now or in `delay` seconds by the server's clock.
+        """Puts a request on its queue, now or in `delay` seconds by the server's clock.
 
         Raises QueueFull when the work stream is at its limit, nothing was stored then, and NameReused.
         """
@@ -95,11 +96,11 @@ class Publisher:
         return placed
 
     async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
-        """Put many requests on their queues, pipelined; what became of each. Raises NameReused."""
+        """Puts many requests on their queues, pipelined; returns the result of each. Raises NameReused."""
         return await enqueue_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
 
     async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
-        """As `offer_all`, save for requests that are delayed: those are OCCUPIED too.
+        """Puts requests on their queues as `offer_all` does, unless they are delayed: those are OCCUPIED too.
 
         An entry that WORK accepts can only collide with a delayed one: a retry is stored in LATER before its
         old entry is acknowledged. So LATER is looked at again afterwards, and the new entry withdrawn.
@@ -122,18 +123,19 @@ class Publisher:
         return {address for subject in found if (address := address_in(subject))}
 
     async def outcomes(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
-        """As `outcome`, for many. In a cluster the newest may be missing: the fence guards what follows."""
+        """Reads the outcomes of many rollouts. In a cluster the newest may be missing: the fence guards what
+        follows."""
         return await self._last_of([done_subject(rollout) for rollout in rollout_ids])
 
     async def starts(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
-        """The newest `rollout.started` of each rollout, as `outcomes` reads them."""
+        """Reads the newest `rollout.started` of each rollout, as `outcomes` reads them."""
         return await self._last_of([started_subject(rollout) for rollout in rollout_ids])
 
     async def guarded(self, events: Sequence[tuple[Event, int]]) -> list[int | None]:
-        """Store terminal or reopening events, each over the sequence it expects, pipelined.
+        """Stores terminal or reopening events, each over the sequence it expects, pipelined.
 
-        The sequence of each, None where another event stands there: as `terminal` and `reopen`, but a
-        refusal is an answer.
+        Returns the sequence of each, None where another event stands there: as `terminal`, but a refusal is
+        an answer.
         """
         messages = [_message(event)._replace(expected=expected) for event, expected in events]
         stored: list[int | None] = []
@@ -150,15 +152,16 @@ class Publisher:
         return stored
 
     async def outcome(self, rollout_id: str) -> StoredEvent | None:
-        """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
+        """Reads the newest event on a rollout's `done` subject: terminal, reopened, or None."""
         return await self._last(done_subject(rollout_id))
 
     async def started(self, rollout_id: str) -> StoredEvent | None:
-        """The newest `rollout.started` of a rollout, for `start`."""
+        """Reads the newest `rollout.started` of a rollout, for `start`."""
         return await self._last(started_subject(rollout_id))
 
     async def annotation(self, event_id: str) -> StoredEvent | None:
-        """The annotation, its failure, or the measurement that is stored under this event id, or None."""
+        """Reads the annotation, its failure, or the measurement that is stored under this event id, or
+        None."""
         return await self._last(annotated_subject(event_id))
 
     async def _guarded(self, event: Event, expected: int) -> int:
@@ -192,7 +195,8 @@ class Publisher:
         return [found[subject].as_event if subject in found else None for subject in subjects]
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
-        """The highest number taken so far: the newest event's, or one of those before if it names none."""
+        """Reads the highest number taken so far: the newest event's, or one of those before if it names
+        none."""
         if newest.event is not None and newest.event.attempt is not None:
             return newest.event.attempt
         attempt = 0
@@ -203,8 +207,8 @@ class Publisher:
         return attempt
 
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
-        """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the
-        answer was lost, even where others have followed since."""
+        """Reads the message that was stored on a subject next after `sequence`: one's own event, if it was
+        accepted though the answer was lost, even where others have followed since."""
         found = await next_message(self._connection, names.EVENTS, sequence + 1, subject)
         return found.as_event if found else None
 

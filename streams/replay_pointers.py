@@ -1,6 +1,6 @@
-"""Trails on the wire: left behind after each answer of a model, found by the attempt that follows a death.
+"""Replay pointers on the wire: left after each answer of a model, found by the attempt that follows a death.
 
-Leaving one is not confirmed and never fails: a trail that is lost, as on a full disk, costs model calls and
+Leaving one is not confirmed and never fails: a pointer that is lost, as on a full disk, costs model calls and
 nothing else, so no attempt waits for it.
 """
 
@@ -34,33 +34,35 @@ _SEGMENTS = msgspec.json.Decoder(ReplaySegment)
 
 
 class ReplayPointers:
-    """Over one connection."""
+    """Reads and writes replay pointers over one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sealed: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-        """Segments to be forgotten, by rollout: attempt and number."""
+        """Segments to be deleted, by rollout: attempt and number."""
 
     async def leave(self, rollout_id: str, trail: ReplayPointer) -> None:
-        """Replace the rollout's trail, whose first `segments` were sealed before."""
+        """Replaces the rollout's pointer, whose first `segments` were sealed before."""
         head = msgspec.structs.replace(trail, events=trail.events[trail.segments * SEGMENT_EVENTS :])
         await self._publish(pointer_subject(rollout_id), msgspec.json.encode(head), {})
 
     async def seal(self, rollout_id: str, attempt: int, number: int, events: Sequence[int]) -> None:
-        """Write the SEGMENT events of a segment, before the trail that counts it."""
+        """Writes the SEGMENT_EVENTS events of a segment, before the pointer that counts it."""
         self._sealed[rollout_id].add((attempt, number))
         body = msgspec.json.encode(ReplaySegment(events=tuple(events)))
         await self._publish(segment_subject(rollout_id, attempt, number), body, {})
 
     async def forget(self, rollout_id: str) -> None:
-        """The rollout has its outcome: its trail goes, with the segments that were sealed or found here."""
+        """Deletes the pointer of a rollout that has its outcome, with the segments that were sealed or found
+        here."""
         gone = {names.TTL: f"{FORGET_SECONDS}s"}
         await self._publish(pointer_subject(rollout_id), b"", gone)
         for attempt, number in sorted(self._sealed.pop(rollout_id, ())):
             await self._publish(segment_subject(rollout_id, attempt, number), b"", gone)
 
     async def find(self, rollout_id: str) -> ReplayPointer | None:
-        """The rollout's trail with all its events; None where there is none, or none that can be read."""
+        """Finds the rollout's pointer with all its events; None where there is none, or none that can be
+        read."""
         try:
             found = await last_message(self._connection, names.TRAILS, pointer_subject(rollout_id))
             head = decode(_TRAILS, found.data) if found and found.data else None
@@ -70,7 +72,7 @@ class ReplayPointers:
             return None
 
     async def _joined(self, rollout_id: str, head: ReplayPointer) -> ReplayPointer | None:
-        """The trail with the events of its segments; None where one is lost."""
+        """Joins a pointer with the events of its segments; None where one is lost."""
         numbers = range(head.segments)
         self._sealed[rollout_id] |= {(head.attempt, number) for number in numbers}
         wanted = [segment_subject(rollout_id, head.attempt, number) for number in numbers]
@@ -86,7 +88,7 @@ class ReplayPointers:
         return msgspec.structs.replace(head, events=(*events, *head.events))
 
     async def events(self, sequences: Sequence[int]) -> list[StoredEvent]:
-        """The events with these sequences, in their order, without those that are gone.
+        """Reads the events with these sequences, in their order, without those that are gone.
 
         Reads nothing else of the stream, however many rollouts it holds. Raises as `messages_at` does.
         """

@@ -1,14 +1,14 @@
-"""The guard: nobody publishes to a stream of events that has lost some, or may drop some.
+"""The stream guard: nobody publishes to a stream of events that has lost some, or may drop some.
 
 A server that lost acknowledged messages gives their sequences to new ones. A rollout whose outcome was lost
-would get a second one, and tables and stream would tell different stories. So each process that publishes
+would get a second one, and tables and stream would contradict each other. So each process that publishes
 looks at the stream when it connects, whenever it connects again, and every few seconds: the stream must
 hold the last event of the tables and the newest one that the process has seen, without holes but those that
 archiving made, and with limits that refuse instead of dropping. Until it does, publishes and claims wait, and
 the reason is one sentence.
 
-After a start of the server nobody publishes until one process has found the stream whole and said so, first
-of all the writer: others may not know of what is lost. And what one process finds lost holds all
+After a start of the server nobody publishes until one process, usually the writer, has found the stream whole
+and said so: others may not know of what is lost. And what one process finds lost holds all
 (`streams.guard_messages`), until the stream is restored.
 """
 
@@ -43,14 +43,15 @@ from orchard.streams.topology import declare_events
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks at a stream that is well."""
+"""Interval between two looks at a stream that is well."""
 HELD_LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
-"""How long a process that holds waits at its start for a server that says nothing of its stream."""
+"""Seconds that a process that holds waits at its start for a server that says nothing of its stream."""
 SETTLE_SECONDS = 10.0
-"""After a start of the server, how long a process leaves it to the writer to say that the stream is whole."""
+"""Seconds after a start of the server in which a process leaves it to the writer to say that the stream is
+whole."""
 WRITER_SETTLE_SECONDS = 1.0
-"""How long the writer waits before: processes that saw what is lost connect again within this time."""
+"""Seconds that the writer waits before: processes that saw what is lost connect again within this time."""
 _NUMBERS = re.compile(r"[0-9]+")
 _WAITING = (
     "the NATS server was started, and nothing is claimed or published until the writer has compared the "
@@ -59,13 +60,13 @@ _WAITING = (
 
 
 class TablesUnreadable(Exception):
-    """The tables cannot be read just now; the text says why."""
+    """The tables cannot be read now; the text says why."""
 
 
 ReadTables = Callable[[], Awaitable[ExpectedStream]]
 """Reads the tables, or raises TablesUnreadable. Workers may not know them, so the front door supplies it."""
 Shortage = Callable[[], Awaitable[str]]
-"""Says in a sentence why there is no room for new work, empty when there is."""
+"""Says in a sentence why there is no room for new work; empty when there is."""
 
 
 class StreamGuard:
@@ -81,8 +82,9 @@ class StreamGuard:
         settle: float = SETTLE_SECONDS,
         on_change: Callable[[str], None] = log.warning,
     ) -> None:
-        """`settle` are the seconds after which this process itself says that the stream of a server that was
-        started is whole. `on_change` gets each new reason to hold, and one sentence when it is gone."""
+        """`settle` is the time in seconds after which this process itself says that the stream of a server
+        that was started is whole. `on_change` gets each new reason to hold, and one sentence when it is
+        gone."""
         self._connection = connection
         self._settings = settings
         self._look = look
@@ -91,9 +93,9 @@ class StreamGuard:
         self.on_change = on_change
         self._expected: ExpectedStream | None = None
         self._compared = False
-        """Whether the stream has the event that the tables end with."""
+        """Whether the stream has the tables' last event."""
         self._restored: str | None = None
-        """The stream's mark of its last restore, as of the last look."""
+        """The stream's mark of its last restore, at the last look."""
         self._seen_whole = False
         self._checked = False
         self._unchecked_since: float | None = None
@@ -102,7 +104,7 @@ class StreamGuard:
         connection.on_loss(self._lost.set)
 
     async def check(self) -> bool:
-        """Look once and hold or release the connection; False when the server did not answer.
+        """Looks once and holds or releases the connection; False when the server did not answer.
 
         Raises EventsForgotten when the stream was restored without what this process has seen in it.
         """
@@ -125,7 +127,7 @@ class StreamGuard:
         return True
 
     async def run(self) -> None:
-        """Look until cancelled, at once after each new connection. Raises as `check` does; the connection is
+        """Looks until cancelled, at once after each new connection. Raises as `check` does; the connection is
         closed then."""
         answered = True
         try:
@@ -142,13 +144,13 @@ class StreamGuard:
             self._connection.forget_loss(self._lost.set)
 
     def _forget(self) -> None:
-        """Another server may have come with another stream."""
+        """Forgets all findings: another server may have come with another stream."""
         self._expected, self._compared = None, False
         self._checked, self._unchecked_since = False, None
 
     async def _judge(self) -> tuple[str, str, str]:
-        """Why nothing may be published until somebody acts, why not for a moment, and why nothing may be
-        claimed."""
+        """Returns why nothing may be published until somebody acts, why not for a moment, and why nothing may
+        be claimed."""
         try:
             if self._expected is None:
                 self._expected = await self._look()
@@ -207,7 +209,7 @@ class StreamGuard:
         return await self._holes(info.state)
 
     async def _recognize(self, held: StreamState, newest: SeenEvent | None) -> None:
-        """Whether a stream that was restored still has what this process saw; raises EventsForgotten."""
+        """Checks that a restored stream still has what this process saw; raises EventsForgotten."""
         if newest is not None and await self._differs(held, newest):
             text = (
                 f"event {newest.sequence}, which this process had seen, is not in the restored stream: what "
@@ -218,7 +220,7 @@ class StreamGuard:
         self._expected, self._compared = await self._look(), False
 
     async def _without_end(self, held: StreamState, newest: SeenEvent | None) -> str:
-        """How the stream has lost its end; empty when it has it."""
+        """Says how the stream has lost its end; empty when it has it."""
         assert self._expected is not None
         if newest is not None and await self._differs(held, newest):
             return (
@@ -254,7 +256,7 @@ class StreamGuard:
         return ""
 
     async def _is_checked(self, last: int, newest: SeenEvent | None) -> bool:
-        """Whether somebody has found the stream whole since the server was started; may be this process."""
+        """Whether a process, perhaps this one, has found the stream whole since the server was started."""
         if self._checked or await guard_messages.is_checked(self._connection):
             self._checked = True
             return True
@@ -272,7 +274,7 @@ class StreamGuard:
         return self._checked
 
     async def _put_back(self) -> str:
-        """Undo the rules that somebody set on the stream; why not, where that is refused."""
+        """Restores the rules that somebody changed on the stream; returns why not, if that is refused."""
         log.warning("the rules of %s would drop or displace events: putting back our own", names.EVENTS)
         try:
             await declare_events(self._connection, self._settings)
@@ -302,13 +304,13 @@ class StreamGuard:
 
 @asynccontextmanager
 async def guarded(guard: StreamGuard, connection: Connection, *, hold: bool) -> AsyncIterator[None]:
-    """Guard a connection while the block runs.
+    """Guards a connection while the block runs.
 
     Without `hold` raises StreamHeld at once when the stream is not whole, which is what a command wants; a
-    worker holds, and goes on when it is.
+    worker holds, and resumes when it is.
 
     Raises TopologyError when JetStream does not answer within `connect_timeout`, or ANSWER_SECONDS with
-    `hold`; EventsForgotten in the block, whose task is cancelled, as `Guard.check` does.
+    `hold`; EventsForgotten in the block, whose task is cancelled, as `StreamGuard.check` does.
     """
     connection.guarded = True
     connection.waits_when_full = hold
@@ -346,7 +348,8 @@ async def guarded(guard: StreamGuard, connection: Connection, *, hold: bool) -> 
 
 
 async def _passing(connection: Connection, seconds: float) -> None:
-    """Wait until the guard lets publishes pass; raises StreamHeld when it holds, or says no in time."""
+    """Waits until the guard lets publishes pass; raises StreamHeld when it holds, or does not decide in
+    time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not connection.trusted and not connection.held:
