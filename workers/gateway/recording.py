@@ -26,14 +26,9 @@ from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, ro
 from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
 from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
-from orchard.workers.llm.client import (
-    Completion,
-    ContextLengthExceeded,
-    ModelClient,
-    OutOfTime,
-    RequestRefused,
-    context_too_small,
-)
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, RequestRefused, context_too_small
 
 T = TypeVar("T")
 

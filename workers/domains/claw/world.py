@@ -17,14 +17,13 @@ from orchard.schemas.claw import AuditEntry, ClawBundle, ClawWorld, CommandSeen,
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.engine import Answered, BadWorld, Services
 from orchard.workers.domains.claw.faces import Face, served
 from orchard.workers.domains.claw.snapshots import LARGEST_TREE, pictured
 from orchard.workers.domains.claw.workspace import TOOLS, Workspace
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.worlds import Opening
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
@@ -174,10 +173,8 @@ class ClawAttempt:
         raw = text.encode(errors="replace")
         if len(raw) <= _INLINE:
             return text, None
-        try:
+        with storing():
             return "", await asyncio.to_thread(self._opening.blobs.put, raw, "application/json")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 
 
 async def _ran(machine: Machine, task: Task, line: str, seconds: float) -> CommandOutcome:

@@ -10,10 +10,8 @@ from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.messages import Image
-from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import storing
 from orchard.workers.judges.interface import Evidence, Picture, indented
 from orchard.workers.judges.ruling import Judges
 
@@ -45,10 +43,8 @@ async def rule_outcome(
     wanted: int | None = getattr(judges.protocol(protocol), "pictures", None)
     if wanted is not None:
         images = images[-wanted:]
-    try:
+    with storing("a screenshot"):
         pictures = [await asyncio.to_thread(_picture, blobs, step, image) for step, image in images]
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, f"a screenshot: {error}") from error
     evidence = Evidence(
         task=statement,
         transcript="\n".join(_thoughts(outcome)),

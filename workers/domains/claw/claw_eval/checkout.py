@@ -12,10 +12,9 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import ROOT, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.sandboxed import MISSING, no_interpreter
 from orchard.workers.episode.machine import Machine
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 
 _SECONDS = 120.0
 """For unpacking, and for one question to `remote.py`, the start of all services included."""
@@ -24,10 +23,8 @@ _LAST = msgspec.json.Decoder(dict[str, Any])
 
 async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
     """The archive. Raises InfrastructureError."""
-    try:
+    with storing("an archive of the checkout"):
         return await asyncio.to_thread(blobs.get, blob)
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, f"an archive of the checkout: {error}") from error
 
 
 async def unpack(blobs: BlobStore, checkout: ClawEvalCheckout, machine: Machine) -> None:

@@ -19,7 +19,6 @@ from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.claw_eval import NAME, ROOT, WORKSPACE, ClawEvalWorld, Dispatch, EvalBundle, MockService
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.arguments import read_arguments
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members, unpack
 from orchard.workers.domains.claw.claw_eval.remote import FAILED
@@ -34,7 +33,7 @@ from orchard.workers.domains.claw.claw_eval.workspace import (
 )
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.worlds import Opening
-from orchard.workers.failures import InfrastructureError, NotWritable
+from orchard.workers.failures import InfrastructureError, NotWritable, storing
 from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
@@ -228,10 +227,8 @@ class ClawEvalAttempt:
         raw = masked(msgspec.json.encode(value).decode()).text.encode(errors="replace")
         if len(raw) <= _INLINE:
             return raw.decode(), None
-        try:
+        with storing():
             return "", self._opening.blobs.put(raw, "application/json")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 
 
 async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:

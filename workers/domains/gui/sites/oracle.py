@@ -40,17 +40,15 @@ class SitesPlayer:
     """Plays conversations that offer the tools of a browser. The site says what the tasks are."""
 
     def __init__(self, _tasks: Callable[[], Iterable[Task]], _mix: Mapping[Behaviour, float]) -> None:
-        """See MakePlayer."""
+        """Takes what every player is given, and needs none of it."""
 
     async def start(self) -> None:
-        """See OraclePlayer."""
+        """Reads nothing."""
 
     def plays(self, request: OracleRequest) -> bool:
-        """See OraclePlayer."""
         return TOOLS.issubset(request.tool_names)
 
     async def reply(self, request: OracleRequest) -> Reply:
-        """See OraclePlayer."""
         rate, seed = _rate(request.variant), request.seed or 0
         try:
             view = await look(seed)

@@ -27,17 +27,14 @@ class ShellPlayer:
         self._reading = asyncio.Lock()
 
     async def start(self) -> None:
-        """See OraclePlayer."""
         await asyncio.to_thread(self._index.reload)
 
     def plays(self, request: OracleRequest) -> bool:
-        """See OraclePlayer."""
         if request.tools:
             return "bash" in request.tool_names
         return _label(request) is not None or _annotation(request) is not None
 
     async def reply(self, request: OracleRequest) -> Reply:
-        """See OraclePlayer."""
         behaviour = _forced(request)
         if (asked := _annotation(request)) is not None:
             task = await self._task(annotator.unbarred(asked))
