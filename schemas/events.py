@@ -526,13 +526,13 @@ def payload(event: Event) -> Any:
         return UnreadablePayload(bytes(event.data), f"event {event.id} of type {event.type}: {error}")
 
 
-Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
+DonePayload = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
 
 
-def outcome_in(event: Event | None) -> Outcome:
+def done_payload(event: Event | None) -> DonePayload:
     """The outcome or reopening on a rollout's `done` subject; UnreadablePayload for anything else, such as a
     message that is no event (None)."""
     data = UnreadablePayload(b"", "it is no event") if event is None else payload(event)
-    if isinstance(data, Outcome):
+    if isinstance(data, DonePayload):
         return data
     return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")

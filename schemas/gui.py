@@ -1,7 +1,7 @@
 """Orchard-GUI: the browser of a task, and the submission of a browser agent.
 
 A task of the domain has `Task.world` of kind `browser`, with a GuiWorld as settings. Its submission is a
-GuiOutcome, as JSON text: graders and judges read that, and `reward` maps their verdict to a reward.
+GuiSubmission, as JSON text: graders and judges read that, and `reward` maps their verdict to a reward.
 """
 
 from typing import Annotated, Any
@@ -60,7 +60,7 @@ class GuiStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Screenshot after the calls; None if none was taken, as after `done`."""
 
 
-class GuiOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GuiSubmission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The submission of a rollout of this domain: what graders read."""
 
     start_url: str
@@ -89,7 +89,7 @@ class GuiOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [image for image in shown if image is not None]
 
 
-def reward(outcome: GuiOutcome, success: bool) -> float:
+def reward(outcome: GuiSubmission, success: bool) -> float:
     """Maps a verdict to a reward (docs/gui.md): +1 for a success in which every turn was parsed, -1 for a
     format failure, else 0."""
     if outcome.ended == "format_failure":

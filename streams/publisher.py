@@ -32,7 +32,7 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.trails = ReplayPointers(connection)
+        self.replay_pointers = ReplayPointers(connection)
 
     async def event(self, event: Event) -> int:
         """Stores one event; returns its sequence, that of the first one when it was stored already."""
@@ -193,7 +193,9 @@ class Publisher:
                 if accepted is not None and accepted.sequence != expected:
                     raise OutcomeRefused(accepted) from refusal
             # A cluster's leader refuses by what it has taken in and not stored, which may be lost with it.
-            retry.problem = Unavailable("the subject is as expected, and was refused for its sequence")
+            retry.problem = Unavailable(
+                "JetStream refused the compare-and-set although the last sequence matches"
+            )
             await retry.pause(message.subject)
 
     async def _last(self, subject: str) -> StoredEvent | None:

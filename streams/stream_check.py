@@ -212,8 +212,8 @@ class StreamGuard:
         """Checks that a restored stream still has what this process saw; raises EventsForgotten."""
         if newest is not None and await self._differs(held, newest):
             text = (
-                f"event {newest.sequence}, which this process had seen, is not in the restored stream: what "
-                "it knows is true no longer, so it ends, and its work begins again"
+                f"the restored stream lacks event {newest.sequence}, which this process has seen: restarting "
+                "from the stream"
             )
             self._connection.judge(text, "")
             raise EventsForgotten(text)

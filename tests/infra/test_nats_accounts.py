@@ -142,9 +142,9 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
                     await worker.event(fact("one"))
                     assert await worker.outcome("none") is None
                     trail = ReplayPointer(attempt=1, replay_key="k", events=(1,))
-                    await worker.trails.leave("none", trail)
+                    await worker.replay_pointers.leave("none", trail)
                     async with asyncio.timeout(10):  # leaving one is not confirmed
-                        while await worker.trails.find("none") != trail:
+                        while await worker.replay_pointers.find("none") != trail:
                             await asyncio.sleep(0.01)
                     await claim.complete()
                 case "later":

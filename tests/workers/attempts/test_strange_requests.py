@@ -9,7 +9,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from orchard.schemas.events import RolloutAborted, outcome_in
+from orchard.schemas.events import RolloutAborted, done_payload
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
@@ -137,7 +137,7 @@ async def test_three_hundred_mutants_end_as_done_or_dead_letter(connection, drai
             ends["dead letter"] += 1
         else:
             assert outcome is not None
-            assert isinstance(outcome_in(outcome.event), RolloutAborted)
+            assert isinstance(done_payload(outcome.event), RolloutAborted)
             ends["done"] += 1
     assert ends["done"] > 30
     assert ends["dead letter"] > 30
@@ -151,7 +151,7 @@ async def test_a_poison_request_of_a_sure_rollout_ends_that_rollout(connection, 
     assert "'lots' is not a resource quantity" in letter.reason
     outcome = await Publisher(connection).outcome(request.rollout_id)
     assert outcome is not None
-    assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
+    assert done_payload(outcome.event).cause is AbortCause.INVALID_REQUEST
 
 
 class TestOfALaterVersion:
@@ -227,7 +227,7 @@ class TestOfALaterVersion:
         assert "it asks for thinking, which only a later version knows" in letter.reason
         outcome = await Publisher(connection).outcome(request_of(0).rollout_id)
         assert outcome is not None
-        assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
+        assert done_payload(outcome.event).cause is AbortCause.INVALID_REQUEST
 
 
 async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
@@ -249,7 +249,7 @@ async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
     for request in requests:
         outcome = await Publisher(connection).outcome(request.rollout_id)
         assert outcome is not None
-        assert isinstance(outcome_in(outcome.event), RolloutAborted)
+        assert isinstance(done_payload(outcome.event), RolloutAborted)
 
 
 def _fault_for_sample_three(end):

@@ -23,7 +23,7 @@ from orchard.pipelines.domains.gui.judging.agreement import Pair, agreement, rea
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import payload
-from orchard.schemas.gui import GuiOutcome, GuiStep
+from orchard.schemas.gui import GuiStep, GuiSubmission
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import Image
@@ -92,7 +92,7 @@ def episode(blobs: BlobStore, task: int, sample: int, resolved: bool, passes: bo
         )
         for number in range(5)
     ]
-    outcome = GuiOutcome(
+    outcome = GuiSubmission(
         start_url="http://shop.test/",
         url="http://shop.test/done",
         title="Thank you",

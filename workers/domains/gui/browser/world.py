@@ -10,7 +10,7 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.gui import GuiOutcome, GuiStep, GuiWorld
+from orchard.schemas.gui import GuiStep, GuiSubmission, GuiWorld
 from orchard.schemas.messages import Image, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.sites import SiteSpec
@@ -155,10 +155,10 @@ class BrowserAttempt:
         )
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: a GuiOutcome."""
+        """See OpenWorld: a GuiSubmission."""
         tab = self.tabs.active
         steps = steps_of(messages, self._screens[1:])
-        outcome = GuiOutcome(
+        outcome = GuiSubmission(
             start_url=self._world.start_url,
             url=tab.page.url,
             title=tab.title,
