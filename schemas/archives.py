@@ -14,7 +14,7 @@ class ArchiveSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sha256: str
     """SHA-256 of the file's bytes."""
     content_sha256: str
-    """SHA-256 of the messages, however they are encoded: see `orchard.storage.archive.segments.ContentDigest`."""
+    """SHA-256 of the messages, however they are encoded: `orchard.storage.archive.segments.ContentDigest`."""
     first_sequence: int
     last_sequence: int
     events: int
